@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from experiments.bench.floors import Ceilings, Work
 from sedem.answering.requests import encode_questions
 from sedem.backbone.decoder import Backbone
-from sedem.bank.scores import key_scores
+from sedem.bank.search import key_scores
 from sedem.bench.measure import spread
 from sedem.config import SedemConfig
 from sedem.engine.device import Clock

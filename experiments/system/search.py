@@ -24,9 +24,8 @@ from sedem import Document, MemoryBank, SeDeM
 from sedem.answering.requests import encode_questions
 from sedem.bank.blocks import BlockRow
 from sedem.bank.keys import key_index, key_parts, keys_of
-from sedem.bank.scores import key_scores
 from sedem.bank.search import CANDIDATES as CHOSEN
-from sedem.bank.search import GROUPS, pool_keys
+from sedem.bank.search import GROUPS, key_scores, pool_keys
 from sedem.baselines.bm25 import bm25_scores, index_texts
 from sedem.data import labels
 from sedem.data.articles import read_articles

@@ -25,9 +25,6 @@ def atomic_write(path: Path) -> Iterator[Path]:
     The temporary file is synced and renamed, and then the folder is synced. A crash at any point
     leaves the old file or the new one, never a part of one.
 
-    Args:
-        path: the file; an existing one is replaced.
-
     Yields:
         A temporary path in the same folder. Write and close it inside the `with` block; if the
         block raises, `path` stays as it was and the temporary file is removed.
@@ -60,7 +57,6 @@ def build_once(
     build.
 
     Args:
-        folder: the folder.
         is_complete: whether a folder holds everything.
         build: fills the hidden folder.
         what: its content, for messages.
@@ -71,12 +67,18 @@ def build_once(
     if is_complete(folder):
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder, what):
+    lock = FileLock(_beside(folder, "lock"))
+    try:
+        held = lock.acquire(timeout=0)
+    except Timeout:
+        logger.warning("another process is writing %s; waiting until it is done", what)
+        held = lock.acquire()
+    with held:
         if is_complete(folder):
             return
         if folder.exists():
             shutil.rmtree(folder)
-        partial = folder.with_name(f".{folder.name}.partial")
+        partial = _beside(folder, "partial")
         partial.mkdir(exist_ok=True)
         try:
             build(partial)
@@ -100,9 +102,6 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
     the old one is removed. A crash at any point leaves the old folder or the new one, which
     `whole_folder` finds; the next writer removes all other leftovers.
 
-    Args:
-        folder: the folder; parents that do not exist are created.
-
     Yields:
         A new hidden folder next to it. Write into it inside the `with` block; if the block raises,
         `folder` stays as it was.
@@ -118,10 +117,17 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
             "another folder"
         )
     make_folders(folder.parent)
-    with _locked_by_one(folder):
-        _clear_beside(folder)
-        new.mkdir()
+    lock = _beside(folder, "lock")
+    try:
+        held = FileLock(lock).acquire(timeout=0)
+    except Timeout:
+        raise ConfigError(
+            f"another process is writing '{folder}'; wait until it is done, or give another folder"
+        ) from None
+    with held:
         try:
+            _clear_beside(folder)
+            new.mkdir()
             yield new
             if folder.exists():
                 shutil.copymode(folder, new)
@@ -132,6 +138,7 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
             sync_folder(folder.parent)
         finally:
             _clear_beside(folder)
+            lock.unlink(missing_ok=True)
 
 
 def whole_folder(folder: Path) -> Path:
@@ -144,12 +151,7 @@ def whole_folder(folder: Path) -> Path:
 
 
 def link_missing(source: Path, folder: Path) -> None:
-    """Give a folder the entries of another one that it lacks, without copying their content.
-
-    Args:
-        source: the other folder; it stays as it is.
-        folder: gets hard links, or copies where the file system has none.
-    """
+    """Give a folder the entries of another one that it lacks, as links if the disk has them."""
     for entry in source.iterdir():
         target = folder / entry.name
         if target.exists():
@@ -192,46 +194,8 @@ def _clear_beside(folder: Path) -> None:
             shutil.rmtree(left)
 
 
-@contextmanager
-def _locked_by_one(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder and delete its file at the end; refuse a second writer."""
-    path = _beside(folder, "lock")
-    lock = FileLock(path)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise ConfigError(
-            f"another process is writing '{folder}'; wait until it is done, or give another folder"
-        ) from None
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-        lock.release()
-
-
-@contextmanager
-def _locked(folder: Path, what: str) -> Iterator[None]:
-    """Hold the lock of a folder; log a warning if it has to wait."""
-    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        logger.warning("another process is writing %s; waiting until it is done", what)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
-
-
 def check_free_space(folder: Path, size: int, what: str) -> None:
-    """Refuse to write what the disk has no room for.
-
-    Args:
-        folder: an existing folder on the disk.
-        size: bytes to write.
-        what: what is written, for the message.
+    """Refuse to write `what`, of `size` bytes, if the disk of a folder has no room for it.
 
     Raises:
         ConfigError: fewer bytes are free; the message has both numbers.
@@ -247,10 +211,7 @@ def check_free_space(folder: Path, size: int, what: str) -> None:
 def reserve(path: Path, size: int, what: str) -> None:
     """Allocate a file on disk now, because writing to a mapped file on a full disk is fatal.
 
-    Args:
-        path: the file; existing bytes are kept.
-        size: bytes of the file.
-        what: its content, for the message.
+    Existing bytes are kept.
 
     Raises:
         ConfigError: the disk has no room for it.
@@ -283,8 +244,12 @@ def make_folders(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the renames in a folder durable."""
-    _sync(folder)
+    """Make the renames in a folder durable, or the content of a file."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def sync_tree(folder: Path) -> None:
@@ -292,16 +257,8 @@ def sync_tree(folder: Path) -> None:
     for place, _, names in os.walk(folder, topdown=False):
         for path in (Path(place, name) for name in names):
             if not path.is_symlink():
-                _sync(path)
-        _sync(Path(place))
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+                sync_folder(path)
+        sync_folder(Path(place))
 
 
 def sha256(*paths: Path) -> str:

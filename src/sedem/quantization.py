@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sedem.errors import ConfigError
@@ -50,6 +52,15 @@ class Quantized:
     def nbytes(self) -> int:
         """Bytes of values and scales."""
         return self.values.nbytes + (0 if self.scales is None else self.scales.nbytes)
+
+    def raw(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None]:
+        """Bytes of values and scales; arrays that share the memory of contiguous CPU tensors."""
+        values, scales = (
+            None if tensor is None else tensor.contiguous().view(torch.uint8).numpy()
+            for tensor in (self.values, self.scales)
+        )
+        assert values is not None
+        return values, scales
 
     def dequantize(self) -> Tensor:
         """The vectors `[..., D]`, in float32 if they have scales, else as they are stored."""
@@ -106,6 +117,12 @@ def quantize(vectors: Tensor, dtype: str) -> Quantized:
     if torch_dtype == torch.int8:
         units = units.round()
     return Quantized(units.to(torch_dtype), scales)
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Quantized:
+    """Return room for vectors `[..., D]`."""
+    scales = torch.empty(shape[:-1]) if dtype in _LARGEST else None
+    return Quantized(torch.empty(shape, dtype=dtype), scales)
 
 
 def join(parts: Sequence[Quantized]) -> Quantized:

@@ -46,23 +46,13 @@ class Document:
 
 
 def are_pages(pages: Sequence[int], characters: int) -> bool:
-    """Whether pages start at the first character, are in order, and end within the text.
-
-    Args:
-        pages: first character of each page; may be empty.
-        characters: length of the text.
-    """
+    """Whether pages start at the first character, are in order, and end within the text."""
     bounds = (0, *pages, characters)
     return not pages or (pages[0] == 0 and all(a <= b for a, b in pairwise(bounds)))
 
 
 def page_of(pages: Sequence[int], character: int) -> int | None:
-    """Return the number of the page that a character is on; None in a text without pages.
-
-    Args:
-        pages: first character of each page.
-        character: index of the character.
-    """
+    """Return the number of the page that a character is on; None in a text without pages."""
     return bisect_right(pages, character) or None
 
 
@@ -83,24 +73,13 @@ def distinct(documents: Iterable[Document]) -> Iterator[Document]:
 
 
 def check_documents(documents: Sequence[Document]) -> None:
-    """Refuse documents that cannot be read together.
-
-    Raises:
-        DataError: as `distinct`.
-    """
+    """Refuse documents that cannot be read together; see `distinct`."""
     for _ in distinct(documents):
         pass
 
 
 def check_tokens(tokens: object) -> None:
-    """Refuse a text without tokens.
-
-    Args:
-        tokens: falsy if the tokenizer found none.
-
-    Raises:
-        DataError: there are none.
-    """
+    """Raise a DataError for a text without tokens; `tokens` is falsy if there are none."""
     if not tokens:
         raise DataError("the text has no tokens; give a document with words in it")
 
@@ -108,12 +87,8 @@ def check_tokens(tokens: object) -> None:
 def check_unicode(text: str, what: str) -> None:
     """Refuse text with lone surrogates, which no file or tokenizer can represent.
 
-    Args:
-        text: the text.
-        what: what it is, for the message.
-
     Raises:
-        DataError: there is one; the message has its place.
+        DataError: there is one; the message has its place, after `what`.
     """
     try:
         text.encode("utf-8")

@@ -1,8 +1,8 @@
 """Read untrusted files and texts within limits; refuse them with a one-sentence error.
 
 No reader here waits for a pipe, reads a device, expands an alias or recurses without limit. Each
-takes the class of the error to raise. A missing file stays a FileNotFoundError, because only the
-caller knows what it was needed for.
+takes the class of the error to raise, and a limit in bytes. A missing file stays a
+FileNotFoundError, because only the caller knows what it was needed for.
 """
 
 from __future__ import annotations
@@ -58,10 +58,7 @@ def exists(path: Path) -> bool:
 def check_file(path: Path, error: type[SedemError], limit: int | None = None) -> None:
     """Refuse anything but a regular file, before it is opened by name.
 
-    Args:
-        path: the file; links are followed.
-        error: class of the error.
-        limit: largest size in bytes; None means any size.
+    Links are followed.
 
     Raises:
         SedemError: of the class `error`: it is a folder, a pipe, a socket or a device, cannot be
@@ -76,11 +73,6 @@ def check_file(path: Path, error: type[SedemError], limit: int | None = None) ->
 
 def open_file(path: Path, error: type[SedemError], limit: int | None = None) -> IO[bytes]:
     """Open a regular file for reading.
-
-    Args:
-        path: the file.
-        error: class of the error.
-        limit: as in `check_file`.
 
     Raises:
         SedemError: as `check_file`, or the file may not be read.
@@ -103,11 +95,6 @@ def open_file(path: Path, error: type[SedemError], limit: int | None = None) -> 
 def read_bytes(path: Path, error: type[SedemError], limit: int) -> bytes:
     """Read a regular file.
 
-    Args:
-        path: the file.
-        error: class of the error.
-        limit: largest size in bytes.
-
     Raises:
         SedemError: as `open_file`.
         FileNotFoundError: there is no such file.
@@ -125,11 +112,6 @@ def read_bytes(path: Path, error: type[SedemError], limit: int) -> bytes:
 def read_text(path: Path, error: type[SedemError], limit: int) -> str:
     """Read a UTF-8 file.
 
-    Args:
-        path: the file.
-        error: class of the error.
-        limit: largest size in bytes.
-
     Raises:
         SedemError: as `open_file`, or it is not UTF-8.
         FileNotFoundError: there is no such file.
@@ -146,11 +128,6 @@ def read_text(path: Path, error: type[SedemError], limit: int) -> str:
 def read_json(path: Path, error: type[SedemError], limit: int = SETTINGS_BYTES) -> Any:
     """Read a JSON file.
 
-    Args:
-        path: the file.
-        error: class of the error.
-        limit: largest size in bytes.
-
     Raises:
         SedemError: as `read_text` and `parse_json`.
         FileNotFoundError: there is no such file.
@@ -159,12 +136,7 @@ def read_json(path: Path, error: type[SedemError], limit: int = SETTINGS_BYTES) 
 
 
 def parse_json(text: str, place: str, error: type[SedemError]) -> Any:
-    """Parse JSON.
-
-    Args:
-        text: the JSON.
-        place: where it is from, for the message.
-        error: class of the error.
+    """Parse JSON from a `place`, which the message names.
 
     Raises:
         SedemError: it is not JSON, nests too deeply, repeats a key of an object or has a number
@@ -189,11 +161,6 @@ def parse_json(text: str, place: str, error: type[SedemError]) -> Any:
 def check_depth(value: Any, place: str, error: type[SedemError]) -> None:
     """Refuse lists and objects that are nested too deeply.
 
-    Args:
-        value: what was read.
-        place: where it is from, for the message.
-        error: class of the error.
-
     Raises:
         SedemError: they nest more than `DEPTH` deep.
     """
@@ -214,10 +181,6 @@ def check_depth(value: Any, place: str, error: type[SedemError]) -> None:
 def read_yaml(path: Path, error: type[SedemError]) -> Any:
     """Read a YAML file of settings.
 
-    Args:
-        path: the file.
-        error: class of the error.
-
     Raises:
         SedemError: as `read_text` and `parse_yaml`.
         FileNotFoundError: there is no such file.
@@ -229,9 +192,7 @@ def parse_yaml(text: str, subject: str, error: type[SedemError]) -> Any:
     """Parse YAML without aliases, which may expand to more than fits in memory.
 
     Args:
-        text: the YAML.
         subject: start of the message, such as "'recipe.yaml' is".
-        error: class of the error.
 
     Raises:
         SedemError: it is not YAML, too long, too deep, repeats a key, has an alias or an invalid

@@ -198,12 +198,12 @@ def _needed(detail: ErrorDetails) -> str:
     return known.format(**context) if known else detail["msg"]
 
 
-def _shown(value: Any, longest: int = 80) -> str:
+def _shown(value: Any) -> str:
     try:
         text = repr(value)
     except ValueError:  # Python writes no number of more than 4,300 digits.
         return "a number of too many digits"
-    return text if len(text) <= longest else f"{text[: longest - 3]}..."
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -9,7 +9,6 @@ import time
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import LEASE, RECIPE
@@ -18,7 +17,6 @@ from typer.testing import CliRunner
 
 from sedem import MemoryBank, SeDeM
 from sedem.bank.keys import save_keys
-from sedem.bank.parts import store_at
 from sedem.cli.main import app
 from sedem.errors import BankError
 from sedem.reading import building
@@ -139,35 +137,3 @@ def test_objects_are_what_the_page_says(place: str, server: ObjectServer, tmp_pa
         opened = MemoryBank.open(file)
         assert asdict(opened.meta) == part["meta"]
         assert [*opened.documents] == [MemoryBank.open(place).documents[number]]
-
-
-def test_a_killed_build_goes_on_within_a_long_document(
-    server: ObjectServer, model: SeDeM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(building, "COMMIT", 100)
-    monkeypatch.setattr(building, "PART", 64)
-    place, compress = server.place(), building.compress
-    read: list[Any] = []
-    documents = [
-        Document("note", "A short note."),
-        Document("long", "\n".join([LEASE, RECIPE] * 3)),
-    ]
-
-    class Killed(BaseException):
-        pass
-
-    def counted(*what: Any) -> Any:
-        read.append(what)
-        if len(read) == 3:
-            raise Killed
-        return compress(*what)
-
-    monkeypatch.setattr(building, "compress", counted)
-    with pytest.raises(Killed):
-        building.build_bank(model, model.engine, place, documents)
-    assert not store_at(place).exists()
-    report = building.build_bank(model, model.engine, place, documents)
-    assert (report.unchanged, report.added, len(store_at(place).files())) == (1, 1, 1)
-    resumed = len(read) - 3
-    building.build_bank(model, model.engine, server.place(), documents)
-    assert len(read) - 3 - resumed == resumed + 2

@@ -9,8 +9,7 @@ from typing import Any
 
 import apsw
 from campaign import keep, run_campaigns
-from faults.campaigns import CAMPAIGNS
-from faults.report import REPORT, write_page
+from faults.campaigns import CAMPAIGNS, REPORT, write_page
 
 from sedem.provenance import provenance
 

@@ -1,4 +1,7 @@
-"""The campaigns of faults; a new one is a line here, a new operation a line in `operations`."""
+"""The campaigns of faults and the page of their committed report.
+
+A new campaign is a line here, a new operation a line in `operations`.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from campaign import Result
+from campaign import Result, entries_of, table, with_table
 from faults.crashes import full_disks, kills, power_cuts
 from faults.flips import flips
 from faults.readers import readers
 from faults.sequences import sequences
 from faults.tracing import WORKS
+
+REPORT = Path(__file__).with_name("report.json")
+PAGE = Path(__file__).parents[2] / "experiments" / "faults.md"
 
 
 @dataclass(frozen=True)
@@ -84,3 +90,13 @@ CAMPAIGNS = {
         "Any sequence of operations, on disk and in RAM, equals a dict",
     ),
 }
+
+
+def write_page() -> None:
+    """Write the table of the committed result into the page."""
+    PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def rendered(page: str) -> str:
+    """The page with its table renewed."""
+    return with_table(page, "faults", table("fault", entries_of(REPORT), CAMPAIGNS))

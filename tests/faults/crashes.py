@@ -29,7 +29,7 @@ def kills(points: int, folder: Path, seed: int = 0) -> Result:
         every = [(at, False) for at in range(len(changes))]
         every += [(at, True) for at, change in enumerate(changes) if len(change.data) > 1]
         for at, half in chance.sample(every, min(share, len(every))):
-            done = _traced(operation, scene, template, work, Kill(at, half))
+            done = _traced(operation, scene, template, work, kill(at, half))
             where = f"{name} of {scene}, killed {'within' if half else 'before'} change {at}"
             with result.case(name, where):
                 if done.error:
@@ -73,8 +73,7 @@ def full_disks(points: int, folder: Path, seed: int = 0) -> Result:
         takes = [at for at, change in enumerate(changes) if change.kind in TAKES_SPACE]
         every = [(at, once, half) for at in takes for once in (False, True) for half in (0, 1)]
         for at, once, half in chance.sample(every, min(share, len(every))):
-            full = Full(at, once, bool(half))
-            done = _traced(operation, scene, template, work, full)
+            done = _traced(operation, scene, template, work, full(at, once, bool(half)))
             when = "for one change" if once else "from then on"
             where = f"{name} of {scene}, disk full at change {at} {when}{', cut short' * half}"
             with result.case(name, where):
@@ -83,46 +82,30 @@ def full_disks(points: int, folder: Path, seed: int = 0) -> Result:
     return result
 
 
-class Kill:
-    """Kills a process, as `trace` asks.
-
-    Args:
-        at: the change before which it ends.
-        half: whether the first half of it is still written.
-    """
-
-    def __init__(self, at: int, half: bool) -> None:
-        self.at = at
-        self.fate = Fate(kill=True, half=half)
-
-    def __call__(self, number: int, _: Change) -> Fate | None:
-        """What becomes of a change."""
-        return self.fate if number == self.at else None
+def kill(at: int, half: bool) -> Decide:
+    """Kill a process before a change; with `half`, the first half of it is still written."""
+    return lambda number, _: Fate(kill=True, half=half) if number == at else None
 
 
-class Full:
-    """A full disk, as `trace` asks.
+def full(at: int, once: bool, half: bool) -> Decide:
+    """Let the disk be full from a change on.
 
     Args:
         at: the first change that fails.
         once: whether there is room again afterwards.
         half: whether a write has room for its first half; the next one fails.
     """
+    failed: list[int] = []
 
-    def __init__(self, at: int, once: bool, half: bool) -> None:
-        self.at = at
-        self.once = once
-        self.half = half
-        self._failed = False
-
-    def __call__(self, number: int, change: Change) -> Fate | None:
-        """What becomes of a change."""
-        if number < self.at or change.kind not in TAKES_SPACE or (self.once and self._failed):
+    def decide(number: int, change: Change) -> Fate | None:
+        if number < at or change.kind not in TAKES_SPACE or (once and failed):
             return None
-        if self.half and number == self.at and change.kind == "write":
+        if half and number == at and change.kind == "write":
             return Fate(half=True)
-        self._failed = True
+        failed.append(number)
         return Fate(errno=errno.ENOSPC)
+
+    return decide
 
 
 def _check_full(operation: Operation, scene: Scene, work: Path, done: Trace, where: str) -> None:

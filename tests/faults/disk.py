@@ -54,12 +54,7 @@ class Node:
 
 
 class Disk:
-    """A folder on a disk, all of which is durable at first.
-
-    Args:
-        content: a folder with the same content.
-        place: where processes see the folder.
-    """
+    """A folder that processes see at a place, all of whose content is durable at first."""
 
     def __init__(self, content: Path, place: Path) -> None:
         self.place = place
@@ -82,13 +77,7 @@ class Disk:
             self._move(change.path, change.target, keep=change.kind == "link")
 
     def after_power_cut(self, place: Path, kind: str, chance: random.Random) -> None:
-        """Write what may be left of the folder.
-
-        Args:
-            place: where to; it must not exist.
-            kind: one of `KINDS`.
-            chance: decides what is lost.
-        """
+        """Write what may be left of the folder into a new one; `kind` is one of `KINDS`."""
         _write(self.root, place, kind, chance)
 
     def _move(self, path: Path, target: Path, *, keep: bool) -> None:

@@ -217,13 +217,7 @@ def read_checkpoint(folder: Path) -> State | None:
 
 @dataclass(frozen=True)
 class Scene:
-    """Where an operation begins.
-
-    Attributes:
-        documents: of the bank.
-        dtype: of its slots.
-        texts: whether it holds texts.
-    """
+    """Where an operation begins: the documents of a bank, its type, and whether it holds texts."""
 
     documents: State
     dtype: str
@@ -453,14 +447,9 @@ def check_whole(
     """Assert that an operation happened wholly or not at all, and that the next one works.
 
     Args:
-        operation: what was going on.
-        scene: where it began.
         folder: as it is found.
         promised: whether the operation had returned, so that it must have happened.
         where: it was interrupted, for the message.
-
-    Raises:
-        WrongError: a part of it is there, or what was promised is lost.
     """
     allowed = [operation.after(scene)] if promised else [operation.before(scene)]
     if not promised:

@@ -128,12 +128,9 @@ class Trace:
 
 
 def trace(action: Callable[[], object], root: Path, decide: Decide = go_on) -> Trace:
-    """Run a function in a child process and watch what it changes in a folder.
+    """Run a function in a child process and watch what it changes in a folder, `root`.
 
-    Args:
-        action: the function; an exception ends the child.
-        root: the folder; changes elsewhere are not seen.
-        decide: is asked before each change, with its number.
+    An exception ends the child. `decide` is asked before each change, with its number.
     """
     reader, writer = os.pipe()
     child = os.fork()

@@ -54,7 +54,7 @@ FAULTS = (
     ("bank", "cell_size_check = ON", "cell_size_check = OFF"),
     ("bank", "oldest > version", "False"),
     ("bank", "outside |= blocks.ends", "outside &= blocks.ends"),
-    ("bank", "if not again and rows.has_document", "if rows.has_document"),
+    ("bank", "if rows.has_document(connection, document)", "if False"),
     ("engine", "positions_U.repeat(blocks)", "positions_U.repeat_interleave(blocks)"),
     ("engine", "[key[:, :, 1:], value[:, :, 1:]]", "[key[:, :, 1:], value[:, :, :-1]]"),
     ("engine", "self._order.popitem(last=False)", "self._order.popitem(last=True)"),

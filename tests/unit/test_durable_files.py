@@ -35,39 +35,14 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "note.json"
 
 
-def names_beside(path: Path) -> list[str]:
-    return [file.name for file in path.parent.iterdir()]
-
-
-def test_a_new_file_and_a_replaced_one_hold_the_text_and_nothing_is_left_beside(path: Path) -> None:
-    write_text(path, "naïve\n")
-    assert path.read_bytes() == "naïve\n".encode()
-    write_text(path.with_name("new.json"), "first")
-    assert path.with_name("new.json").read_text() == "first"
-    assert sorted(names_beside(path)) == ["new.json", "note.json"]
-
-
 def test_an_error_while_writing_leaves_the_old_file_and_the_next_write_succeeds(path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), atomic_write(path) as temporary:
         temporary.write_text("half")
         raise KeyboardInterrupt
     assert path.read_text() == "old"
-    write_text(path, "new")
-    assert path.read_text() == "new"
-    assert names_beside(path) == ["note.json"]
-
-
-@pytest.mark.parametrize("step", ["fsync", "replace"])
-def test_an_error_before_the_rename_leaves_the_old_file(
-    step: str, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise OSError("no space left")
-
-    monkeypatch.setattr(durable_files.os if step == "fsync" else Path, step, fail)
-    with pytest.raises(OSError, match="no space"):
-        write_text(path, "new")
-    assert path.read_text() == "old"
+    write_text(path, "naïve\n")
+    assert path.read_bytes() == "naïve\n".encode()
+    assert [file.name for file in path.parent.iterdir()] == ["note.json"]
 
 
 def test_the_file_is_synced_before_it_is_renamed_and_its_folder_after(
@@ -141,38 +116,24 @@ def test_what_a_killed_process_has_left_is_continued_and_never_taken_for_the_who
     tmp_path: Path,
 ) -> None:
     folder, found = tmp_path / "numbers", []
+    folder.mkdir()
+    (folder / "half").write_text("1")
 
     def build(partial: Path) -> None:
         found.append(sorted(f.name for f in partial.iterdir()))
         (partial / "start").write_text("1")
-        if len(found) == 1:
-            raise KeyboardInterrupt
+        if found == [[]]:
+            os.kill(os.getpid(), signal.SIGKILL)
         (partial / "end").write_text("2")
 
-    with pytest.raises(KeyboardInterrupt):
-        build_once(folder, has_end, build, "the numbers")
-    assert not folder.exists()
-    build_once(folder, has_end, build, "the numbers")
-    assert found == [[], ["start"]]
-    assert has_end(folder)
-
-
-def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
-    folder = tmp_path / "numbers"
     child = os.fork()
     if not child:
-        build_once(folder, has_end, lambda _: os.kill(os.getpid(), signal.SIGKILL), "the numbers")
+        build_once(folder, has_end, build, "the numbers")
     os.waitpid(child, 0)
-    build_once(folder, has_end, lambda partial: write_text(partial / "end", ""), "the numbers")
-    assert has_end(folder)
-
-
-def test_an_incomplete_folder_is_built_again(tmp_path: Path) -> None:
-    folder = tmp_path / "numbers"
-    folder.mkdir()
-    (folder / "half").write_text("1")
-    build_once(folder, has_end, lambda partial: write_text(partial / "end", ""), "the numbers")
-    assert [file.name for file in folder.iterdir()] == ["end"]
+    assert not has_end(folder)
+    build_once(folder, has_end, build, "the numbers")
+    assert found == [["start"]]
+    assert sorted(file.name for file in folder.iterdir()) == ["end", "start"]
 
 
 def test_a_disk_that_fills_up_is_a_sentence(tmp_path: Path) -> None:
@@ -230,17 +191,6 @@ def test_every_new_folder_is_synced_into_its_parent(
         make_folders(tmp_path / "file")
 
 
-def test_a_replaced_folder_stays_as_it_was_when_its_writer_fails(tmp_path: Path) -> None:
-    folder = tmp_path / "folder"
-    with replaced_folder(folder) as new:
-        (new / "note").write_text("old")
-    with pytest.raises(KeyboardInterrupt), replaced_folder(folder) as new:
-        (new / "note").write_text("half")
-        raise KeyboardInterrupt
-    assert (folder / "note").read_text() == "old"
-    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
-
-
 def test_a_folder_that_cannot_be_renamed_is_kept_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,10 +209,14 @@ def test_a_folder_that_cannot_be_renamed_is_kept_and_named(
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
-def test_a_folder_has_one_writer(tmp_path: Path) -> None:
-    words = "another process is writing '.*folder'"
-    with replaced_folder(tmp_path / "folder") as new:
+def test_a_folder_has_one_writer_and_stays_as_it_was_when_that_fails(tmp_path: Path) -> None:
+    folder, words = tmp_path / "folder", "another process is writing '.*folder'"
+    with replaced_folder(folder) as new:
         (new / "note").write_text("first")
-        with pytest.raises(ConfigError, match=words), replaced_folder(tmp_path / "folder"):
+        with pytest.raises(ConfigError, match=words), replaced_folder(folder):
             pass
-    assert (tmp_path / "folder" / "note").read_text() == "first"
+    with pytest.raises(KeyboardInterrupt), replaced_folder(folder) as new:
+        (new / "note").write_text("half")
+        raise KeyboardInterrupt
+    assert (folder / "note").read_text() == "first"
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]

@@ -76,9 +76,8 @@ class Blocks(Sequence[BlockRow]):
             for name in ("document", "start", "end")
         )
         slot_tokens = np.array([row.slot_tokens for row in rows], np.int64)
-        return cls(
-            documents, starts, ends, as_bytes(slot_tokens.reshape(len(rows), -1 if rows else 0))
-        )
+        slot_tokens = slot_tokens.reshape(len(rows), -1 if rows else 0)
+        return cls(documents, starts, ends, as_bytes(slot_tokens))
 
     @classmethod
     def none(cls, slots: int) -> Blocks:
@@ -156,12 +155,7 @@ def to_blocks(
 ) -> tuple[Blocks, Tensor]:
     """Group one document's slots into blocks of N_B (section 3.2, first paragraph).
 
-    Args:
-        segments: the segments that were compressed.
-        memory_SMD: the memory of their slots.
-        document: index of the document.
-        compression: C.
-        block_slots: N_B; the last block of a document is padded with zeros.
+    The last block of a document is padded with zeros.
 
     Returns:
         The blocks that hold at least one real token, and their memory `[N, J, D]`.

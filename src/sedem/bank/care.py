@@ -21,13 +21,20 @@ import apsw
 import torch
 
 from sedem.bank import rows
-from sedem.bank.database import check_file, check_tables, connect, database_errors
+from sedem.bank.database import (
+    check_file,
+    check_tables,
+    connect,
+    database_errors,
+    query,
+    stored_page_size,
+)
 from sedem.bank.file import BankFile, delete
 from sedem.bank.parts import Store
 from sedem.bank.rows import Meta, text_digest
 from sedem.durable_files import link, sync_folder
 from sedem.errors import BankError, DamagedBankError
-from sedem.quantization import BFLOAT16, DTYPES, Quantized
+from sedem.quantization import BFLOAT16, DTYPES, Quantized, vector_bytes
 from sedem.types import Document, are_pages
 
 DAMAGED = ".damaged"
@@ -64,14 +71,13 @@ class DamagedDocument(NamedTuple):
 
 @dataclass(frozen=True)
 class Repaired:
-    """What a repair did.
+    """What a repair did: the defects that it found, one sentence each, and names.
 
     Attributes:
-        problems: the defects that it found, one sentence each.
         set_aside: the damaged file, under its new name.
+        repaired: damaged documents of which everything was found.
         dropped: documents that lost a part and were not read again.
         read_again: documents that lost a part and were read again.
-        repaired: damaged documents of which everything was found.
     """
 
     problems: list[str]
@@ -178,13 +184,13 @@ def _of_pages(pages: Sequence[int]) -> list[str]:
 
 def _of_tables(connection: apsw.Connection, documents: Sequence[_Examined]) -> list[str]:
     """Return contradictions within the database."""
-    found = connection.execute(f"PRAGMA integrity_check({LISTED})").fetchall()
+    found = query(connection, f"PRAGMA integrity_check({LISTED})")
     problems = [f"the database is damaged: {line}" for (line,) in found if line != "ok"]
-    for table, *_ in connection.execute("PRAGMA foreign_key_check").fetchall()[:LISTED]:
+    for table, *_ in query(connection, "PRAGMA foreign_key_check")[:LISTED]:
         problems.append(f"a row of table '{table}' belongs to no document")
     live = [one for one in documents if one.added is not None]
     holds = len(live), sum(one.blocks for one in live), sum(one.tokens for one in live)
-    claims = connection.execute("SELECT documents, blocks, tokens FROM bank").fetchall()[0]
+    [claims] = query(connection, "SELECT documents, blocks, tokens FROM bank")
     if holds != claims:
         told = "{:,} documents, {:,} blocks and {:,} tokens"
         problems.append(
@@ -236,18 +242,18 @@ def _documents(
         for block, number in sorted(owners.items()):
             owned.setdefault(number, []).append(block)
     for number in sorted(numbers):
-        row, is_checked = _document_row(strict, number), True
-        if row is None:
-            row, is_checked = _document_row(loose, number), False
-        fields = row or (names.get(number, f"number {number}"), 0, "", "[]", 0, 0, 0, None)
-        *values, removed = fields
+        row = _read(strict, _DOCUMENT, number)
+        is_checked = bool(row)
+        row = row or _read(loose, _DOCUMENT, number)
+        unknown = names.get(number, f"number {number}"), 0, "", "[]", 0, 0, 0, None
+        *values, removed = row[0] if row else unknown
         if removed is not None:
             continue
         name, _, sha256, first_characters, *_ = values
         # The text proves its SHA-256, and the index proves the name; nothing else proves pages.
         is_known = is_checked or (names.get(number) == name and first_characters == "[]")
         text = _text(strict, loose, number, sha256) if is_known else None
-        ids = owned.get(number, ()) if pages else _block_ids(strict, number)
+        ids = owned.get(number, ()) if pages else [id for (id,) in _read(strict, _BLOCKS, number)]
         one = _Examined._make((number, *values, text, ids, ""))
         yield one._replace(problem=_problem(strict, one, meta, is_checked))
 
@@ -266,42 +272,27 @@ def _scan(connection: apsw.Connection, table: str, column: str, index: str = "")
     return found
 
 
-def _document_row(connection: apsw.Connection, number: int) -> Any:
-    with suppress(*UNREADABLE):
-        return connection.execute(
-            "SELECT name, characters, sha256, pages, blocks, tokens, added, removed "
-            "FROM documents WHERE id = ?",
-            (number,),
-        ).fetchone()
+_DOCUMENT = """SELECT name, characters, sha256, pages, blocks, tokens, added, removed
+FROM documents WHERE id = ?"""
+_BLOCKS = "SELECT id FROM blocks WHERE document = ? ORDER BY number"
+_BLOCK = """SELECT document, number, start, "end", tokens, memory, scales
+FROM blocks WHERE id = ?"""
 
 
-def _block_ids(connection: apsw.Connection, number: int) -> list[int]:
+def _read(connection: apsw.Connection, statement: str, number: int) -> list[Any]:
+    """Return all rows of a statement; none if one cannot be read."""
     with suppress(*UNREADABLE):
-        found = connection.execute(
-            "SELECT id FROM blocks WHERE document = ? ORDER BY number", (number,)
-        )
-        return [block for (block,) in found]
+        return query(connection, statement, number)
     return []
-
-
-def _block_row(connection: apsw.Connection, block: int) -> Any:
-    with suppress(*UNREADABLE):
-        return connection.execute(
-            'SELECT document, number, start, "end", tokens, memory, scales FROM blocks '
-            "WHERE id = ?",
-            (block,),
-        ).fetchone()
 
 
 def _text(strict: apsw.Connection, loose: apsw.Connection, number: int, sha256: str) -> str | None:
     """Return the text of a document, if it is the one that was read."""
     # A piece that an index has lost is found in the table, which takes long.
     for connection, way in ((strict, ""), (loose, "NOT INDEXED")):
-        with suppress(*UNREADABLE, TypeError):
-            pieces = connection.execute(
-                f"SELECT text FROM texts {way} WHERE document = ? ORDER BY start", (number,)
-            )
-            text = "".join(piece for (piece,) in pieces)
+        statement = f"SELECT text FROM texts {way} WHERE document = ? ORDER BY start"
+        with suppress(TypeError):
+            text = "".join(piece for (piece,) in _read(connection, statement, number))
             if text_digest(text) == sha256:
                 return text
     return None
@@ -316,9 +307,9 @@ def _problem(connection: apsw.Connection, one: _Examined, meta: Meta, is_checked
     if one.pages != json.dumps([*one.first_characters()]):
         return "its pages lie outside its text"
     count = tokens = 0
-    found = (_block_row(connection, block) for block in one.ids)
+    found = (row for block in one.ids for row in _read(connection, _BLOCK, block))
     try:
-        for count, (_, number, start, end, slots, *memory) in enumerate(filter(None, found), 1):
+        for count, (_, number, start, end, slots, *memory) in enumerate(found, 1):
             tokens += sum(slots)
             if number != count - 1 or not 0 <= start <= end <= one.characters:
                 return f"block {count - 1} has another number, or lies outside its text"
@@ -335,16 +326,14 @@ def _problem(connection: apsw.Connection, one: _Examined, meta: Meta, is_checked
 
 def _is_finite(meta: Meta, memory: bytes, scales: bytes | None) -> bool:
     """Whether the memory of a block has its size, and holds numbers alone."""
-    dtype, scales_bytes = DTYPES[meta.dtype], 4 * meta.slots * (meta.dtype != BFLOAT16)
-    if (
-        len(memory) != meta.slots * meta.width * dtype.itemsize
-        or len(scales or b"") != scales_bytes
+    scale_bytes = 4 * meta.slots * (meta.dtype != BFLOAT16)
+    if len(scales or b"") != scale_bytes or len(memory) + scale_bytes != meta.slots * vector_bytes(
+        meta.width, meta.dtype
     ):
         return False
-    values = torch.frombuffer(bytearray(memory), dtype=dtype)
-    if scales is None:
-        return Quantized(values).is_finite()
-    return Quantized(values, torch.frombuffer(bytearray(scales), dtype=torch.float32)).is_finite()
+    values = torch.frombuffer(bytearray(memory), dtype=DTYPES[meta.dtype])
+    factors = torch.frombuffer(bytearray(scales), dtype=torch.float32) if scales else None
+    return Quantized(values, factors).is_finite()
 
 
 # Repairing
@@ -358,7 +347,6 @@ def repair(file: BankFile, again: Again = lambda bank, lost: ()) -> Repaired:
     Documents that are read again become the last ones.
 
     Args:
-        file: the bank.
         again: is given the new bank and the documents that it lacks.
 
     Raises:
@@ -398,8 +386,7 @@ def _fill_last_page(file: BankFile, path: Path) -> None:
         check_file(path, file)
     except DamagedBankError:
         with path.open("rb") as content:
-            page = int.from_bytes(content.read(18)[16:])
-        page = 2**16 if page == 1 else max(page, 1)
+            page = stored_page_size(content.read(18))
         os.truncate(path, -(-path.stat().st_size // page) * page)
         check_file(path, file)
 
@@ -472,14 +459,12 @@ def _copy(file: BankFile, path: Path, new: BankFile) -> tuple[list[DamagedDocume
 
 
 def _hold_rows(loose: apsw.Connection, pages: Sequence[int]) -> bool:
+    statement = (
+        "SELECT 1 FROM dbstat WHERE name IN ('bank', 'documents', 'texts', 'blocks') AND "
+        "pagetype <> 'internal' AND pageno IN (SELECT value FROM json_each(?)) LIMIT 1"
+    )
     with suppress(*UNREADABLE):
-        return bool(
-            loose.execute(
-                "SELECT 1 FROM dbstat WHERE name IN ('bank', 'documents', 'texts', 'blocks') AND "
-                "pagetype <> 'internal' AND pageno IN (SELECT value FROM json_each(?)) LIMIT 1",
-                (json.dumps([*pages]),),
-            ).fetchall()
-        )
+        return bool(query(loose, statement, json.dumps([*pages])))
     return True
 
 
@@ -501,7 +486,7 @@ def _copy_document(
     writing.executemany(
         'INSERT INTO blocks (document, number, start, "end", tokens, memory, scales) '
         "VALUES (?, ?, ?, ?, ?, ?, ?)",
-        filter(None, (_block_row(source, block) for block in one.ids)),
+        (row for block in one.ids for row in _read(source, _BLOCK, block)),
     )
     if writing.total_changes() - before != one.blocks:
         raise BankError("blocks that were readable before are not any more; check the disk")

@@ -114,7 +114,6 @@ def connect(
 
     Args:
         path: the file; None means RAM.
-        create: create the file if it does not exist.
         wait: seconds to wait for another writer.
         frozen: read the file without a lock, because nobody can write it.
         verify: compare pages with their checksums; if not, only read.
@@ -171,6 +170,17 @@ def create_tables(connection: apsw.Connection, words: bool) -> None:
 def query(connection: apsw.Connection, statement: str, *values: Any) -> list[Any]:
     """Return all rows of a statement as tuples."""
     return connection.execute(statement, values).fetchall()
+
+
+def has_tables(connection: apsw.Connection) -> bool:
+    """Whether a database has a table; a killed process may have left one without."""
+    return bool(query(connection, "SELECT 1 FROM sqlite_master"))
+
+
+def free_space(connection: apsw.Connection) -> None:
+    """Shrink a file by its free pages, and empty its log."""
+    query(connection, "PRAGMA incremental_vacuum")
+    connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
 
 
 def prepare_empty(connection: apsw.Connection, row_bytes: int) -> None:
@@ -241,11 +251,16 @@ def check_file(path: Path, name: object) -> None:
         )
     if header[20] != CHECKSUM_BYTES:
         raise DamagedBankError(f"bank '{name}' has no checksums; restore it or build it again")
-    page = int.from_bytes(header[16:18])
-    if found.st_size % (2**16 if page == 1 else max(page, 1)) and not _is_changing(path, found):
+    if found.st_size % stored_page_size(header) and not _is_changing(path, found):
         # SQLite fills a page that is cut short with zeros, and does not compare it with its
         # checksum.
         raise damaged(name, "it is cut short")
+
+
+def stored_page_size(header: bytes) -> int:
+    """Return the page size in the first bytes of a file."""
+    page = int.from_bytes(header[16:18])
+    return 2**16 if page == 1 else max(page, 1)
 
 
 def _is_changing(path: Path, before: os.stat_result) -> bool:

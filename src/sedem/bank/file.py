@@ -17,7 +17,7 @@ import secrets
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,11 @@ from sedem.bank.database import (
     create_tables,
     damaged,
     database_errors,
+    free_space,
     has_moved,
+    has_tables,
     prepare_empty,
+    query,
 )
 from sedem.bank.rows import Head, Meta
 from sedem.durable_files import make_folders, sync_folder
@@ -117,17 +120,13 @@ class BankFile:
         """
         if self.path is None:
             assert self._open is not None
-            return bool(self._open.execute("SELECT 1 FROM sqlite_master").fetchall())
-        if not os.path.lexists(self.path):
+            return has_tables(self._open)
+        if not self.path.is_file():
+            return os.path.lexists(self.path)
+        if self.path.stat().st_size == 0:
             return False
-        if not self.path.is_file() or self.path.stat().st_size == 0:
-            return not self.path.is_file()
-        with suppress(BankError), database_errors(self):
-            connection = connect(self.path)
-            try:
-                return bool(connection.execute("SELECT 1 FROM sqlite_master").fetchall())
-            finally:
-                connection.close()
+        with suppress(BankError), database_errors(self), closing(connect(self.path)) as connection:
+            return has_tables(connection)
         return True
 
     @property
@@ -208,7 +207,7 @@ class BankFile:
             self._writing,
             self._transaction(create=True, row_bytes=rows.row_bytes(meta)) as creating,
         ):
-            if creating.execute("SELECT 1 FROM sqlite_master").fetchall():
+            if has_tables(creating):
                 raise already_there(self)
             create_tables(creating, meta.words)
             creating.execute(
@@ -296,27 +295,21 @@ class BankFile:
     def head(self) -> Head:
         """Return the newest version; errors as in `meta`."""
         with self.reading() as connection:
-            row = connection.execute(
-                "SELECT id, version, documents, blocks, tokens FROM bank"
-            ).fetchone()
-        if row is None or any(not isinstance(number, int) or number < 0 for number in row[1:]):
+            found = query(connection, "SELECT id, version, documents, blocks, tokens FROM bank")
+        if not found or any(not isinstance(n, int) or n < 0 for n in found[0][1:]):
             raise damaged(self, "its table 'bank' is empty or malformed")
-        return Head(*row)
+        return Head(*found[0])
 
     def digests(self) -> dict[str, str]:
         """Return the SHA-256 of each document's text by name; errors as in `meta`."""
         with self.reading() as connection:
-            return dict(
-                connection.execute(
-                    "SELECT name, sha256 FROM documents WHERE added NOT NULL AND removed IS NULL"
-                )
-            )
+            return dict(query(connection, f"SELECT name, sha256 FROM documents WHERE {rows.LIVE}"))
 
     def unfinished(self) -> list[str]:
         """Return the names of documents whose reading was interrupted; errors as in `meta`."""
         with self.reading() as connection:
-            found = connection.execute("SELECT name FROM documents WHERE added IS NULL ORDER BY id")
-            return [str(name) for (name,) in found]
+            statement = "SELECT name FROM documents WHERE added IS NULL ORDER BY id"
+            return [str(name) for (name,) in query(connection, statement)]
 
     # Changes
 
@@ -326,8 +319,6 @@ class BankFile:
         documents: Sequence[Document],
         blocks: Blocks,
         memory_NJD: Quantized,
-        *,
-        again: bool = False,
     ) -> None:
         """Add documents and their blocks in one commit; each replaces one of the same name.
 
@@ -335,8 +326,7 @@ class BankFile:
             fingerprint: hash of the model that made the memory.
             documents: the documents; one that the bank has with the same text is skipped.
             blocks: their blocks, in order; `Blocks.documents` are indices into `documents`.
-            memory_NJD: the memory of the blocks, of any type; it is cast to the bank's.
-            again: also replace documents with the same text.
+            memory_NJD: of the blocks, in any type.
 
         Raises:
             BankMismatchError: another model made the bank, or its blocks have another size.
@@ -346,7 +336,7 @@ class BankFile:
             meta, stored_NJD = self._checked(connection, fingerprint, blocks, memory_NJD)
             version = None
             for index, document in enumerate(documents):
-                if not again and rows.has_document(connection, document):
+                if rows.has_document(connection, document):
                     continue
                 version = version or rows.next_version(connection)
                 number = rows.begin_document(connection, document)
@@ -365,7 +355,7 @@ class BankFile:
             fingerprint: hash of the model that made the memory.
             document: the whole document.
             blocks: blocks of the part, in order.
-            memory_NJD: their memory, of any type.
+            memory_NJD: of these blocks, in any type.
             before: blocks in the earlier parts; 0 drops what an earlier build left.
             last: whether this is the last part.
 
@@ -421,21 +411,15 @@ class BankFile:
             limit = newest if before is None else min(before, newest)
             rows.purge(connection, "added IS NULL OR removed <= ?", limit)
             connection.execute("UPDATE bank SET oldest = max(oldest, ?)", (limit,))
-        with database_errors(self):
-            connection = self._open or connect(self.path, wait=self.wait)
-            try:
-                connection.execute("PRAGMA incremental_vacuum").fetchall()
-                connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-            finally:
-                if self._open is None:
-                    connection.close()
+        with database_errors(self), ExitStack() as stack:
+            connection = self._open or stack.enter_context(
+                closing(connect(self.path, wait=self.wait))
+            )
+            free_space(connection)
         return Compacted(size, self.size)
 
     def copy_to(self, path: Path) -> int:
-        """Copy the newest commit into a new file, page by page, while others write.
-
-        Returns:
-            Bytes of the copy.
+        """Copy the newest commit into a new file while others write, and return its bytes.
 
         Raises:
             BankError: something exists there, the bank is damaged, or the copy cannot be written.
@@ -447,14 +431,14 @@ class BankFile:
         partial = target.path.with_name(f".{path.name}.partial")
         delete(partial)
         try:
-            with self.reading() as source, database_errors(path):
-                connection = connect(partial, create=True)
-                try:
-                    with connection.backup("main", source, "main") as backup:
-                        backup.step()
-                    connection.pragma("journal_mode", "delete")
-                finally:
-                    connection.close()
+            with (
+                self.reading() as source,
+                database_errors(path),
+                closing(connect(partial, create=True)) as connection,
+            ):
+                with connection.backup("main", source, "main") as backup:
+                    backup.step()
+                connection.pragma("journal_mode", "delete")
             os.link(partial, target.path)
         except FileExistsError:
             raise already_there(target) from None

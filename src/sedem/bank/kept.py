@@ -18,11 +18,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import apsw
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from sedem.bank.database import connect, database_errors, prepare_empty, query
+from sedem.bank.database import (
+    connect,
+    database_errors,
+    free_space,
+    has_tables,
+    prepare_empty,
+    query,
+)
 from sedem.errors import BankError
-from sedem.quantization import Quantized
+from sedem.quantization import Quantized, empty
 
 logger = logging.getLogger(__name__)
 
@@ -55,9 +64,9 @@ def kept_bytes(bank: Path) -> int:
 def memory_digest(memory_JD: Quantized) -> bytes:
     """Digest of the memory of a block as it is stored."""
     digest = hashlib.blake2b(digest_size=16)
-    for tensor in (memory_JD.values, memory_JD.scales):
-        if tensor is not None:
-            digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
+    for content in memory_JD.raw():
+        if content is not None:
+            digest.update(content.data)
     return digest.digest()
 
 
@@ -86,7 +95,7 @@ class KeptFile:
         weakref.finalize(self, self._connection.close)
         with self._using() as connection:
             # A killed process may have left a file without a table.
-            if create and not query(connection, "SELECT 1 FROM sqlite_master"):
+            if create and not has_tables(connection):
                 prepare_empty(connection, 2**20)
                 with connection:
                     connection.execute(f"PRAGMA application_id = {_APPLICATION}; {_TABLE}")
@@ -116,15 +125,14 @@ class KeptFile:
                 row, dtype = self._row(connection, memory_JD)
                 if dtype not in _TYPES:
                     return None
-                values = torch.empty(shape, dtype=getattr(torch, dtype))
-                scales = torch.empty(shape[:-1]) if values.itemsize == 1 else None
-                for column, tensor in (("entry", values), ("scales", scales)):
-                    if tensor is not None and not _read(connection, column, row, tensor):
+                found = empty(shape, getattr(torch, dtype))
+                for column, room in zip(("entry", "scales"), found.raw(), strict=True):
+                    if room is not None and not _read(connection, column, row, room):
                         return None
         except BankError as error:
             logger.warning("%s; it is computed again", error)
             return None
-        return Quantized(values, scales)
+        return found
 
     def holds(self, memory_JD: Quantized, dtype: torch.dtype) -> bool:
         """Whether there is an entry of this type for a block with this memory."""
@@ -137,9 +145,7 @@ class KeptFile:
         Raises:
             BankError: the disk is full, or the file cannot be written.
         """
-        values = entry.values.contiguous().view(torch.uint8).numpy()
-        scales = None if entry.scales is None else entry.scales.contiguous().numpy()
-        row = self.decoder, memory_digest(memory_JD), _name(entry.values.dtype), values, scales
+        row = self.decoder, memory_digest(memory_JD), _name(entry.values.dtype), *entry.raw()
         with self._using() as connection:
             connection.execute("INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?, ?)", row)
 
@@ -153,8 +159,7 @@ class KeptFile:
             rows = query(connection, "SELECT rowid, memory, decoder, dtype FROM kept")
             gone = [(row,) for row, memory, *of in rows if (*of,) != kept or memory not in memories]
             connection.executemany("DELETE FROM kept WHERE rowid = ?", gone)
-            connection.execute("PRAGMA incremental_vacuum").fetchall()
-            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            free_space(connection)
 
     def _row(self, connection: apsw.Connection, memory_JD: Quantized) -> tuple[int, str]:
         """Return the row of a block and its type; no type without a row."""
@@ -167,11 +172,11 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _read(connection: apsw.Connection, column: str, row: int, tensor: torch.Tensor) -> bool:
-    """Read a value into a tensor; returns whether it has the right size."""
+def _read(connection: apsw.Connection, column: str, row: int, room: NDArray[np.uint8]) -> bool:
+    """Read a value into an array; returns whether it has the right size."""
     blob = connection.blob_open("main", "kept", column, row, False)
-    fits = blob.length() == tensor.nbytes
+    fits = blob.length() == room.nbytes
     if fits:
-        blob.read_into(tensor.view(-1).view(torch.uint8).numpy().data)
+        blob.read_into(room.data)
     blob.close(True)
     return fits

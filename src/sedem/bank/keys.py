@@ -31,6 +31,7 @@ from sedem.quantization import (
     DTYPES,
     Quantized,
     check_dtype,
+    empty,
     join,
     quantize,
     vector_bytes,
@@ -174,9 +175,7 @@ def save_keys(bank: BankReader, selector: Selector, dtype: str = BFLOAT16) -> No
         blocks = missing[start : start + step]
         keys = quantize(_project(selector, now.stored(blocks.tolist())), dtype)
         keys = keys.to(torch.device("cpu"))
-        values = keys.values.contiguous().view(torch.uint8).numpy()
-        scales = None if keys.scales is None else keys.scales.contiguous().numpy()
-        row = digest, dtype, ids[blocks].astype("<i8").tobytes(), values.data, scales
+        row = digest, dtype, ids[blocks].astype("<i8").tobytes(), *keys.raw()
         with file.writing() as connection:
             connection.execute(
                 "INSERT INTO keys (selector, dtype, blocks, vectors, scales) "
@@ -234,25 +233,23 @@ class StoredKeys:
         """
         row = int(self.row_of[blocks[0]])
         dtype, count = self._types[row]
-        values = torch.empty(len(blocks), *self._shape, dtype=DTYPES[dtype])
-        scales = None if dtype == BFLOAT16 else torch.empty(len(blocks), *self._shape[:-1])
+        keys = empty((len(blocks), *self._shape), DTYPES[dtype])
         assert isinstance(self._file, BankFile)
         gone = BankError("keys of the bank were replaced; open the bank again")
         with self._file.reading() as connection:
-            for column, tensor in (("vectors", values), ("scales", scales)):
-                if tensor is None:
+            for column, rooms in zip(("vectors", "scales"), keys.raw(), strict=True):
+                if rooms is None:
                     continue
-                rooms = tensor.flatten(1).view(torch.uint8).numpy()
                 blobs = open_values(connection, "keys", column, [row] * len(blocks), gone)
                 for blob, block, room in zip(blobs, blocks, rooms, strict=True):
-                    if blob.length() != count * len(room):
+                    if blob.length() != count * room.nbytes:
                         raise BankError(
                             "stored keys of the bank do not fit its blocks; store them again with "
                             "'sedem build BANK FILE... --keys TYPE'"
                         )
-                    blob.seek(int(self.place_of[block]) * len(room))
+                    blob.seek(int(self.place_of[block]) * room.nbytes)
                     blob.read_into(room.data)
-        return Quantized(values, scales)
+        return keys
 
 
 def _heads(selector: Selector) -> tuple[int, int]:

@@ -24,7 +24,7 @@ from sedem.bank.parts import Place, Store, store_at
 from sedem.bank.rows import Meta
 from sedem.bank.view import Documents, Source, View
 from sedem.errors import BankError, NoTextError
-from sedem.quantization import BFLOAT16, Quantized, check_dtype, vector_bytes
+from sedem.quantization import BFLOAT16, DTYPES, Quantized, check_dtype, empty, vector_bytes
 from sedem.types import Citation, Document, page_of
 
 GROUP_BYTES = 2**26
@@ -101,13 +101,11 @@ class BankReader(ABC):
         """
         return self.stored(indices).dequantize()
 
-    def stored(self, indices: Sequence[int], *, pinned: bool = False) -> Quantized:
-        """Memory of the given blocks `[n, J, D]` in the stored type, in the order of `indices`.
-
-        Pinned memory is memory from which a GPU copies without waiting.
-        """
+    def stored(self, indices: Sequence[int]) -> Quantized:
+        """Memory of the given blocks `[n, J, D]` in the stored type, in the order of `indices`."""
         now = self.snapshot()
-        room = now.views[0].empty(len(indices), pinned)
+        meta = now.meta
+        room = empty((len(indices), meta.slots, meta.width), DTYPES[meta.dtype])
         for number, rows_n, places_n in now.located(indices):
             view = now.views[number]
             view.read(view.columns.ids[rows_n].tolist(), room, places_n.tolist())
@@ -155,11 +153,7 @@ class BankReader(ABC):
         return now.documents.text(block.document, block.start, block.end)
 
     def check_made_by(self, fingerprint: str) -> None:
-        """Reject use by another model.
-
-        Raises:
-            BankMismatchError: the fingerprints differ; the message names both.
-        """
+        """Raise a BankMismatchError, which names both fingerprints, if another model made it."""
         check_fingerprint(str(self.store), self.fingerprint, fingerprint)
 
 
@@ -170,7 +164,6 @@ class Snapshot(BankReader):
 
     Args:
         views: the files of the bank, in reading order; at least one.
-        kept_in: where the bank is kept.
         held: which blocks of these files it holds; None means all.
     """
 
@@ -248,36 +241,28 @@ class Snapshot(BankReader):
     def groups(
         self, documents: Sequence[int] | None = None
     ) -> Iterator[tuple[list[Document], Blocks, Quantized]]:
-        """Yield documents with their blocks and memory, about `GROUP_BYTES` at a time.
-
-        Args:
-            documents: indices of documents, in ascending order; None means all.
+        """Yield documents of ascending indices with their blocks and memory; None means all.
 
         Raises:
             NoTextError: the bank holds no texts, and one cannot be read from its source.
         """
         bounds = np.searchsorted(self.blocks.documents, np.arange(len(self.documents) + 1))
-        each = self.meta.slots * vector_bytes(self.meta.width, self.meta.dtype)
-        group: list[int] = []
-        size = 0
-        for document in range(len(self.documents)) if documents is None else documents:
-            more = int(bounds[document + 1] - bounds[document]) * each
-            if group and size + more > GROUP_BYTES:
-                yield self._group(group, bounds)
-                group, size = [], 0
-            group.append(document)
-            size += more
-        if group:
-            yield self._group(group, bounds)
-
-    def _group(
-        self, documents: list[int], bounds: NDArray[np.int64]
-    ) -> tuple[list[Document], Blocks, Quantized]:
-        rows = np.concatenate([np.arange(bounds[d], bounds[d + 1]) for d in documents])
-        blocks = self.blocks.take(rows)
-        index = np.searchsorted(documents, blocks.documents)
-        texts = [self.documents[document] for document in documents]
-        return texts, blocks.of_documents(index), self.stored(rows.tolist())
+        every = range(len(self.documents)) if documents is None else documents
+        wanted = np.array(every, np.int64)
+        counts = bounds[wanted + 1] - bounds[wanted]
+        most = GROUP_BYTES // (self.meta.slots * vector_bytes(self.meta.width, self.meta.dtype))
+        ends, stop = np.cumsum([0, *counts]), 0
+        while stop < len(wanted):
+            start = stop
+            # As many documents as have at most `most` blocks, but at least one.
+            fits = int(np.searchsorted(ends, ends[start] + most, side="right")) - 1
+            stop = max(start + 1, fits)
+            group = wanted[start:stop]
+            rows = np.concatenate([np.arange(bounds[d], bounds[d + 1]) for d in group])
+            blocks = self.blocks.take(rows)
+            index = np.searchsorted(group, blocks.documents)
+            texts = [self.documents[document] for document in group.tolist()]
+            yield texts, blocks.of_documents(index), self.stored(rows.tolist())
 
 
 class MemoryBank(BankReader):
@@ -289,9 +274,7 @@ class MemoryBank(BankReader):
     Args:
         fingerprint: hash of the model that made it; other models reject the bank.
         made_by: the settings behind the fingerprint, for people: model, layers, T, C.
-        documents: the texts, in reading order.
-        blocks: the spans in the documents, in reading order.
-        memory_NJD: the memory of these blocks.
+        documents: the texts; as their blocks, in reading order.
         dtype: type of the stored slots: "bfloat16", "int8" or "fp8".
 
     Raises:

@@ -366,17 +366,19 @@ class Parts:
 
     def start(self, parts: Sequence[Entry]) -> None:
         """Create the bank of published parts, unless a bank exists there."""
-        with _valid(self, Manifest):
-            new = Manifest(parts=tuple(parts))
-        if not self.bucket.replace(MANIFEST, new.model_dump_json().encode(), None):
+        if not self._replace(tuple(parts), 1, None):
             raise already_there(self)
 
-    def commit(self, add: Sequence[Entry], replacing: Collection[str] = ()) -> None:
-        """Add published parts to the bank in one commit.
+    def _replace(self, parts: tuple[Entry, ...], commit: int, tag: Tag) -> bool:
+        """Write a manifest if the one there still has a tag; returns whether it did."""
+        with _valid(self, Manifest):
+            new = Manifest(commit=commit, parts=parts)
+        return self.bucket.replace(MANIFEST, new.model_dump_json().encode(), tag)
 
-        Args:
-            add: the parts; one that the bank has is not listed twice.
-            replacing: names of documents to remove from the other parts; they need not exist.
+    def commit(self, add: Sequence[Entry], replacing: Collection[str] = ()) -> None:
+        """Add published parts in one commit, and remove documents from the other parts.
+
+        The bank may have the parts already, and need not have the documents.
         """
         until, pause = time.monotonic() + self.wait, 0.02
         while True:
@@ -387,9 +389,7 @@ class Parts:
             parts = parts or (*left, *add)[:1]
             if parts == now.parts:
                 return
-            with _valid(self, Manifest):
-                new = Manifest(commit=now.commit + 1, parts=parts)
-            if self.bucket.replace(MANIFEST, new.model_dump_json().encode(), tag):
+            if self._replace(parts, now.commit + 1, tag):
                 return
             if time.monotonic() > until:
                 raise self._busy()

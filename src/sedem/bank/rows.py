@@ -13,7 +13,6 @@ from typing import Any
 
 import apsw
 import numpy as np
-import torch
 
 from sedem.bank.blocks import Blocks
 from sedem.bank.database import damaged, query
@@ -23,17 +22,17 @@ from sedem.types import Document
 
 TEXT_PIECE = 2**16
 """Characters of text per row."""
+LIVE = "added NOT NULL AND removed IS NULL"
+"""Condition for the documents of the newest version."""
 
 
 @dataclass(frozen=True)
 class Meta:
-    """Bank-wide metadata.
+    """Bank-wide metadata; J is `slots` and D is `width`.
 
     Attributes:
         fingerprint: hash of the model that made it.
         made_by: the settings behind the fingerprint, for people.
-        slots: J.
-        width: D.
         dtype: type of the stored slots: "bfloat16", "int8" or "fp8".
         texts: whether the texts of documents are stored; if not, only their SHA-256 is.
         words: whether there is a word index.
@@ -50,13 +49,7 @@ class Meta:
 
 @dataclass(frozen=True)
 class Head:
-    """A version of a bank, and how much it holds.
-
-    Attributes:
-        id: random number of the bank; copies have the same.
-        version: number of changes before it.
-        documents: number of documents; so for `blocks` and `tokens`.
-    """
+    """A version of a bank, and how much it holds; copies of a bank have the same id."""
 
     id: str
     version: int
@@ -101,10 +94,7 @@ def row_bytes(meta: Meta) -> int:
 
 def has_document(connection: apsw.Connection, document: Document) -> bool:
     """Whether the newest version holds a document with the same name and text."""
-    statement = (
-        "SELECT 1 FROM documents WHERE name = ? AND sha256 = ? AND added NOT NULL "
-        "AND removed IS NULL"
-    )
+    statement = f"SELECT 1 FROM documents WHERE name = ? AND sha256 = ? AND {LIVE}"
     return bool(query(connection, statement, document.name, text_digest(document.text)))
 
 
@@ -126,10 +116,7 @@ def count(connection: apsw.Connection, sign: str, document: int) -> None:
 
 def mark_removed(connection: apsw.Connection, name: str, version: int) -> bool:
     """Remove a document from the newest version; returns whether there is one."""
-    statement = (
-        "UPDATE documents SET removed = ? WHERE name = ? AND added NOT NULL AND removed IS NULL "
-        "RETURNING id"
-    )
+    statement = f"UPDATE documents SET removed = ? WHERE name = ? AND {LIVE} RETURNING id"
     found = query(connection, statement, version, name)
     for (number,) in found:
         count(connection, "-", number)
@@ -162,18 +149,9 @@ def insert_blocks(
     stored_NJD: Quantized,
     rows: Sequence[int],
 ) -> None:
-    """Append some of the given blocks to a document that is being read.
-
-    Args:
-        connection: inside a transaction.
-        number: id of the document.
-        blocks: blocks of this document, and maybe of others.
-        stored_NJD: their memory, in the bank's type.
-        rows: which of the blocks belong to this document, in order.
-    """
+    """Append the given rows of `blocks` and their memory to a document that is being read."""
     [(first,)] = query(connection, "SELECT blocks FROM documents WHERE id = ?", number)
-    values = stored_NJD.values.contiguous().view(torch.uint8).numpy()
-    scales = None if stored_NJD.scales is None else stored_NJD.scales.contiguous().numpy()
+    values, scales = stored_NJD.raw()
     for place, row in enumerate(rows):
         start, end = int(blocks.starts[row]), int(blocks.ends[row])
         connection.execute(

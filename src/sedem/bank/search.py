@@ -1,11 +1,13 @@
 """Score a bank's blocks for some questions: every block, or only a large bank's candidates.
 
-In a large bank, pooled keys give the candidates: the keys of neighbouring slots in a block are
-averaged and scaled to unit length. A question is compared with them in the same way as with keys.
+Late-interaction scores of several questions are computed together, in bounded memory. In a large
+bank, pooled keys give the candidates: the keys of neighbouring slots in a block are averaged and
+scaled to unit length. A question is compared with them in the same way as with keys.
 docs/performance.md reports how many of the best blocks were measured to be among the candidates.
 
-Letters: B questions, Q question tokens, N blocks, E encoder width, J slots of a block, G pooled
-keys of a block, R heads, H width of a head.
+Letters: B questions, Q question tokens, X question tokens of all questions, E encoder width, N
+blocks, J slots of a block, L slots of all blocks, P padded slots, G pooled keys of a block, R
+heads, H width of a head.
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ from torch import Tensor
 from sedem.bank.blocks import scan_ranges
 from sedem.bank.keys import key_index, key_parts, keys_of
 from sedem.bank.memory_bank import BankReader
-from sedem.bank.scores import key_scores
 from sedem.errors import BankError
 from sedem.method.selector import Selector
 from sedem.quantization import BFLOAT16, Quantized, join, quantize
@@ -30,6 +31,13 @@ CANDIDATES = 4096
 """Candidates for each question."""
 GROUPS = 8
 """Pooled keys per block, G; see `pool_keys` for the case that it does not divide J."""
+COLUMNS = 64
+"""On a CPU, a product has a multiple of this many columns: leftover columns would be summed in
+another order. So a block's score is bit-identical in any part of its bank."""
+PRODUCTS = 2**16
+"""Cosines of one head that are computed at once on a CPU; more would not fit its cache."""
+PRODUCTS_ON_GPU = 2**24
+"""The same for a GPU, which is faster on large products: 256 MB with four heads."""
 
 
 @torch.no_grad()
@@ -39,8 +47,6 @@ def score_questions(
     """Score a bank's blocks for several questions in one pass over the bank.
 
     Args:
-        selector: the selector of the model that answers.
-        bank: the bank to search.
         hidden_BQE: states of the questions.
         mask_BQ: False where a question token is padding.
         every: whether to score every block even of a large bank. Otherwise, in a bank of more than
@@ -123,3 +129,115 @@ def pool_keys(
     means_NGRH = torch.einsum("ngsrh,ngs->ngrh", keys_NGSRH, weights_NGS)
     # A mean of dissimilar keys is short; unscaled, it would lose to a mean of similar keys.
     return quantize(F.normalize(means_NGRH, dim=-1), BFLOAT16), ~real_NGS.any(-1)
+
+
+def key_scores(
+    query_BQRH: Tensor, query_mask_BQ: Tensor, keys_NJRH: Quantized, padding_P: Tensor
+) -> Tensor:
+    """Compute `selector.block_scores` for questions that share one bank, in bounded memory.
+
+    Args:
+        query_BQRH: unit vectors, one for each question token and head.
+        query_mask_BQ: False where a question token is padding, on the CPU; padding is on the right.
+        keys_NJRH: unit vectors in their stored type; never copied as a whole.
+        padding_P: indices of padding among the N * J slots, in order, on the CPU.
+
+    Returns:
+        fp32 scores `[B, N]`.
+    """
+    blocks, slots = keys_NJRH.values.shape[:2]
+    lengths = query_mask_BQ.sum(1).tolist()
+    # The tokens of all questions are concatenated, so a long question does not pad the others.
+    query_XRH = torch.cat([row[:count] for row, count in zip(query_BQRH, lengths, strict=True)])
+    on_gpu = query_BQRH.device.type != "cpu"
+    score = _scores_of_all_heads if on_gpu else _scores_head_by_head
+    products = (PRODUCTS_ON_GPU if on_gpu else PRODUCTS) // (slots * max(1, len(query_XRH)))
+    whole = 1 if on_gpu else _whole(slots)
+    step = max(1, products // whole) * whole
+    scores = []
+    for start in range(0, blocks, step):
+        stop = min(start + step, blocks)
+        first, last = torch.searchsorted(padding_P, torch.tensor([start, stop]) * slots).tolist()
+        part_padding_P = padding_P[first:last] - start * slots
+        if on_gpu:
+            # A copy from unpinned memory would wait until the questions are encoded.
+            part_padding_P = part_padding_P.pin_memory()
+        part_padding_P = part_padding_P.to(query_XRH.device, non_blocking=True)
+        total_XN = score(query_XRH, keys_NJRH[start:stop], part_padding_P)
+        add = torch.Tensor.sum if on_gpu else _sum_in_order
+        rows = [add(tokens_QN, 0) for tokens_QN in total_XN.split(lengths)]
+        scores.append(torch.stack(rows) / query_XRH.shape[1])
+    return torch.cat(scores, 1)
+
+
+def _scores_head_by_head(query_XRH: Tensor, keys_NJRH: Quantized, padding_P: Tensor) -> Tensor:
+    """Sum each token's best cosine per block over heads `[X, N]`; fits a CPU's cache."""
+    wanted = len(keys_NJRH.values)
+    keys_NJRH = _with_whole_columns(keys_NJRH)
+    blocks, slots, heads = keys_NJRH.values.shape[:3]
+    values_NJRH = _multipliable(keys_NJRH.values)
+    total_XN = query_XRH.new_zeros(len(query_XRH), blocks, dtype=torch.float32)
+    for head in range(heads):
+        # One head at a time: its keys are a strided matrix, which the product does not copy.
+        cosine_XL = _products(query_XRH[:, head], values_NJRH[:, :, head].flatten(0, 1).T)
+        if keys_NJRH.scales is not None:
+            cosine_XL *= keys_NJRH.scales[:, :, head].flatten()
+        # Masked before the maximum: a padded slot at zero would beat a negative cosine.
+        cosine_XL.index_fill_(1, padding_P, -torch.inf)
+        total_XN += cosine_XL.view(-1, blocks, slots).amax(-1)
+    return total_XN[:, :wanted]
+
+
+def _whole(slots: int) -> int:
+    """Return the smallest number of blocks with a multiple of `COLUMNS` slots."""
+    return COLUMNS // math.gcd(slots, COLUMNS)
+
+
+def _with_whole_columns(keys_NJRH: Quantized) -> Quantized:
+    """Pad keys with copies of the first blocks to a multiple of `COLUMNS` slots."""
+    blocks, slots = keys_NJRH.values.shape[:2]
+    missing = -blocks % _whole(slots)
+    if not missing:
+        return keys_NJRH
+    return join([keys_NJRH, keys_NJRH[[row % blocks for row in range(missing)]]])
+
+
+def _sum_in_order(tokens_QN: Tensor, dim: int) -> Tensor:
+    """Sum over question tokens; `sum` would add the last of many columns in another order."""
+    total_N = tokens_QN[0].clone()
+    for row_N in tokens_QN[1:]:
+        total_N += row_N
+    return total_N
+
+
+def _scores_of_all_heads(query_XRH: Tensor, keys_NJRH: Quantized, padding_P: Tensor) -> Tensor:
+    """Do the same in one product, for a GPU, where a call costs more than a little arithmetic."""
+    blocks, slots = keys_NJRH.values.shape[:2]
+    values_LRH = _multipliable(keys_NJRH.values).flatten(0, 1)
+    cosine_RXL = _products(query_XRH.transpose(0, 1), values_LRH.permute(1, 2, 0))
+    if keys_NJRH.scales is not None:
+        cosine_RXL *= keys_NJRH.scales.flatten(0, 1).T[:, None]
+    if len(padding_P):
+        cosine_RXL.index_fill_(2, padding_P, -torch.inf)
+    return cosine_RXL.unflatten(-1, (blocks, slots)).amax(-1).sum(0)
+
+
+def _multipliable(values: Tensor) -> Tensor:
+    """Convert stored values to a type for products: float32 on a CPU, bfloat16 on a GPU.
+
+    Both represent int8 and fp8 exactly, so scales can be applied to the products.
+    """
+    if values.device.type == "cpu":
+        return values.float()
+    return values if values.dtype == torch.float32 else values.bfloat16()
+
+
+def _products(queries: Tensor, keys: Tensor) -> Tensor:
+    """Return products `[X, L]` or `[R, X, L]` in float32, even under autocast.
+
+    Queries are `[X, H]` or `[R, X, H]`, keys `[H, L]` or `[R, H, L]`; bfloat16 keys have heads.
+    """
+    with torch.autocast(queries.device.type, enabled=False):
+        if keys.dtype == torch.float32:
+            return queries.float() @ keys
+        return torch.bmm(queries.to(keys.dtype), keys, out_dtype=torch.float32)

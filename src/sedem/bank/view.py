@@ -18,7 +18,6 @@ from typing import Any, overload
 
 import apsw
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from sedem.bank.blocks import Blocks
@@ -26,7 +25,7 @@ from sedem.bank.database import damaged, query
 from sedem.bank.file import BankFile
 from sedem.bank.rows import TEXT_PIECE, Head, Meta, text_digest
 from sedem.errors import BankError, NoTextError
-from sedem.quantization import DTYPES, Quantized
+from sedem.quantization import Quantized
 from sedem.types import Document, are_pages
 
 Source = Callable[[str], str | None]
@@ -167,15 +166,6 @@ class View:
         if outside.any():
             raise damaged(self.file, "the span of a block lies outside its text")
 
-    def empty(self, count: int, pinned: bool = False) -> Quantized:
-        """Return room for the memory of some blocks `[n, J, D]`, for `read`."""
-        dtype, shape = DTYPES[self.meta.dtype], (count, self.meta.slots)
-        has_scales = dtype != torch.bfloat16
-        scales = torch.empty(shape, pin_memory=pinned) if has_scales else None
-        return Quantized(
-            torch.empty(*shape, self.meta.width, dtype=dtype, pin_memory=pinned), scales
-        )
-
     def read(self, ids: Sequence[int], room: Quantized, places: Sequence[int]) -> None:
         """Read the memory of blocks from the pages of the file into tensors, without another copy.
 
@@ -187,14 +177,13 @@ class View:
         Raises:
             BankError: a block is damaged, or the bank was compacted since.
         """
-        for name, tensor in (("memory", room.values), ("scales", room.scales)):
-            if tensor is None or not len(ids):
-                continue
-            rows = tensor.flatten(1).view(torch.uint8).numpy()
-            with self.file.reading() as connection:
+        with self.file.reading() as connection:
+            for name, rows in zip(("memory", "scales"), room.raw(), strict=True):
+                if rows is None:
+                    continue
                 blobs = open_values(connection, "blocks", name, ids, self.compacted())
                 for blob, number, place in zip(blobs, ids, places, strict=True):
-                    if blob.length() != rows.shape[1]:
+                    if blob.length() != rows[place].nbytes:
                         raise damaged(self.file, f"block {number} has memory of another size")
                     blob.read_into(rows[place].data)
 

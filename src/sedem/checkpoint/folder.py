@@ -79,7 +79,7 @@ def locate(name: str, revision: str | None = None) -> Path:
 
 
 def seal(folder: Path) -> None:
-    """Write the manifest of a checkpoint, for its files as they are.
+    """Write the manifest of a checkpoint for its files as they are.
 
     Raises:
         CheckpointError: the folder is not a checkpoint.
@@ -132,14 +132,7 @@ def _state(folder: Path) -> list[tuple[str, int, int, int]]:
 
 
 def embedded(name: str) -> Path | None:
-    """Return the folder of a checkpoint shipped with sedem, or a folder inside it.
-
-    Args:
-        name: such as "sedem-nano", "icae-nano" or "sedem-nano/backbone".
-
-    Returns:
-        The folder; None if nothing of that name is shipped.
-    """
+    """Return a shipped folder, such as "sedem-nano" or "sedem-nano/backbone"; None if missing."""
     parts = PurePosixPath(name).parts
     if not parts or ".." in parts or PurePosixPath(name).is_absolute():
         return None
@@ -157,17 +150,14 @@ def is_checkpoint(name: str) -> bool:
     """
     place = Path(name) if Path(name).is_dir() else embedded(name)
     try:
-        file = _from_hub(name) if place is None else place / CONFIG_FILE
-        entries = json.loads(Path(file).read_text(encoding="utf-8"))
+        if place is None:
+            from huggingface_hub import hf_hub_download
+
+            place = Path(hf_hub_download(name, CONFIG_FILE)).parent
+        entries = json.loads((place / CONFIG_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return bool({"extract_layers", "method"} & entries.keys())
-
-
-def _from_hub(name: str) -> str:
-    from huggingface_hub import hf_hub_download
-
-    return hf_hub_download(name, CONFIG_FILE)
 
 
 def open_backbones(
@@ -183,10 +173,7 @@ def open_backbones(
 
     Args:
         folder: folder of the checkpoint, where a backbone's folder may be; None if there is none.
-        dtype: type of weights and hidden states.
-        device: where to put the weights.
-        attention: "sdpa" or "eager".
-        light: whether only a fused engine will run them; see `open_backbone`.
+        dtype: as `device`, `attention` and `light`, an argument of `open_backbone`.
     """
     options: dict[str, Any] = {
         "dtype": dtype,

@@ -29,20 +29,13 @@ def push_folder(
     token: str | None = None,
     with_backbone: bool = False,
 ) -> str:
-    """Upload a checkpoint, of SeDeM or of a trained baseline, as it is in its folder.
+    """Upload a checkpoint, of SeDeM or of a trained baseline, as it is in its folder; see `upload`.
 
     Args:
-        repo_id: as in `upload`.
-        private: as in `upload`.
-        token: as in `upload`.
         with_backbone: upload the folder of its backbone inside it.
-
-    Returns:
-        The URL of the commit.
 
     Raises:
         ConfigError: others could not open it, or it does not have exactly one backbone in a folder.
-        CheckpointError: it is not a checkpoint, or the hub refuses it.
     """
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "checkpoint"
@@ -61,19 +54,15 @@ def upload(
     token: str | None = None,
     trained_in: str | Path | None = None,
 ) -> str:
-    """Upload a folder with a checkpoint.
+    """Upload a folder with a checkpoint, and return the URL of the commit.
 
-    A card is written if neither the folder nor the repository has one.
+    A card is written into the folder if neither it nor the repository has one.
 
     Args:
-        folder: the checkpoint; the card is written into it.
         repo_id: the repository, as "owner/name"; it is created if it does not exist.
         private: whether a new repository is private.
         token: access token; None means that of the logged-in user.
         trained_in: folder of the training that the card describes; None means that it is not known.
-
-    Returns:
-        The URL of the commit.
 
     Raises:
         ConfigError: it names a backbone that only this machine has.
@@ -85,8 +74,8 @@ def upload(
     try:
         api.create_repo(repo_id, private=private, exist_ok=True)
         if not (folder / CARD_FILE).is_file() and not api.file_exists(repo_id, CARD_FILE):
-            summary = summary_of(Path(trained_in)) if trained_in is not None else None
-            card = model_card(repo_id, entries, backbones_of(entries), summary)
+            summary = None if trained_in is None else summary_of(Path(trained_in))
+            card = model_card(repo_id, entries, summary)
             (folder / CARD_FILE).write_text(card, encoding="utf-8")
         commit = api.upload_folder(
             repo_id=repo_id, folder_path=folder, commit_message="Upload SeDeM"

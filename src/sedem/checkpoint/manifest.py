@@ -21,11 +21,7 @@ Files = Mapping[str, tuple[int, str]]
 
 
 def write_manifest(folder: Path, parts: Collection[str]) -> None:
-    """Record sizes and hashes of a checkpoint's files.
-
-    Args:
-        parts: names of the files and folders that belong to it; it need not have all of them.
-    """
+    """Record sizes and hashes of a checkpoint's files; it need not have all of these parts."""
     found = survey(folder, list(_names(folder, parts)))
     files = {name: {"bytes": size, "sha256": digest} for name, (size, digest) in found.items()}
     write_text(folder / MANIFEST, json.dumps({"files": files}, indent=1) + "\n")
@@ -79,9 +75,7 @@ def survey(folder: Path, names: Collection[str]) -> Files:
 def first_damage(folder: Path, files: Files, read: Collection[str] | None = None) -> str | None:
     """What is wrong with the first damaged file of a folder; None if nothing is.
 
-    Args:
-        files: the files as they were written.
-        read: those whose content is compared; None means all.
+    The content of `read` is compared, None means of all; of others only presence and size are.
     """
     for name, (size, _) in files.items():
         path = folder / name

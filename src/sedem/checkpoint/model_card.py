@@ -21,10 +21,7 @@ Rows = Mapping[str, object]
 
 
 def summary_of(checkpoint: Path) -> dict[str, Any] | None:
-    """The summary of the training that wrote a checkpoint; None if there is none.
-
-    Args:
-        checkpoint: folder of the checkpoint, such as `OUTPUT/final` of a run.
+    """The summary of the training that wrote a checkpoint, such as `OUTPUT/final`; None if missing.
 
     Raises:
         CheckpointError: the summary cannot be read.
@@ -41,20 +38,15 @@ def summary_of(checkpoint: Path) -> dict[str, Any] | None:
     return None
 
 
-def model_card(
-    repo_id: str,
-    entries: Mapping[str, Any],
-    backbones: Mapping[str, str],
-    summary: Mapping[str, Any] | None,
-) -> str:
+def model_card(repo_id: str, entries: Mapping[str, Any], summary: Mapping[str, Any] | None) -> str:
     """Write the card of a checkpoint of SeDeM or of a trained baseline.
 
     Args:
-        repo_id: its repository on the hub.
-        backbones: the backbones by the setting that names them.
+        entries: its config.json.
         summary: training.json of its run; None if it is not known.
     """
-    return "\n\n".join([*_head(repo_id, entries, backbones), *_training(summary)]) + "\n"
+    parts = [*_head(repo_id, entries, backbones_of(entries)), *_training(summary)]
+    return "\n\n".join(parts) + "\n"
 
 
 def adapted_card(name: str, entries: Mapping[str, Any], report: Mapping[str, Any]) -> str:
@@ -157,16 +149,9 @@ def _training(summary: Mapping[str, Any] | None) -> list[str]:
 
 
 def _budget(summary: Mapping[str, Any]) -> Rows:
-    counts = {
-        name: f"{summary[key]:,}"
-        for name, key in (
-            ("steps", "steps"),
-            ("examples", "examples_seen"),
-            ("tokens", "tokens_seen"),
-            ("seconds", "seconds"),
-        )
-        if key in summary
-    }
+    keys = {"steps": "steps", "examples": "examples_seen", "tokens": "tokens_seen"}
+    keys["seconds"] = "seconds"
+    counts = {name: f"{summary[key]:,}" for name, key in keys.items() if key in summary}
     return {**counts, **_made_by(summary)}
 
 

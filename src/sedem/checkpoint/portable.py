@@ -11,11 +11,7 @@ BACKBONE = "backbone"
 
 
 def shipped_folders(kind: str) -> list[Path]:
-    """Folders that ship with sedem: in the package of an installed wheel, or in a source tree.
-
-    Args:
-        kind: "checkpoints" or "recipes".
-    """
+    """Folders of "checkpoints" or "recipes" that ship with sedem, in its wheel or source tree."""
     package = Path(__file__).parents[1]
     places = (package / kind, package.parents[1] / kind)
     return [place for place in places if place.is_dir()]
@@ -23,9 +19,6 @@ def shipped_folders(kind: str) -> list[Path]:
 
 def portable_name(name: str) -> str:
     """The name of a backbone as a checkpoint stores it, the same from any working folder.
-
-    Args:
-        name: folder or hub id, as a recipe may give it.
 
     Returns:
         The name of a shipped backbone, such as "sedem-nano/backbone", the absolute path of any

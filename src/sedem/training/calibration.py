@@ -18,7 +18,7 @@ from sedem.answering.requests import encode_questions
 from sedem.bank.blocks import BlockRow
 from sedem.bank.keys import keys_of
 from sedem.bank.memory_bank import BankReader
-from sedem.bank.scores import key_scores
+from sedem.bank.search import key_scores
 from sedem.data.examples import Example
 from sedem.data.labels import from_evidence
 from sedem.errors import DataError

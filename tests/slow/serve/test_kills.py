@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import LEASE, RECIPE
-from faults.crashes import Full, Kill
+from faults.crashes import full, kill
 from faults.tracing import WORKS, Decide, Fate, Trace, go_on, trace
 from unit.serve.waiting import finish, upload
 
@@ -113,7 +113,7 @@ def test_kills_lose_nothing_that_was_acknowledged(model: SeDeM, tmp_path: Path) 
     for at in range(0, count, max(1, count // KILLS)):
         change = whole.changes[at]
         for half in (False, True)[: 2 if change.kind == "write" else 1]:
-            done, promised = run(model, folder, Kill(at, half))
+            done, promised = run(model, folder, kill(at, half))
             assert done.error == ""
             where = f"killed {'within' if half else 'before'} change {at}, {change.kind} of "
             check(folder, model, promised, f"{where}{change.path.name}")
@@ -126,7 +126,7 @@ def test_a_full_disk_is_told_and_leaves_nothing_half_written(model: SeDeM, tmp_p
     takes = [at for at, c in enumerate(whole.changes) if c.kind in ("create", "write")]
     told = Counter[str]()
     for at in takes[:: max(1, len(takes) // KILLS)]:
-        done, promised = run(model, folder, Full(at, once=False, half=False))
+        done, promised = run(model, folder, full(at, once=False, half=False))
         told[done.error.partition(":")[0]] += 1
         with opened(folder, model) as (library, builder):
             finish(builder)

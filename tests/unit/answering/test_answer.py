@@ -17,7 +17,7 @@ from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.answering.prompts import UNANSWERABLE, question_ids
 from sedem.answering.requests import Request
 from sedem.backbone.decoder import Backbone
-from sedem.bank import scores
+from sedem.bank import search
 from sedem.baselines.full_context import FullContext
 from sedem.engine import eager
 from sedem.engine.buffers import Replay
@@ -260,8 +260,8 @@ def test_few_operations_stand_between_a_question_and_its_first_token(
     model: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a GPU each of them would be a launch; what is captured as a graph is one."""
-    monkeypatch.setattr(scores, "_scores_head_by_head", scores._scores_of_all_heads)
-    monkeypatch.setattr(scores, "_sum_in_order", torch.Tensor.sum)
+    monkeypatch.setattr(search, "_scores_head_by_head", search._scores_of_all_heads)
+    monkeypatch.setattr(search, "_sum_in_order", torch.Tensor.sum)
     model.engine = open_engine("static", model)
     one_token = Decoding(max_new_tokens=1)
     expected = model.answer(bank, RENT, decoding=one_token)  # makes buffers and keys

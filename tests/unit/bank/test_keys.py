@@ -87,33 +87,23 @@ def error(model: SeDeM, found: Tensor, expected: Tensor) -> float:
 # Cached in RAM
 
 
-def test_keys_are_made_once_and_scores_equal_those_of_the_selector(
-    model: SeDeM, bank: MemoryBank, projections: list[int]
-) -> None:
-    first = scores(model, bank)
-    assert torch.equal(scores(model, bank), first)
-    assert sum(projections) == len(bank)
-    torch.testing.assert_close(first, reference(model, bank))
-
-
-@pytest.mark.parametrize("prepared", [False, True])
-def test_keys_above_the_limit_are_cached_only_if_they_are_prepared(
-    prepared: bool,
-    model: SeDeM,
-    bank: MemoryBank,
-    projections: list[int],
-    monkeypatch: pytest.MonkeyPatch,
+def test_keys_are_made_once_and_above_the_limit_only_if_they_are_prepared(
+    model: SeDeM, bank: MemoryBank, projections: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = scores(model, bank)
+    assert torch.equal(scores(model, bank), expected)
+    assert sum(projections) == len(bank)
+    torch.testing.assert_close(expected, reference(model, bank))
     size = key_index(bank, model.selector).cached.nbytes  # type: ignore[union-attr]
     monkeypatch.setattr(bank_keys, "CACHE_BYTES", size - 1)
-    again = model.read(bank.documents)
-    if prepared:
-        prepare(again, model.selector)
-    projections.clear()
-    assert torch.equal(scores(model, again), expected)
-    assert (key_index(again, model.selector).cached is not None) == prepared
-    assert sum(projections) == (0 if prepared else 2 * len(bank))
+    for prepared in (False, True):
+        again = model.read(bank.documents)
+        if prepared:
+            prepare(again, model.selector)
+        projections.clear()
+        assert torch.equal(scores(model, again), expected)
+        assert (key_index(again, model.selector).cached is not None) == prepared
+        assert sum(projections) == (0 if prepared else 2 * len(bank))
 
 
 def test_a_gpu_caches_up_to_a_share_of_its_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,22 +116,20 @@ def test_a_gpu_caches_up_to_a_share_of_its_free_memory(monkeypatch: pytest.Monke
     assert (cache_dtype(gpu), cache_dtype(cpu)) == (torch.bfloat16, torch.float32)
 
 
-@pytest.mark.parametrize("on_disk", [False, True])
+def turn(selector: Selector) -> None:
+    """Change a selector's weights."""
+    with torch.no_grad():
+        selector.w_key.weight.neg_()
+
+
 def test_cached_keys_follow_changes_of_the_bank_and_of_the_selector(
-    on_disk: bool, model: SeDeM, bank: MemoryBank, tmp_path: Path
+    model: SeDeM, bank: MemoryBank
 ) -> None:
-    if on_disk:
-        bank.save(tmp_path / "a.bank")
-
-    def turn() -> None:
-        with torch.no_grad():
-            model.selector.w_key.weight.neg_()
-
     before = scores(model, bank)
     for change in (
         lambda: bank.append(model.read([EXTRA])),
         lambda: bank.remove("lease.txt"),
-        turn,
+        lambda: turn(model.selector),
     ):
         change()
         after = scores(model, bank)
@@ -265,8 +253,7 @@ def test_stored_keys_of_another_selector_are_made_again_with_a_warning(
     model: SeDeM, opened: MemoryBank, caplog: pytest.LogCaptureFixture
 ) -> None:
     save_keys(opened, model.selector)
-    with torch.no_grad():
-        model.selector.w_key.weight.neg_()
+    turn(model.selector)
     with caplog.at_level(logging.WARNING):
         found = scores(model, opened)
     assert "are of another selector" in caplog.text

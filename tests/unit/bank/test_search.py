@@ -1,4 +1,4 @@
-"""In a large bank pooled keys give candidates, and candidates have their exact scores."""
+"""Scores are those of the selector; in a large bank, candidates have theirs."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+from unit.method.conftest import case
 
 from sedem import Document, MemoryBank, SeDeM
 from sedem.answering.requests import Request, encode_questions
 from sedem.answering.scores import score_requests
 from sedem.bank import blocks, search
-from sedem.bank.keys import key_index, prepare, save_keys
-from sedem.bank.search import pool_keys
-from sedem.quantization import Quantized
+from sedem.bank.keys import prepare, save_keys
+from sedem.bank.search import key_scores, pool_keys
+from sedem.method.selector import block_scores
+from sedem.quantization import DTYPES, Quantized, quantize
 
 RENT = "What is the rent?"
 
@@ -31,6 +33,37 @@ def scored(model: SeDeM, *requests: Request) -> list[torch.Tensor]:
     return score_requests(model, requests, *states)
 
 
+@pytest.mark.parametrize("way", ["_scores_head_by_head", "_scores_of_all_heads"])
+@pytest.mark.parametrize("room", [1, 40, 2**16])
+@pytest.mark.parametrize("dtype", [None, *DTYPES])
+def test_scores_are_those_of_the_blocks_in_parts_of_any_size(
+    dtype: str | None, room: int, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "_scores_head_by_head", getattr(search, way))
+    query_BQRH, query_mask_BQ, keys_BNJRH, slot_mask_BNJ = case()
+    keys_NJRH, slot_mask_NJ = keys_BNJRH[1], slot_mask_BNJ[1]
+    quantized = Quantized(keys_NJRH) if dtype is None else quantize(keys_NJRH, dtype)
+    monkeypatch.setattr("sedem.bank.search.PRODUCTS", room)
+    padding_P = (~slot_mask_NJ).flatten().nonzero()[:, 0]
+    found_BN = key_scores(query_BQRH, query_mask_BQ, quantized, padding_P)
+    keys_BNJRH = quantized.dequantize().float().expand_as(keys_BNJRH)
+    slots_BNJ = slot_mask_NJ.expand_as(slot_mask_BNJ)
+    torch.testing.assert_close(
+        found_BN, block_scores(query_BQRH, query_mask_BQ, keys_BNJRH, slots_BNJ)
+    )
+    assert found_BN[:, 3].eq(-torch.inf).all(), "padding alone"
+
+
+def test_scores_are_float32_under_autocast() -> None:
+    query_BQRH, query_mask_BQ, keys_BNJRH, slot_mask_BNJ = case()
+    padding_P = (~slot_mask_BNJ[1]).flatten().nonzero()[:, 0]
+    arguments = query_BQRH, query_mask_BQ, Quantized(keys_BNJRH[1]), padding_P
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found_BN = key_scores(*arguments)
+    assert found_BN.dtype == torch.float32
+    assert torch.equal(found_BN, key_scores(*arguments))
+
+
 def test_pooled_keys_are_means_of_real_slots_and_groups_of_padding_are_marked() -> None:
     keys = torch.randn(2, 4, 3, 5)
     pooled, empty = pool_keys(Quantized(keys), torch.tensor([3, 6, 7]), 2)
@@ -41,9 +74,17 @@ def test_pooled_keys_are_means_of_real_slots_and_groups_of_padding_are_marked() 
 
 
 @pytest.mark.parametrize("keys", ["made", "cached", "stored"])
-def test_candidates_have_their_exact_scores_and_other_blocks_none(
-    keys: str, model: SeDeM, bank: MemoryBank, tmp_path: object
+def test_the_best_blocks_are_candidates_with_exact_scores(
+    keys: str, model: SeDeM, bank: MemoryBank, tmp_path: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    sizes = []
+
+    def spied(keys: Quantized, padding: torch.Tensor) -> object:
+        sizes.append(len(keys))
+        return pool_keys(keys, padding)
+
+    monkeypatch.setattr(blocks, "SCAN", 3)
+    monkeypatch.setattr(search, "pool_keys", spied)
     if keys == "cached":
         prepare(bank, model.selector)
     elif keys == "stored":
@@ -55,39 +96,9 @@ def test_candidates_have_their_exact_scores_and_other_blocks_none(
     is_candidate = found > -torch.inf
     assert is_candidate.sum() == 5
     torch.testing.assert_close(found[is_candidate], exact[is_candidate])
-
-
-@pytest.mark.parametrize("cached", [True, False])
-def test_keys_are_pooled_in_parts_whether_they_are_cached_or_not(
-    cached: bool, model: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (expected,) = scored(model, Request(bank, RENT, k=2))
-    again = model.read(bank.documents)
-    if cached:
-        prepare(again, model.selector)
-    sizes = []
-
-    def spied(keys: Quantized, padding: torch.Tensor) -> object:
-        sizes.append(len(keys))
-        return pool_keys(keys, padding)
-
-    monkeypatch.setattr(blocks, "SCAN", 3)
-    monkeypatch.setattr(search, "pool_keys", spied)
-    (found,) = scored(model, Request(again, RENT, k=2))
-    assert max(sizes) == 3 < len(again) == sum(sizes)
-    torch.testing.assert_close(found, expected)
-    pooled = [key_index(one, model.selector).pooled for one in (bank, again)]
-    for keys, padding in pooled[1:]:  # type: ignore[misc]
-        assert torch.equal(keys.values, pooled[0][0].values)  # type: ignore[index]
-        assert torch.equal(padding, pooled[0][1])  # type: ignore[index]
-
-
-def test_with_as_many_groups_as_slots_the_best_candidates_are_the_best_blocks(
-    model: SeDeM, bank: MemoryBank
-) -> None:
-    exact = model.scores(bank, RENT)
-    (found,) = scored(model, Request(bank, RENT, k=2))
+    # There are as many pooled keys as slots.
     assert found.topk(3).indices.tolist() == exact.topk(3).indices.tolist()
+    assert max(sizes) == 3 < len(bank) == sum(sizes)
 
 
 @pytest.mark.parametrize(

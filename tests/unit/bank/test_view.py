@@ -27,17 +27,21 @@ def bank(tmp_path: Path) -> Path:
     return tmp_path / "a.bank"
 
 
-def test_no_part_of_a_text_is_in_the_file(bank: Path) -> None:
+def test_a_citation_shows_the_text_of_an_unchanged_source_alone(bank: Path) -> None:
     assert text_of(1).encode()[:12] not in bank.read_bytes()
     with BankFile(bank).reading() as connection:
         assert not connection.execute("SELECT 1 FROM texts").fetchall()
         assert connection.execute("SELECT rowid FROM words WHERE words MATCH '7919'").fetchall()
-
-
-def test_a_citation_shows_the_text_of_an_unchanged_source_alone(bank: Path) -> None:
     sources = {"0.txt": text_of(0), "1.txt": text_of(1) + " and more"}
-    opened = MemoryBank.open(bank, source=sources.get)
+    asked: list[str] = []
+
+    def source(name: str) -> str | None:
+        asked.append(name)
+        return sources.get(name)
+
+    opened = MemoryBank.open(bank, source=source)
     assert opened.citation(0, 1, 0.5).text == text_of(0)[:9]
+    assert opened.block_text(1) == text_of(0)[9:] and asked == ["0.txt"], "it is read once"
     changed = opened.citation(2, 1, 0.5)
     assert changed.text == "" and "'1.txt' has changed since" in str(changed.note)
     del sources["1.txt"]
@@ -45,23 +49,11 @@ def test_a_citation_shows_the_text_of_an_unchanged_source_alone(bank: Path) -> N
     assert "open it with `source`" in str(MemoryBank.open(bank).citation(0, 1, 0.5).note)
 
 
-def test_a_source_is_read_once_for_several_spans(bank: Path) -> None:
-    asked: list[str] = []
-
-    def source(name: str) -> str:
-        asked.append(name)
-        return text_of(int(name[0]))
-
-    opened = MemoryBank.open(bank, source=source)
-    assert [opened.block_text(n) for n in (0, 1, 0)] == [
-        text_of(0)[:9], text_of(0)[9:], text_of(0)[:9],
-    ]  # fmt: skip
-    assert asked == ["0.txt"]
-
-
 def test_an_append_skips_what_has_the_same_text_and_replaces_the_rest(bank: Path) -> None:
     file = BankFile(bank)
+    before = file.head()
     append(file, 0, 1, version=0)
+    assert file.head() == before
     append(file, 1, version=1)
     opened = MemoryBank.open(bank)
     assert opened.documents.names == ["0.txt", "1.txt"]
@@ -74,18 +66,12 @@ def test_a_copy_needs_the_sources_and_holds_no_texts_either(bank: Path, tmp_path
     opened = MemoryBank.open(bank, source=lambda name: text_of(int(name[0])))
     opened.save(tmp_path / "b.bank")
     assert not MemoryBank.open(tmp_path / "b.bank").meta.texts
-    assert BankFile(bank).copy_to(tmp_path / "c.bank")
-    assert not MemoryBank.open(tmp_path / "c.bank").meta.texts
-
-
-def test_a_bank_with_texts_is_saved_without_them(tmp_path: Path) -> None:
     file = BankFile()
     with file.creating(META):
         append(file, 0, 1)
-    with_texts = MemoryBank.open_from(file)
-    with_texts.save(tmp_path / "b.bank", no_text=True)
-    opened = MemoryBank.open(tmp_path / "b.bank")
-    assert not opened.meta.texts and opened.blocks == with_texts.blocks
+    MemoryBank.open_from(file).save(tmp_path / "c.bank", no_text=True)
+    without = MemoryBank.open(tmp_path / "c.bank")
+    assert not without.meta.texts and without.blocks == opened.blocks
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import builtins
 import io
+import itertools
 import json
 import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,17 @@ def killed_at(step: int) -> Iterator[list[str]]:
         yield calls
 
 
+def saves(model: SeDeM, place: Path, prepare: Callable[[], None]) -> Iterator[str]:
+    """Save a model, killed at each step in turn and then not; yields the last call of each try."""
+    for step in itertools.count(1):
+        prepare()
+        with killed_at(step) as calls, suppress(Killed):
+            model.save_pretrained(place)
+            break
+        yield calls[-1]
+    yield "nothing"
+
+
 def own(folder: Path) -> dict[str, bytes]:
     """The content of a checkpoint, after it was checked as any opening does."""
     with opening(folder):
@@ -217,43 +229,33 @@ def test_a_writer_killed_at_any_step_leaves_the_old_or_the_new_checkpoint(
     new = content(place)
     assert new["README.md"] == b"mine" and new["runs/events"] == b"also mine"
     assert all(old[name] != new[name] for name in (WEIGHTS, ADAPTER, MANIFEST))
-    found, done, step = [], False, 0
-    while not done:
-        step += 1
+    found = []
+
+    def restore() -> None:
         shutil.rmtree(place.parent)
         shutil.copytree(tmp_path / "old", place)
-        with killed_at(step) as calls:
-            try:
-                adapted.save_pretrained(place)
-                done = True
-            except Killed:
-                pass
+
+    for last in saves(adapted, place, restore):
         left = own(locate(str(place)))
-        assert left in (old, new), f"killed before {calls[-1]}, call {step}"
+        assert left in (old, new), f"killed before {last}, call {len(found) + 1}"
         found.append(left == new)
-        if step % 20 == 0 or not place.exists():
+        if len(found) % 20 == 0 or not place.exists():
             # What is left beside does not hinder the next writer, which clears it.
             adapted.save_pretrained(place)
             assert own(place) == new
             assert [path.name for path in place.parent.iterdir()] == ["mine"]
     assert found == sorted(found) and not found[0] and found[-1]
-    assert step > 30
+    assert len(found) > 30
 
 
 def test_a_new_checkpoint_appears_whole_or_not_at_all(adapted: SeDeM, tmp_path: Path) -> None:
-    place, step, done = tmp_path / "a" / "b" / "mine", 0, False
-    while not done:
-        step += 1
-        with killed_at(step):
-            try:
-                adapted.save_pretrained(place)
-                done = True
-            except Killed:
-                pass
+    place, tried = tmp_path / "a" / "b" / "mine", []
+    for last in saves(adapted, place, lambda: None):
+        tried.append(last)
         if place.exists():
             assert set(own(place)) >= {WEIGHTS, ADAPTER, MANIFEST}
             shutil.rmtree(tmp_path / "a")
-    assert step > 20
+    assert len(tried) > 20
 
 
 def test_a_checkpoint_whose_writer_was_killed_between_two_names_opens_with_a_warning(

@@ -29,7 +29,7 @@ ENTRIES = {"encoder": "owner/tiny", "decoder": None, "inject_layer": 2, "compres
 
 
 def test_the_card_tells_budget_data_and_scores() -> None:
-    card = model_card("me/reader", ENTRIES, {"encoder": "owner/tiny"}, SUMMARY)
+    card = model_card("me/reader", ENTRIES, SUMMARY)
     assert card.startswith("---\nbase_model:\n- owner/tiny\nlibrary_name: sedem\n")
     assert 'SeDeM.from_pretrained("me/reader")' in card
     for row in (
@@ -52,7 +52,7 @@ def test_the_card_tells_budget_data_and_scores() -> None:
 def test_the_card_of_a_baseline_says_how_to_evaluate_it() -> None:
     entries = {"method": "icae", "backbone": "sedem-nano/backbone", "memory": 32}
     summary = {**SUMMARY, "recipe": {"text": {"path": "hub:a/b", "windows": 10}}, "evaluation": {}}
-    card = model_card("me/icae", entries, {"backbone": "sedem-nano/backbone"}, summary)
+    card = model_card("me/icae", entries, summary)
     assert "base_model" not in card
     assert "sedem eval icae --data questions.jsonl -m me/icae" in card
     assert "- `hub:a/b`, windows 10" in card

@@ -82,13 +82,8 @@ def test_the_selector_is_tied_and_a_backbone_has_one_untrained_model(model: SeDe
     assert torch.equal(torch.rand(1), expected), "the caller's random numbers do not change"
     assert again.selector.digest() == selector.digest()
     assert again.fingerprint() == model.fingerprint()
-
-
-def test_nothing_was_trained_and_nothing_is_adapted(model: SeDeM) -> None:
-    assert not model.decoder.has_lora
-    assert not list(model.decompressor.parameters())
-    assert model.guidance is not None
-    assert float(model.guidance.tau) == 1.0
+    assert not model.decoder.has_lora and not list(model.decompressor.parameters())
+    assert model.guidance is not None and float(model.guidance.tau) == 1.0
 
 
 @torch.no_grad()
@@ -101,18 +96,15 @@ def test_training_can_start_from_it_and_finds_no_error_of_restored_states(model:
     assert bool(torch.isfinite(parts["loss"]))
 
 
-@pytest.mark.parametrize("layer", [0, DEPTH, -1])
-def test_a_layer_without_layers_before_and_after_it_is_refused(
-    layer: int, tiny_folder: Callable[..., str]
+def test_a_layer_with_layers_before_and_after_it_can_be_chosen(
+    tiny_folder: Callable[..., str],
 ) -> None:
-    words = rf"layer is {layer}, but .* has {DEPTH} layers; give a layer from 1 to {DEPTH - 1}"
-    with pytest.raises(ConfigError, match=words):
-        untrained(tiny_folder(), layer=layer)
-
-
-def test_a_layer_can_be_chosen(tiny_folder: Callable[..., str]) -> None:
     config = untrained(tiny_folder(), layer=1, segment_length=T, k="auto").config
     assert (config.extract_layers, config.inject_layer, config.k) == ((1,), 1, "auto")
+    for layer in (0, DEPTH, -1):
+        words = rf"layer is {layer}, but .* has {DEPTH} layers; give a layer from 1 to {DEPTH - 1}"
+        with pytest.raises(ConfigError, match=words):
+            untrained(tiny_folder(), layer=layer)
 
 
 def test_questions_stand_in_the_chat_template_of_a_tokenizer_that_has_one(

@@ -19,7 +19,7 @@ from sedem import Document, MemoryBank, SeDeM, SedemConfig
 from sedem.answering.prompts import question_ids
 from sedem.answering.requests import Request, choose, encode_questions, inputs_of
 from sedem.backbone.loading import open_backbone
-from sedem.bank import scores
+from sedem.bank import search
 from sedem.bank.search import score_questions
 from sedem.engine.eager import start_decoding
 from sedem.evaluation.cost import Workload, count_flops
@@ -78,7 +78,7 @@ def test_reading(model: SeDeM) -> None:
 
 def test_selecting(model: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch) -> None:
     # Columns that only pad a small bank are left out of the formula.
-    monkeypatch.setattr(scores, "COLUMNS", 1)
+    monkeypatch.setattr(search, "COLUMNS", 1)
 
     def select() -> None:
         hidden_1QE, mask_1Q = encode_questions(model, model.engine, [QUESTION])
