@@ -48,9 +48,6 @@ SETS: dict[str, Schema] = {
     "cloze": Schema(cloze.read),
 }
 
-NAMES = 10_000
-"""Number of field names that usually suffice to distinguish the schemas."""
-
 
 def open_examples(
     source: str | Path,
@@ -147,14 +144,9 @@ def sniff(source: str | Path) -> str:
     path = Path(source)
     if not exists(path):
         return _public(source)
-    names = first_field_names(shards(path)[0])
-    found: set[str] = set()
-    # Usually the first names suffice, so the rest of a single large JSON object is not read.
-    for some in (islice(names, NAMES), names):
-        found.update(some)
-        schema = _schema(found)
-        if schema is not None:
-            return schema
+    schema = _schema(first_field_names(shards(path)[0]))
+    if schema is not None:
+        return schema
     raise DataError(
         f"the fields of '{path}' fit no schema; name it ({', '.join(SETS)}), or give JSON lines of "
         "{documents, question, answers, evidence}"

@@ -6,11 +6,12 @@ Errors name its place. The readers of the sets interpret the records.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Annotated, Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import (
     AfterValidator,
@@ -22,16 +23,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from sedem.data.compression import kind, open_bytes, open_text
+from sedem.data.compression import kind, open_text
 from sedem.errors import DataError, first_line
-from sedem.untrusted import (
-    JSON_BYTES,
-    LINE_CHARACTERS,
-    check_depth,
-    check_file,
-    is_folder,
-    parse_json,
-)
+from sedem.untrusted import JSON_BYTES, LINE_CHARACTERS, check_file, is_folder, parse_json
 from sedem.validation import explain
 
 Record = dict[str, Any]
@@ -41,8 +35,13 @@ Records = Iterator[tuple[str, Record]]
 ENDINGS = (".json", ".jsonl", ".parquet")
 BLANKS = 1000
 """White space that may precede the first character of JSON."""
+CHARACTERS = 1 << 16
+"""Characters of an array read at a time, unless an entry is longer."""
 ROWS = 64
 """Number of rows read at a time from a parquet file."""
+
+_BLANK = re.compile(r"[ \t\n\r]*")
+_AFTER = re.compile(r"[ \t\n\r]*([,\]])[ \t\n\r]*")
 
 
 def read_records(path: Path) -> Records:
@@ -74,18 +73,21 @@ def shards(path: Path) -> list[Path]:
     return files
 
 
-def first_field_names(path: Path) -> Iterator[str]:
-    """Names of all fields of the first record of a file, including nested ones; may repeat.
-
-    JSON is read no further than the caller asks for.
+def first_field_names(path: Path) -> set[str]:
+    """Names of all fields of the first record of a file, including nested ones.
 
     Raises:
         DataError: as `read_records`.
     """
-    try:
-        yield from _streamed_names(path)
-    except _StreamingError:
-        yield from _names(next(read_records(path), ("", {}))[1])
+    names: set[str] = set()
+    values: list[Any] = [next(read_records(path), ("", {}))[1]]
+    while values:
+        value = values.pop()
+        if isinstance(value, dict):
+            names.update(value)
+            value = list(value.values())
+        values += [entry for entry in value if isinstance(entry, dict | list)]
+    return names
 
 
 def read_json(path: Path) -> Any:
@@ -104,12 +106,7 @@ def read_json(path: Path) -> Any:
     return parse_json(text, f"'{path}'", DataError)
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, Record]]:
-    """Objects of a JSON-lines file with their line numbers; blank lines are skipped.
-
-    Raises:
-        DataError: a line is not a JSON object.
-    """
+def _lines(path: Path) -> Records:
     with open_text(path) as file:
         lines = iter(lambda: file.readline(LINE_CHARACTERS + 1), "")
         for number, line in enumerate(lines, start=1):
@@ -119,12 +116,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, Record]]:
                     f"{place} has more than {LINE_CHARACTERS:,} characters; put one object per line"
                 )
             if line.strip():
-                yield number, _object(parse_json(line.strip(), place, DataError), place)
-
-
-def _lines(path: Path) -> Records:
-    for number, entry in read_lines(path):
-        yield f"'{path}', line {number}", entry
+                yield place, _object(parse_json(line.strip(), place, DataError), place)
 
 
 def _json(path: Path) -> Records:
@@ -150,118 +142,42 @@ def _json(path: Path) -> Records:
 
 
 def _array(path: Path) -> Records:
-    """Entries of an array; an array that cannot be streamed is parsed as a whole."""
-    count = 0
-    try:
-        for count, entry in enumerate(_streamed_entries(path), start=1):
-            yield f"'{path}', entry {count}", _object(entry, f"'{path}', entry {count}")
-    except _StreamingError:
-        # json reports line and column of an error, and reads what ijson cannot, such as NaN.
-        for number, entry in enumerate(read_json(path)[count:], start=count + 1):
-            yield f"'{path}', entry {number}", _object(entry, f"'{path}', entry {number}")
+    """Entries of an array, each parsed when it is complete."""
+    decoder, count, start = json.JSONDecoder(), 0, 0
+    with open_text(path) as file:
+        text = file.read(CHARACTERS).lstrip()[1:]
+        while len(text) <= JSON_BYTES:
+            start = _BLANK.match(text, start).end()  # type: ignore[union-attr]
+            try:
+                _, end = decoder.raw_decode(text, start)
+            except (RecursionError, ValueError):
+                after = None
+            else:
+                after = _AFTER.match(text, end)
+            if after is None:
+                # Reading twice as much each time keeps the time linear in the length of an entry.
+                more = file.read(max(CHARACTERS, len(text)))
+                if not more:
+                    break
+                text, start = text[start:] + more, 0
+                continue
+            count += 1
+            place = f"'{path}', entry {count}"
+            yield place, _object(parse_json(text[start:end], place, DataError), place)
+            start = after.end()
+            if after[1] == "]":
+                if not (text[start:] or file.read(CHARACTERS)).strip():
+                    return
+                break
+    # An empty array, or an error, which gets its line and column.
+    for number, entry in enumerate(read_json(path)[count:], start=count + 1):
+        yield f"'{path}', entry {number}", _object(entry, f"'{path}', entry {number}")
 
 
 def _object(entry: Any, place: str) -> Record:
     if not isinstance(entry, dict):
         raise DataError(f"{place}: a JSON object is needed, this is {type(entry).__name__}")
     return entry
-
-
-class _StreamingError(Exception):
-    """ijson is not installed, fails, or would give other values than json.
-
-    It raises a SystemError for an integer with more digits than Python accepts.
-    """
-
-
-def _ijson() -> Any:
-    try:
-        import ijson
-    except ImportError:
-        raise _StreamingError from None
-    return ijson
-
-
-def _streamed_entries(path: Path) -> Iterator[Any]:
-    ijson = _ijson()
-    repeated: list[str] = []
-
-    class Watched(dict[str, Any]):
-        # ijson cannot pass on an exception from this method.
-        def __setitem__(self, key: str, value: Any) -> None:
-            repeated.extend([key] if key in self else [])
-            super().__setitem__(key, value)
-
-    with open_bytes(path) as file:
-        watched = _SurrogateWatch(file)
-        try:
-            for entry in ijson.items(watched, "item", use_float=True, map_type=Watched):
-                if watched.found:
-                    raise _StreamingError
-                if repeated:
-                    raise DataError(
-                        f"'{path}' has an object with the key '{repeated[0]}' twice; remove one"
-                    )
-                check_depth(entry, f"'{path}'", DataError)
-                yield entry
-        except (ijson.JSONError, UnicodeDecodeError, SystemError):
-            raise _StreamingError from None
-
-
-class _SurrogateWatch:
-    """A JSON file wrapper that notices an escaped lone high surrogate in the bytes it passes on.
-
-    ijson replaces such a surrogate with "?" without an error. A lone low one does raise an error.
-    """
-
-    _LONE = re.compile(
-        rb"\\u[dD][89abAB][0-9a-fA-F]{2}"
-        rb"(?:[^\\]|\\[^u]|\\u[^dD]|\\u[dD][^c-fC-F])"  # no low surrogate follows
-    )
-    _LONGEST = 10
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.found = False
-        self._file = file
-        self._end = b""
-
-    def read(self, size: int = -1) -> bytes:
-        """The next bytes of the file."""
-        chunk = self._file.read(size)
-        seen = self._end + chunk
-        self.found = self.found or self._LONE.search(seen) is not None
-        self._end = seen[1 - self._LONGEST :]
-        return chunk
-
-
-def _streamed_names(path: Path) -> Iterator[str]:
-    if kind(path) == ".parquet":
-        raise _StreamingError
-    ijson = _ijson()
-    outside: int | None = None
-    depth = 0
-    with open_bytes(path) as file:
-        try:
-            # A JSON-lines file has several values.
-            for event, value in ijson.basic_parse(file, multiple_values=True):
-                if outside is None:
-                    outside = int(event == "start_array")
-                if event == "map_key":
-                    yield value
-                depth += event.startswith("start_") - event.startswith("end_")
-                if event.startswith("end_") and depth <= outside:
-                    return
-        except (ijson.JSONError, UnicodeDecodeError, SystemError):
-            raise _StreamingError from None
-
-
-def _names(value: Any) -> Iterator[str]:
-    """Names of all fields of a JSON value, including nested ones."""
-    if isinstance(value, dict):
-        yield from value
-    for entry in value.values() if isinstance(value, dict) else value:
-        if isinstance(entry, dict | list):
-            yield from _names(entry)
 
 
 def _rows(path: Path) -> Records:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sedem.data.compression import open_text
-from sedem.data.records import read_json, read_lines
+from sedem.data.records import read_json, read_records
 from sedem.errors import DataError
 
 TEXT = 'Görlitz liegt an der Neiße.\n{"rent": 900}\n' * 200
@@ -39,7 +39,10 @@ def test_a_compressed_file_reads_as_its_text(tmp_path: Path, ending: str) -> Non
 def test_lines_of_a_compressed_file_keep_their_numbers(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"lines.jsonl{ending}"
     path.write_bytes(COMPRESSED[ending](b'{"a": 1}\n\n{"a": 2}\n'))
-    assert list(read_lines(path)) == [(1, {"a": 1}), (3, {"a": 2})]
+    assert [(place[-6:], record) for place, record in read_records(path)] == [
+        ("line 1", {"a": 1}),
+        ("line 3", {"a": 2}),
+    ]
 
 
 @pytest.mark.parametrize("ending", COMPRESSED)
@@ -48,7 +51,7 @@ def test_a_file_that_only_claims_to_be_compressed_is_refused(tmp_path: Path, end
     COMPRESSED[ending](b"skips here when the library is missing")
     path.write_text('{"a": 1}\n')
     with pytest.raises(DataError, match=rf"plain\.jsonl\{ending}' cannot be read: \w+"):
-        list(read_lines(path))
+        list(read_records(path))
 
 
 @pytest.mark.parametrize("ending", COMPRESSED)
@@ -57,7 +60,7 @@ def test_a_damaged_compressed_file_is_refused(tmp_path: Path, ending: str) -> No
     whole = COMPRESSED[ending](b'{"a": 1}\n' * 5000)
     path.write_bytes(whole[:20] + bytes(255 - byte for byte in whole[20:40]) + whole[40:])
     with pytest.raises(DataError, match=rf"damaged\.jsonl\{ending}' cannot be read"):
-        list(read_lines(path))
+        list(read_records(path))
 
 
 @pytest.mark.parametrize("ending", COMPRESSED)
@@ -88,7 +91,7 @@ def test_a_zstd_file_of_jsonl_that_ends_early_is_no_end_of_its_lines(tmp_path: P
     whole = zstd(b"".join(b'{"text": "%d"}\n' % number for number in range(50_000)))
     path.write_bytes(whole[: len(whole) - 20])
     with pytest.raises(DataError, match=r"lines\.jsonl\.zst' cannot be read: .*ended before"):
-        list(read_lines(path))
+        list(read_records(path))
 
 
 def test_zstd_without_its_library_says_what_to_install(
@@ -125,7 +128,7 @@ def test_text_that_is_not_utf8_is_refused_with_its_byte(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"latin\.jsonl' is not UTF-8 text \(invalid .* at byte 8\)"
     ):
-        list(read_lines(path))
+        list(read_records(path))
 
 
 def test_broken_json_names_line_and_column(tmp_path: Path) -> None:
@@ -138,8 +141,8 @@ def test_broken_json_names_line_and_column(tmp_path: Path) -> None:
 def test_a_broken_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "broken.jsonl"
     path.write_text('{"a": 1}\n\n{"a": 2\n')
-    lines = read_lines(path)
-    assert next(lines) == (1, {"a": 1})
+    lines = read_records(path)
+    assert next(lines)[1] == {"a": 1}
     with pytest.raises(DataError, match=r"broken\.jsonl', line 3 is not JSON: .* at column 8"):
         next(lines)
 
@@ -148,4 +151,4 @@ def test_a_line_that_is_no_object_is_named(tmp_path: Path) -> None:
     path = tmp_path / "list.jsonl"
     path.write_text('{"a": 1}\n[1, 2]\n')
     with pytest.raises(DataError, match="line 2: a JSON object is needed, this is list"):
-        list(read_lines(path))
+        list(read_records(path))

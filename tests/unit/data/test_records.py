@@ -58,7 +58,7 @@ def test_an_object_over_many_lines_is_one_record(write: Write, tmp_path: Path) -
 def bytes_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Sizes of the chunks that are read from JSON files from now on."""
     sizes: list[int] = []
-    opened = records.open_bytes
+    opened = records.open_text
 
     @contextmanager
     def counting(path: Path) -> Iterator[Any]:
@@ -71,7 +71,7 @@ def bytes_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
             yield SimpleNamespace(read=read)
 
-    monkeypatch.setattr(records, "open_bytes", counting)
+    monkeypatch.setattr(records, "open_text", counting)
     return sizes
 
 
@@ -90,7 +90,7 @@ def test_the_first_records_of_a_large_array_are_read_alone(
     size = large_array(tmp_path / "large.json")
     found = read_records(tmp_path / "large.json")
     assert [next(found)[1]["id"] for _ in range(3)] == [0, 1, 2]
-    assert list(first_field_names(tmp_path / "large.json")) == ["id", "text"]
+    assert first_field_names(tmp_path / "large.json") == {"id", "text"}
     assert 0 < sum(bytes_read) < size / 100
 
 
@@ -137,13 +137,6 @@ def test_values_of_an_array_are_those_of_json(tmp_path: Path, values: str, befor
     assert repr(entries(tmp_path / "array.json")) == repr(json.loads(text))
 
 
-def test_an_array_is_read_without_ijson(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ijson", None)
-    (tmp_path / "array.json").write_text(json.dumps(ENTRIES))
-    assert entries(tmp_path / "array.json") == ENTRIES
-    assert list(first_field_names(tmp_path / "array.json")) == ["id", "text", "parts", "a"]
-
-
 @pytest.mark.parametrize("name", ["array.json", "lines.jsonl", "object.json", "rows.parquet"])
 def test_field_names_are_those_of_the_first_record(tmp_path: Path, name: str) -> None:
     first = {"id": 1, "text": "'b': 2", "parts": [{"a": 1}, {"c": [[]]}]}
@@ -151,7 +144,7 @@ def test_field_names_are_those_of_the_first_record(tmp_path: Path, name: str) ->
     (tmp_path / "lines.jsonl").write_text(f"{json.dumps(first)}\n{json.dumps({'z': 1})}\n")
     (tmp_path / "object.json").write_text(json.dumps(first, indent=1))
     Dataset.from_list([first]).to_parquet(tmp_path / "rows.parquet")
-    assert set(first_field_names(tmp_path / name)) == {"id", "text", "parts", "a", "c"}
+    assert first_field_names(tmp_path / name) == {"id", "text", "parts", "a", "c"}
 
 
 @pytest.mark.parametrize("text", ['[{"id": 1}, 2]', "[[]]"])
