@@ -39,7 +39,7 @@ def read_texts(
     field `text`. Files may be compressed (.gz, .xz, .bz2, .zst).
 
     Args:
-        source: file, folder, or "hub:" and the id of a dataset, whose training split is streamed.
+        source: "hub:" and the id of a dataset streams its training split.
         exclude_titles: lines and rows with one of these in the field `title` are left out.
         revision: commit of the dataset on the hub; None means the newest.
         shard_seed: seed of the order in which the files of a folder, or the shards of a dataset on
@@ -79,11 +79,7 @@ def hub_id(source: str | Path) -> str | None:
 
 
 def text_files(path: Path) -> list[Path]:
-    """The file itself, or every text file of a folder.
-
-    Raises:
-        DataError: the folder has no text file.
-    """
+    """The file itself, or every text file of a folder, of which there must be one."""
     if not is_folder(path):
         return [path]
     files = sorted(file for file in path.rglob("*") if kind(file) in TEXT_ENDINGS)
@@ -148,11 +144,8 @@ class TokenizedCorpus:
         """Open a tokenized corpus; tokenize it first, or continue after a killed run.
 
         Args:
-            source: file or folder of texts, or "hub:" and the id of a dataset.
             cache: folder of the arrays; their names depend on the corpus and the tokenizer.
-            exclude_titles: as in `read_texts`.
             limit: stop after this many tokens, which cuts the last text; None means all.
-            shard_seed: as in `read_texts`.
 
         Raises:
             DataError: the corpus cannot be read or is empty.

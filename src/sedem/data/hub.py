@@ -70,7 +70,7 @@ def read_home(
 
     Args:
         name: one of `HOMES`.
-        split: "train" or "validation"; None means "validation".
+        split: None means "validation".
         revision: the commit to read; None means the newest, or the newest local copy if the hub is
             unreachable.
         streaming: read over the network without keeping a copy.

@@ -26,8 +26,6 @@ class Windows(Dataset[dict[str, NDArray[np.int64]]]):
     before it, so resumed training continues with the same windows.
 
     Args:
-        context: T.
-        continuation: A.
         texts: indices of the texts to use; None means all.
         limit: maximum windows, the first in order; None means all.
     """

@@ -23,8 +23,6 @@ COLUMNS = (*ANSWERS, "recall", "mrr", "conditioning", "bytes_per_token", "ttft_m
 RECALL = "recall@"
 """Prefix of the metrics of recall; K follows."""
 
-
-METRIC = "f1"
 COLORS = ("#2f855a", "#2b6cb0", "#b7791f", "#9b2c2c", "#6b46c1", "#4a5568")
 
 ENDINGS = (".svg", ".png", ".pdf")
@@ -68,13 +66,7 @@ class Metrics(BaseModel):
 
 @dataclass(frozen=True)
 class EvaluatedRun:
-    """A finished run.
-
-    Attributes:
-        folder: folder of the run.
-        metrics: entries of its metrics.json.
-        records: its predictions.
-    """
+    """A finished run: its folder, metrics.json and predictions."""
 
     folder: Path
     metrics: dict[str, Any]
@@ -215,6 +207,5 @@ def name_of(row: dict[str, Any]) -> str:
 
 
 def _interval(row: dict[str, Any]) -> tuple[float, float, float]:
-    value = row["metrics"][METRIC]
-    low, high = value["interval"]
-    return value["mean"], low, high
+    value = row["metrics"]["f1"]
+    return value["mean"], *value["interval"]

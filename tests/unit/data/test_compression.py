@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sedem.data.compression import open_text
-from sedem.data.records import read_json, read_records
+from sedem.data.records import read_records
 from sedem.errors import DataError
 
 TEXT = 'Görlitz liegt an der Neiße.\n{"rent": 900}\n' * 200
@@ -27,128 +27,72 @@ COMPRESSED: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("ending", COMPRESSED)
-def test_a_compressed_file_reads_as_its_text(tmp_path: Path, ending: str) -> None:
-    path = tmp_path / f"text.txt{ending}"
-    path.write_bytes(COMPRESSED[ending](TEXT.encode()))
+def text_of(path: Path) -> str:
     with open_text(path) as file:
-        assert file.read() == TEXT
+        return file.read()
 
 
 @pytest.mark.parametrize("ending", COMPRESSED)
-def test_lines_of_a_compressed_file_keep_their_numbers(tmp_path: Path, ending: str) -> None:
-    path = tmp_path / f"lines.jsonl{ending}"
-    path.write_bytes(COMPRESSED[ending](b'{"a": 1}\n\n{"a": 2}\n'))
-    assert [(place[-6:], record) for place, record in read_records(path)] == [
-        ("line 1", {"a": 1}),
-        ("line 3", {"a": 2}),
-    ]
-
-
-@pytest.mark.parametrize("ending", COMPRESSED)
-def test_a_file_that_only_claims_to_be_compressed_is_refused(tmp_path: Path, ending: str) -> None:
-    path = tmp_path / f"plain.jsonl{ending}"
-    COMPRESSED[ending](b"skips here when the library is missing")
-    path.write_text('{"a": 1}\n')
-    with pytest.raises(DataError, match=rf"plain\.jsonl\{ending}' cannot be read: \w+"):
-        list(read_records(path))
-
-
-@pytest.mark.parametrize("ending", COMPRESSED)
-def test_a_damaged_compressed_file_is_refused(tmp_path: Path, ending: str) -> None:
-    path = tmp_path / f"damaged.jsonl{ending}"
-    whole = COMPRESSED[ending](b'{"a": 1}\n' * 5000)
-    path.write_bytes(whole[:20] + bytes(255 - byte for byte in whole[20:40]) + whole[40:])
-    with pytest.raises(DataError, match=rf"damaged\.jsonl\{ending}' cannot be read"):
-        list(read_records(path))
-
-
-@pytest.mark.parametrize("ending", COMPRESSED)
-def test_a_compressed_file_that_ends_early_is_refused(tmp_path: Path, ending: str) -> None:
-    path = tmp_path / f"half.txt{ending}"
-    whole = COMPRESSED[ending](TEXT.encode())
+def test_a_compressed_file_is_read_whole_or_refused(tmp_path: Path, ending: str) -> None:
+    compress = COMPRESSED[ending]
+    path = tmp_path / f"text.txt{ending}"
+    whole = compress(TEXT.encode())
+    path.write_bytes(whole)
+    assert text_of(path) == TEXT
     path.write_bytes(whole[: len(whole) // 2])
-    with (
-        pytest.raises(DataError, match=r"half\.txt\.\w+' cannot be read: .*ended before"),
-        open_text(path) as file,
-    ):
-        file.read()
+    with pytest.raises(DataError, match=r"text\.txt\.\w+' cannot be read: .*ended before"):
+        text_of(path)
+    path = tmp_path / f"lines.jsonl{ending}"
+    whole = compress(b'{"a": 1}\n' * 5000)
+    damaged = whole[:20] + bytes(255 - byte for byte in whole[20:40]) + whole[40:]
+    for content in (b'{"a": 1}\n', damaged):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=rf"lines\.jsonl\{ending}' cannot be read: \w+"):
+            list(read_records(path))
+    path.write_bytes(compress(b'{"a": 1}\n\n{"a": 2}\n'))
+    found = [(place.rpartition(" ")[2], record) for place, record in read_records(path)]
+    assert found == [("1", {"a": 1}), ("3", {"a": 2})]
 
 
 def test_a_zstd_file_of_several_frames_is_read_to_its_end(tmp_path: Path) -> None:
     path = tmp_path / "frames.txt.zst"
     frames = [zstd(part.encode()) for part in ("Görlitz ", "", "liegt", " an der Neiße")]
     path.write_bytes(b"".join(frames))
-    with open_text(path) as file:
-        assert file.read() == "Görlitz liegt an der Neiße"
+    assert text_of(path) == "Görlitz liegt an der Neiße"
     path.write_bytes(b"".join(frames)[:-3])
-    with pytest.raises(DataError, match="ended before"), open_text(path) as file:
-        file.read()
-
-
-def test_a_zstd_file_of_jsonl_that_ends_early_is_no_end_of_its_lines(tmp_path: Path) -> None:
-    path = tmp_path / "lines.jsonl.zst"
-    whole = zstd(b"".join(b'{"text": "%d"}\n' % number for number in range(50_000)))
-    path.write_bytes(whole[: len(whole) - 20])
-    with pytest.raises(DataError, match=r"lines\.jsonl\.zst' cannot be read: .*ended before"):
-        list(read_records(path))
+    with pytest.raises(DataError, match="ended before"):
+        text_of(path)
 
 
 def test_zstd_without_its_library_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
-    path = tmp_path / "text.txt.zst"
-    path.touch()
-    with (
-        pytest.raises(DataError, match="compressed with zstd; install 'zstandard'"),
-        open_text(path),
-    ):
-        pass
+    (tmp_path / "text.txt.zst").touch()
+    with pytest.raises(DataError, match="compressed with zstd; install 'zstandard'"):
+        text_of(tmp_path / "text.txt.zst")
 
 
 def test_a_folder_and_a_missing_file_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is a folder; give a file"), open_text(tmp_path):
-        pass
-    with (
-        pytest.raises(DataError, match=r"there is no file '.*nowhere\.json'"),
-        open_text(tmp_path / "nowhere.json"),
-    ):
-        pass
-    with (
-        pytest.raises(DataError, match=r"there is no file '.*nowhere\.json\.gz'"),
-        open_text(tmp_path / "nowhere.json.gz"),
-    ):
-        pass
+    with pytest.raises(DataError, match="is a folder; give a file"):
+        text_of(tmp_path)
+    for name in ("nowhere.json", "nowhere.json.gz"):
+        with pytest.raises(DataError, match=rf"there is no file '.*{name}'"):
+            text_of(tmp_path / name)
 
 
-def test_text_that_is_not_utf8_is_refused_with_its_byte(tmp_path: Path) -> None:
-    path = tmp_path / "latin.jsonl"
-    path.write_bytes(b'{"a": "G\xf6rlitz"}\n')
-    with pytest.raises(
-        DataError, match=r"latin\.jsonl' is not UTF-8 text \(invalid .* at byte 8\)"
-    ):
-        list(read_records(path))
-
-
-def test_broken_json_names_line_and_column(tmp_path: Path) -> None:
-    path = tmp_path / "broken.json"
-    path.write_text('{"a": 1,\n "b": oops}')
-    with pytest.raises(DataError, match=r"broken\.json' is not JSON: .* at line 2, column 7"):
-        read_json(path)
-
-
-def test_a_broken_line_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "broken.jsonl"
-    path.write_text('{"a": 1}\n\n{"a": 2\n')
-    lines = read_records(path)
-    assert next(lines)[1] == {"a": 1}
-    with pytest.raises(DataError, match=r"broken\.jsonl', line 3 is not JSON: .* at column 8"):
-        next(lines)
-
-
-def test_a_line_that_is_no_object_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "list.jsonl"
-    path.write_text('{"a": 1}\n[1, 2]\n')
-    with pytest.raises(DataError, match="line 2: a JSON object is needed, this is list"):
-        list(read_records(path))
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b'{"a": "G\xf6rlitz"}\n', r"a\.jsonl' is not UTF-8 text \(invalid .* byte 8\)"),
+        ("a.json", b'{"a": 1,\n "b": oops}', r"a\.json' is not JSON: .* at line 2, column 7"),
+        ("a.jsonl", b'{"a": 1}\n\n{"a": 2\n', r"a\.jsonl', line 3 is not JSON: .* at column 8"),
+        ("a.jsonl", b'{"a": 1}\n[1, 2]\n', "line 2: a JSON object is needed, this is list"),
+    ],
+)
+def test_broken_json_is_named_with_its_place(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        list(read_records(tmp_path / name))

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
