@@ -45,35 +45,23 @@ def test_an_entry_becomes_an_example(write: Write) -> None:
     )
 
 
-def test_id_and_evidence_may_be_left_out(write: Write) -> None:
+def test_id_and_evidence_may_be_left_out_or_null(write: Write, tmp_path: Path) -> None:
     bare = {key: value for key, value in ENTRY.items() if key not in ("id", "evidence")}
-    result = load(write("bare.jsonl", [bare, {**ENTRY, "evidence": []}]))
+    null = {**bare, "id": None, "evidence": None}
+    result = load(write("bare.jsonl", [bare, null, {**ENTRY, "evidence": []}]))
     assert result.name == "bare"
-    assert [example.evidence for example in result.examples] == [(), ()]
-    assert result.examples[0].id == "bare.jsonl, line 1"
-
-
-def test_parquet_rows_without_id_and_evidence_are_lines_without(
-    write: Write, tmp_path: Path
-) -> None:
-    bare = {key: value for key, value in ENTRY.items() if key not in ("id", "evidence")}
+    assert [(e.id, e.evidence) for e in result.examples] == [
+        ("bare.jsonl, line 1", ()), ("bare.jsonl, line 2", ()), ("lease-1", ())
+    ]  # fmt: skip
     Dataset.from_list([ENTRY, bare]).to_parquet(tmp_path / "own.parquet")
     found = load(tmp_path / "own.parquet").examples
     assert [(e.id, len(e.evidence)) for e in found] == [("lease-1", 1), ("own.parquet, row 2", 0)]
-    null = load(write("null.jsonl", [{**ENTRY, "id": None, "evidence": None}])).examples
-    assert [(e.id, e.evidence) for e in null] == [("null.jsonl, line 1", ())]
 
 
 def test_what_is_dumped_is_read_back(write: Write, tmp_path: Path) -> None:
     examples = load(write("own.jsonl", [ENTRY, {**ENTRY, "id": "ö"}])).examples
     custom_questions.dump(examples, tmp_path / "again.jsonl")
     assert load(tmp_path / "again.jsonl").examples == examples
-
-
-def test_records_are_lines(write: Write) -> None:
-    path = write("own.jsonl", [{**ENTRY, "id": str(number)} for number in range(4)])
-    assert [e.id for e in load(path, records=":2").examples] == ["0", "1"]
-    assert [e.id for e in load(path, records="3:").examples] == ["3"]
 
 
 DOCUMENT = ENTRY["documents"][0]
@@ -84,6 +72,10 @@ SPAN = ENTRY["evidence"][0]
     ("changes", "message"),
     [
         ({"answer": "900"}, "unknown key 'answer'; did you mean 'answers'"),
+        (
+            {"documents": {"lease.txt": "The rent is 900 euros."}},
+            r"documents: a list of objects \{name, text\} is needed",
+        ),
         ({"documents": []}, "documents is empty; give at least one"),
         ({"documents": "lease.txt"}, "documents is 'lease.txt'; a list is needed"),
         ({"documents": ["lease.txt"]}, r"documents\[0\]: keys are needed here, got 'lease\.txt'"),
@@ -141,12 +133,6 @@ def test_two_lines_of_one_id_are_both_named(write: Write) -> None:
         load(write("twins.jsonl", [ENTRY, {**ENTRY, "id": "other"}, ENTRY]))
 
 
-def test_documents_by_name_are_refused_with_what_is_needed(write: Write) -> None:
-    entry = {**ENTRY, "documents": {"lease.txt": "The rent is 900 euros."}}
-    with pytest.raises(DataError, match=r"documents: a list of objects \{name, text\} is needed"):
-        load(write("object.jsonl", [entry]))
-
-
 def test_shards_without_ids_go_by_their_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,12 +150,3 @@ def test_shards_without_ids_go_by_their_names(
     monkeypatch.chdir(folder)
     assert [e.id for e in open_examples(".").examples] == every
     assert [e.id for e in open_examples("b.jsonl").examples] == names[2:4]
-
-
-def test_shards_may_be_parquet(write: Write, tmp_path: Path) -> None:
-    folder = tmp_path / "own"
-    folder.mkdir()
-    Dataset.from_list([ENTRY]).to_parquet(folder / "a.parquet")
-    (folder / "b.jsonl").write_text(json.dumps({**ENTRY, "id": "other"}) + "\n")
-    expected = load(write("own.jsonl", [ENTRY, {**ENTRY, "id": "other"}])).examples
-    assert open_examples(folder).examples == expected

@@ -49,6 +49,8 @@ def test_missing_files_and_unknown_types_are_refused_before_any_file_is_read() -
     for name, words in (("no.txt", "there is no file 'no.txt'"), ("texts/c.csv", "type '.csv'")):
         with pytest.raises(DataError, match=words):
             DocumentFiles([Path("texts"), Path(name)])
+    with pytest.raises(DataError, match="is a folder; give its files"):
+        read_document(Path("texts"))
 
 
 def test_files_that_cannot_be_read_are_passed_over_on_request() -> None:
@@ -61,11 +63,6 @@ def test_files_that_cannot_be_read_are_passed_over_on_request() -> None:
         list(DocumentFiles([Path("bad.txt")]))
     with pytest.raises(DataError, match=r"'bad\.txt' is not utf-8 text.*with --keep-going$"):
         list(DocumentFiles([Path("bad.txt"), Path("texts")]))
-
-
-def test_a_folder_is_no_document() -> None:
-    with pytest.raises(DataError, match="is a folder; give its files"):
-        read_document(Path("texts"))
 
 
 def test_the_text_of_a_source_is_none_if_it_cannot_be_read(tmp_path: Path) -> None:

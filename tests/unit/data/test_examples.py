@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sedem import Document
-from sedem.data.examples import Evidence, Example, distinct_names, whole
+from sedem.data.examples import Evidence, Example, distinct_names
 from sedem.errors import DataError
 
 DOCUMENTS = (Document("a", "The rent is 900 euros."), Document("b", "It is due in May."))
@@ -23,12 +23,6 @@ def example(**changes: Any) -> Example:
         **changes,
     }
     return Example(**fields)
-
-
-def test_evidence_is_a_span_of_its_document() -> None:
-    span = example().evidence[0]
-    assert DOCUMENTS[span.document].text[span.start : span.end] == "900 euros"
-    assert whole(1, DOCUMENTS) == Evidence(1, 0, len(DOCUMENTS[1].text))
 
 
 @pytest.mark.parametrize(
