@@ -159,7 +159,7 @@ def test_a_downloaded_copy_gives_the_same_examples_in_any_form(
     Dataset.from_list(rows[:half]).to_parquet(shards / "part-0.parquet")
     write("copy/part-1.jsonl", rows[half:])
     Dataset.from_list(rows).to_parquet(tmp_path / "copy.parquet")
-    copies = [tmp_path / "copy.parquet", shards, write("a.jsonl", rows), write("a.json", rows)]
+    copies = [tmp_path / "copy.parquet", shards, write("a-v0.3.jsonl", rows), write("a.json", rows)]
     expected = open_examples(fixtures / SOURCES[name][0]).examples
     for path in copies:
         assert sniff(path) == name

@@ -59,6 +59,15 @@ def test_several_spans_are_one_answer(write: Write, release: dict[str, Any]) -> 
     assert answers[1:] == [("No",), ("Shorter, paragraph",)]
 
 
+def test_records_are_papers_and_one_without_a_title_goes_by_its_id(
+    write: Write, release: dict[str, Any]
+) -> None:
+    papers = {f"paper {number}": {**release[IDENTITY], "title": ""} for number in range(3)}
+    result = load(write("papers.json", papers), records="1:2")
+    assert [e.id for e in result.examples] == ["paper 1-0", "paper 1-1", "paper 1-3"]
+    assert {e.documents[0].name for e in result.examples} == {"paper 1"}
+
+
 def test_questions_without_evidence_in_the_text_are_dropped_and_counted(
     write: Write, release: dict[str, Any]
 ) -> None:
