@@ -23,36 +23,30 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SCRIPT = "Dataset scripts are no longer supported, but found hotpot_qa.py"
 
 
+def columns(objects: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Objects as the hub stores a list of them."""
+    return {name: [entry[name] for entry in objects] for name in objects[0]}
+
+
 def squad_rows(native: dict[str, Any]) -> list[dict[str, Any]]:
     """SQuAD's flat rows."""
     return [
-        {
-            "id": qa["id"],
-            "title": article["title"],
-            "context": paragraph["context"],
-            "question": qa["question"],
-            "answers": {
-                "text": [answer["text"] for answer in qa["answers"]],
-                "answer_start": [answer["answer_start"] for answer in qa["answers"]],
-            },
-        }
-        for article in native["data"]
-        for paragraph in article["paragraphs"]
-        for qa in paragraph["qas"]
+        {**qa, "title": a["title"], "context": p["context"], "answers": columns(qa["answers"])}
+        for a in native["data"]
+        for p in a["paragraphs"]
+        for qa in p["qas"]
     ]
 
 
 def hotpot_rows(native: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """HotpotQA's columns of titles and sentences."""
+    names = {"supporting_facts": ("title", "sent_id"), "context": ("title", "sentences")}
     return [
-        {
-            "id": record["_id"],
-            "question": record["question"],
-            "answer": record["answer"],
-            "type": record["type"],
-            "level": record["level"],
-            "supporting_facts": columns(record["supporting_facts"], "title", "sent_id"),
-            "context": columns(record["context"], "title", "sentences"),
+        {name: value for name, value in record.items() if name != "_id"}
+        | {"id": record["_id"]}
+        | {
+            field: columns([dict(zip(pair, entry, strict=True)) for entry in record[field]])
+            for field, pair in names.items()
         }
         for record in native
     ]
@@ -66,28 +60,13 @@ def wiki_rows(native: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def qasper_rows(native: dict[str, Any]) -> list[dict[str, Any]]:
     """QASPER's dict of lists."""
-    return [
-        {
-            "id": identity,
-            "title": paper["title"],
-            "abstract": paper["abstract"],
-            "full_text": {
-                name: [section[name] for section in paper["full_text"]]
-                for name in ("section_name", "paragraphs")
-            },
-            "qas": {
-                "question": [qa["question"] for qa in paper["qas"]],
-                "answers": [
-                    {"answer": [given["answer"] for given in qa["answers"]]} for qa in paper["qas"]
-                ],
-            },
-        }
-        for identity, paper in native.items()
-    ]
-
-
-def columns(pairs: list[list[Any]], *names: str) -> dict[str, list[Any]]:
-    return {name: [pair[i] for pair in pairs] for i, name in enumerate(names)}
+    rows = []
+    for identity, paper in native.items():
+        answers = [columns([{"answer": a["answer"]} for a in qa["answers"]]) for qa in paper["qas"]]
+        questions = {"question": [qa["question"] for qa in paper["qas"]], "answers": answers}
+        text = columns(paper["full_text"])
+        rows.append({**paper, "id": identity, "full_text": text, "qas": questions})
+    return rows
 
 
 SOURCES: dict[str, tuple[str, Callable[[Any], list[dict[str, Any]]]]] = {
@@ -134,17 +113,22 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     return kept
 
 
-@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(("streaming", "revision"), [(False, None), (True, None), (False, COMMIT)])
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_name_and_a_file_give_the_same_examples(
-    fixtures: Path, hub: SimpleNamespace, name: str, streaming: bool
+    fixtures: Path, hub: SimpleNamespace, name: str, streaming: bool, revision: str | None
 ) -> None:
     hub.rows = hub_rows(fixtures, name)
     file = open_examples(fixtures / SOURCES[name][0])
-    named = open_examples(name, split="train", streaming=streaming)
+    named = open_examples(name, split="train", streaming=streaming, revision=revision)
     assert file.examples and named.examples == file.examples
     assert (named.name, named.dropped, named.noted) == (file.name, file.dropped, file.noted)
     names, options = ASKED[name]
+    if revision and name == "2wikimultihopqa":
+        files = {"train": f"hf://datasets/xanhho/2WikiMultihopQA@{COMMIT}/train.parquet"}
+        options = {"data_files": files}
+    elif revision:
+        options = {**options, "revision": COMMIT}
     assert hub.asked == [(names, {**options, "split": "train", "streaming": streaming})]
 
 
@@ -272,19 +256,6 @@ def test_a_name_is_identified_by_its_commit(monkeypatch: pytest.MonkeyPatch) -> 
     assert identify("hotpotqa")["revision"] == "commit of refs/convert/parquet"
     with pytest.raises(ConfigError, match="it can be train or validation"):
         identify("qasper", "dev")
-
-
-@pytest.mark.parametrize("name", SOURCES)
-def test_the_commit_that_is_named_is_read(fixtures: Path, hub: SimpleNamespace, name: str) -> None:
-    hub.rows = hub_rows(fixtures, name)
-    assert open_examples(name, split="train", revision=COMMIT).examples
-    names, options = ASKED[name]
-    if name == "2wikimultihopqa":
-        file = f"hf://datasets/xanhho/2WikiMultihopQA@{COMMIT}/train.parquet"
-        options = {"data_files": {"train": file}}
-    else:
-        options = {**options, "revision": COMMIT}
-    assert hub.asked == [(names, {**options, "split": "train", "streaming": False})]
 
 
 def test_a_commit_with_a_script_has_no_other_copy(hub: SimpleNamespace, fixtures: Path) -> None:

@@ -70,9 +70,6 @@ def test_folders_without_a_finished_run_are_named_and_the_others_reported(
     for words, problem in zip(expected, result["problems"], strict=True):
         assert re.search(words, problem), problem
         assert "\n" not in problem
-
-
-def test_nothing_to_report_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nothing' holds no results"):
         report([tmp_path / "nothing"])
 
