@@ -56,50 +56,23 @@ def test_questions_of_real_paragraphs_are_sound(fixtures: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sentence", "question", "answer"),
+    ("sentence", "word"),
     [
-        (
-            "Scifo quit the club because of its debts on 6 June 2009.",
-            "Scifo quit the club because of its debts on what date?",
-            "6 June 2009",
-        ),
-        (
-            "The ship left the harbour on June 6, 2009 with all hands.",
-            "The ship left the harbour on what date with all hands?",
-            "June 6, 2009",
-        ),
-        (
-            "In July 2005 the ship moved a refinery to the north.",
-            "In what month the ship moved a refinery to the north?",
-            "July 2005",
-        ),
-        (
-            "The town was first mentioned in 1250 as a village.",
-            "The town was first mentioned in what year as a village?",
-            "1250",
-        ),
-        (
-            "The ship carried a platform weighing 60,000 tons to the south.",
-            "The ship carried a platform weighing how many tons to the south?",
-            "60,000",
-        ),
-        (
-            "The magazine is published every Thursday by Haymarket Consumer Media!",
-            "The magazine is published every Thursday by what?",
-            "Haymarket Consumer Media",
-        ),
+        ("Scifo quit the club because of its debts on [6 June 2009].", "what date"),
+        ("The ship left the harbour on [June 6, 2009] with all hands.", "what date"),
+        ("In [July 2005] the ship moved a refinery to the north.", "what month"),
+        ("The town was first mentioned in [1250] as a village.", "what year"),
+        ("The ship carried a platform weighing [60,000] tons to the south.", "how many"),
+        ("The magazine is published every Thursday by [Haymarket Consumer Media]!", "what"),
         # A date tells more than the name before it.
-        (
-            "The treaty was signed by Peter Vos on 1 May 1900.",
-            "The treaty was signed by Peter Vos on what date?",
-            "1 May 1900",
-        ),
+        ("The treaty was signed by Peter Vos on [1 May 1900].", "what date"),
     ],
 )
-def test_the_most_telling_span_is_asked_for(sentence: str, question: str, answer: str) -> None:
-    (cloze,) = clozes(sentence)
-    assert (cloze.question, cloze.answer) == (question, answer)
-    assert (cloze.start, cloze.end) == (0, len(sentence))
+def test_the_most_telling_span_is_asked_for(sentence: str, word: str) -> None:
+    before, answer, after = re.split(r"[\[\]]", sentence)
+    (cloze,) = clozes(before + answer + after)
+    assert cloze.question == f"{before}{word}{after[:-1]}?"
+    assert (cloze.answer, cloze.start, cloze.end) == (answer, 0, len(sentence) - 2)
 
 
 @pytest.mark.parametrize(
