@@ -87,15 +87,6 @@ def test_sentences_of_hotpotqa_bring_their_own_spaces(fixtures: Path) -> None:
             assert all("  " not in document.text for document in example.documents)
 
 
-def test_sentences_of_2wiki_are_joined_by_spaces(fixtures: Path) -> None:
-    example = load_2wiki(fixtures / "2wikimultihopqa.json").examples[0]
-    assert example.documents[5].text == (
-        "Maftan\nMaftan( also known as Rūstāy -e Felesţīn) is a village in Ahudasht Rural "
-        "District, Shavur District, Shush County, Khuzestan Province, Iran. At the 2006 census, "
-        "its population was 45, in 6 families."
-    )
-
-
 @pytest.mark.parametrize(
     ("load", "name", "identity", "answers", "gold", "documents"),
     [
