@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 from unit.baselines.conftest import SMALL
 
 from sedem.backbone.loading import open_backbone
@@ -20,7 +19,7 @@ from sedem.baselines.registry import reader_class
 from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError
 from sedem.evaluation.baseline_cost import COUNTED, baseline_flops, baseline_parameters
-from sedem.evaluation.cost import Workload
+from sedem.evaluation.cost import Workload, counted
 
 HEAD, ANSWER = 16, 5
 
@@ -55,12 +54,6 @@ def hidden_half(reader: TrainedReader, calls: list[int]) -> int:
     backbone = reader.backbone
     wide = 4 * backbone.depth * backbone.model.config.num_attention_heads * HEAD
     return wide * sum(tokens * (tokens - 1) // 2 for tokens in calls)
-
-
-def counted(run: Callable[[], object]) -> int:
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        run()
-    return counter.get_total_flops()
 
 
 @pytest.mark.parametrize(("method", "context", "question", "changes", "calls"), CASES)
