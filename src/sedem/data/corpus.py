@@ -15,9 +15,8 @@ from tqdm.auto import tqdm
 
 from sedem.backbone.decoder import Backbone
 from sedem.data import hub
-from sedem.data.compression import kind, open_text
 from sedem.data.hub import Home, commit
-from sedem.data.records import Records, read_records
+from sedem.data.records import Records, kind, open_text, read_records
 from sedem.durable_files import atomic_write, build_once, check_free_space, write_text
 from sedem.errors import DataError
 from sedem.untrusted import DOCUMENT_BYTES, exists, is_folder

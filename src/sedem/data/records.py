@@ -1,17 +1,23 @@
 """Records of a file, or of a folder of shards, streamed one at a time with their places.
 
-A record is a line of JSON lines, an entry of a JSON array, one JSON object, or a row of parquet.
-Errors name its place. The readers of the sets interpret the records.
+Files may be compressed with gzip, xz, bzip2 or zstd. A record is a line of JSON lines, an entry of
+a JSON array, one JSON object, or a row of parquet. Errors name its place. The readers of the sets
+interpret the records.
 """
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import io
 import json
+import lzma
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import IO, Annotated, Any, Self
 
 from pydantic import (
     AfterValidator,
@@ -23,9 +29,15 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from sedem.data.compression import kind, open_text
 from sedem.errors import DataError, first_line
-from sedem.untrusted import JSON_BYTES, LINE_CHARACTERS, check_file, is_folder, parse_json
+from sedem.untrusted import (
+    JSON_BYTES,
+    LINE_CHARACTERS,
+    check_file,
+    is_folder,
+    open_file,
+    parse_json,
+)
 from sedem.validation import explain
 
 Record = dict[str, Any]
@@ -33,6 +45,16 @@ Records = Iterator[tuple[str, Record]]
 """Records with their places."""
 
 ENDINGS = (".json", ".jsonl", ".parquet")
+CHUNK = 1 << 9
+"""Compressed bytes read at a time from a zstd file; each may expand to 32,768 bytes."""
+
+_OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {
+    ".gz": gzip.open,
+    ".xz": lzma.open,
+    ".bz2": bz2.open,
+}
+_COMPRESSED = (*_OPENERS, ".zst")
+
 BLANKS = 1000
 """White space that may precede the first character of JSON."""
 CHARACTERS = 1 << 16
@@ -42,6 +64,52 @@ ROWS = 64
 
 _BLANK = re.compile(r"[ \t\n\r]*")
 _AFTER = re.compile(r"[ \t\n\r]*([,\]])[ \t\n\r]*")
+
+
+def kind(path: Path) -> str:
+    """The suffix of a file without its compression suffix: ".jsonl" for "articles.jsonl.xz".
+
+    Empty if the file has no suffix.
+    """
+    endings = [ending for ending in path.suffixes if ending not in _COMPRESSED]
+    return endings[-1] if endings else ""
+
+
+@contextmanager
+def open_bytes(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file for reading bytes; its suffix determines the compression.
+
+    Raises:
+        DataError: the file is missing, damaged or not a regular file, or zstandard is missing.
+    """
+    try:
+        with open_file(path, DataError) as stored:
+            if path.suffix == ".zst":
+                with _open_zstd(stored, path) as file:
+                    yield file
+            else:
+                with _OPENERS.get(path.suffix, nullcontext)(stored) as file:
+                    yield file
+    except FileNotFoundError:
+        raise DataError(f"there is no file '{path}'") from None
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        raise DataError(f"'{path}' cannot be read: {error}") from None
+
+
+@contextmanager
+def open_text(path: Path) -> Iterator[IO[str]]:
+    """Open a UTF-8 text file; its suffix determines the compression.
+
+    Raises:
+        DataError: as `open_bytes`, or the file is not UTF-8.
+    """
+    try:
+        with open_bytes(path) as file, io.TextIOWrapper(file, encoding="utf-8") as text:
+            yield text
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"'{path}' is not UTF-8 text ({error.reason} at byte {error.start})"
+        ) from None
 
 
 def read_records(path: Path) -> Records:
@@ -104,6 +172,53 @@ def read_json(path: Path) -> Any:
             "read whole; save it as JSON lines"
         )
     return parse_json(text, f"'{path}'", DataError)
+
+
+@contextmanager
+def _open_zstd(compressed: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
+    try:
+        from zstandard import ZstdDecompressor, ZstdError
+    except ImportError:
+        raise DataError(
+            f"'{path}' is compressed with zstd; install 'zstandard' to read it"
+        ) from None
+    try:
+        yield io.BufferedReader(_ZstdFrames(compressed, ZstdDecompressor()))
+    except ZstdError as error:
+        raise DataError(f"'{path}' cannot be read: {error}") from None
+
+
+class _ZstdFrames(io.RawIOBase):
+    """The contents of all zstd frames of a file, one after another.
+
+    The end of the last frame is checked. The reader of zstandard itself accepts a file that stops
+    early.
+    """
+
+    def __init__(self, compressed: IO[bytes], decompressor: Any) -> None:
+        self.compressed = compressed
+        self.decompressor = decompressor
+        self.frame = decompressor.decompressobj()
+        self.pending = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self.pending:
+            data = self.frame.unused_data if self.frame.eof else b""
+            data = data or self.compressed.read(CHUNK)
+            if not data:
+                if self.frame.eof:
+                    return 0
+                raise EOFError("it ended before the end of its last frame")
+            if self.frame.eof:
+                self.frame = self.decompressor.decompressobj()
+            # A view: copying the rest for every buffer would take time quadratic in its length.
+            self.pending = memoryview(self.frame.decompress(data))
+        size = min(len(buffer), len(self.pending))
+        buffer[:size], self.pending = self.pending[:size], self.pending[size:]
+        return size
 
 
 def _lines(path: Path) -> Records:

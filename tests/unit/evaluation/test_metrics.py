@@ -72,8 +72,8 @@ def test_scores_are_those_of_squad_and_rouge_score(prediction: str, references: 
     f1 = max(squad_f1(reference, prediction) for reference in references)
     assert token_f1(prediction, references) == pytest.approx(100 * f1)
     score = RougeScorer(["rougeL"], use_stemmer=False).score
-    rouge = max(score(r, squad_normalize(prediction))["rougeL"].fmeasure for r in normal)
-    assert rouge_l(prediction, references) == pytest.approx(100 * rouge)
+    longest = max(score(r, squad_normalize(prediction))["rougeL"].fmeasure for r in normal)
+    assert rouge_l(prediction, references) == pytest.approx(100 * longest)
 
 
 @pytest.mark.parametrize(
