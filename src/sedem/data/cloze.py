@@ -82,10 +82,6 @@ def clozes(paragraph: str) -> Iterator[Cloze]:
 def read(records: Records, *, count: WholeAbove0 = 10_000, seed: Whole = 0) -> ExampleSet:
     """Cloze questions of articles: each paragraph among others, half of them from its article.
 
-    Args:
-        records: the articles, with `title` and `text`.
-        seed: decides which questions and which distractors are used.
-
     Raises:
         DataError: the articles have too few paragraphs.
     """

@@ -121,9 +121,7 @@ BOUNDS = "bounds.npy"
 class TokenizedCorpus:
     """All tokens of a corpus in one array on disk, and the bounds of its texts.
 
-    Args:
-        tokens: ids of all texts, one after another.
-        bounds: first token of each text, and the end of the last one.
+    `bounds` has the first token of each text, and the end of the last one.
     """
 
     def __init__(self, tokens: NDArray[Any], bounds: NDArray[np.int64]) -> None:

@@ -63,10 +63,8 @@ def questions(
     """Make questions about documents; each has the piece with its answer among other pieces.
 
     Args:
-        asked: the documents that are asked about.
         among: the documents that give the other pieces; half are from the document itself.
         count: maximum number of questions; `noted` counts those left over.
-        seed: decides which questions and which other pieces are used.
     """
     own = [list(dict.fromkeys(pieces(document.text))) for document in asked]
     every = [piece for document in among for piece in pieces(document.text)]
@@ -150,10 +148,6 @@ def split_documents(
     Documents are drawn until they reach the share by number and by characters, since a single short
     one would measure little. A document that would bring them above half of the text is skipped.
     Of a single document, the last part is held out, in pieces.
-
-    Args:
-        share: share of the documents that is held out.
-        seed: decides which documents are held out.
 
     Raises:
         DataError: the only document is too short to split.

@@ -19,10 +19,7 @@ LISTED = f"{', '.join(ENDINGS[:-1])} and {ENDINGS[-1]}"
 class DocumentFiles(Iterable[Document]):
     """Files as documents, named by their paths and read one at a time.
 
-    Args:
-        sources: as in `files_in`.
-        encoding: encoding of plain text and HTML.
-        keep_going: skip a file that cannot be read.
+    `keep_going` skips files that cannot be read.
 
     Attributes:
         sizes: bytes of each file, by the name of its document, without skipped files.

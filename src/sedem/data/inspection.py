@@ -77,7 +77,6 @@ def inspect_examples(
 
     Args:
         segment_length: T; blocks are windows of T tokens of a document.
-        limit: number of examples to measure; None means all.
         progress: called with the counts of tokenized and of all documents.
 
     Raises:

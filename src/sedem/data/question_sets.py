@@ -102,10 +102,6 @@ def open_examples(
 def identify(source: str | Path, split: str | None = None) -> dict[str, str | None]:
     """What determines the content of a source.
 
-    Args:
-        source: as in `open_examples`.
-        split: split of a public set; None means "validation".
-
     Returns:
         For a file or folder, its name and digest. For a public set, its repository, split and
         commit, which `open_examples` takes as `revision`. The commit is the newest. Without the

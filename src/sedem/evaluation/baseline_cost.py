@@ -31,11 +31,10 @@ def baseline_cost(method: str, backbone: str) -> dict[str, Any]:
     """Parameters and FLOPs of a trained baseline with default settings, which are the paper's.
 
     Args:
-        method: a method of `COUNTED`.
         backbone: a preset with one backbone, a folder or a hub id.
 
     Raises:
-        ConfigError: the method's FLOPs are not counted, or the backbone is unknown.
+        ConfigError: the method is not in `COUNTED`, or the backbone is unknown.
     """
     flops = baseline_flops(method, backbone)
     return {

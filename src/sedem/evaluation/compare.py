@@ -18,11 +18,9 @@ class Difference:
     """Second run minus first, example by example.
 
     Attributes:
-        mean: mean of the differences.
         interval: 95 % interval of the mean, from the paired bootstrap over examples.
         below_zero: share of the resamples with a mean below zero. Near 0 or 1 the sign is certain,
             near 0.5 it may be chance.
-        n: number of examples.
     """
 
     mean: float

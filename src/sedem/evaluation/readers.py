@@ -193,7 +193,6 @@ def evaluate_reader(
 
     Args:
         reader: has `name`, `read(documents)` and `answer(memory, question)`.
-        examples: the examples, such as `open_examples(file).examples`.
         out: folder for settings, predictions and metrics. A killed run is resumed from it.
         settings: everything that decides the reader's answers, with JSON types. A folder with
             results of other settings or other examples is refused.

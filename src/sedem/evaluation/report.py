@@ -29,7 +29,7 @@ ENDINGS = (".svg", ".png", ".pdf")
 
 
 class Counts(BaseModel):
-    """Counts of a metrics.json that a report needs."""
+    """Counts of a metrics.json."""
 
     model_config = ConfigDict(strict=True)
 
@@ -161,11 +161,8 @@ def draw(compared: dict[str, Any], path: Path) -> None:
     """Draw a report.
 
     The left panel shows F1 of each run with its 95 % interval. The right panel shows F1 against the
-    number of positions that the decoder's upper layers saw.
-
-    Args:
-        compared: the result of `report`.
-        path: the file. Its ending, one of `ENDINGS`, selects the format.
+    number of positions that the decoder's upper layers saw. The ending of the file, one of
+    `ENDINGS`, selects the format.
 
     Raises:
         ConfigError: the file has another ending.
