@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from sedem.data.examples import Example, ExampleSet
-from sedem.data.question_sets import open_examples, sniff
+from sedem.data.question_sets import open_examples
 
 Write = Callable[[str, Any], Path]
 
 load_hotpot = partial(open_examples, schema="hotpotqa")
 load_2wiki = partial(open_examples, schema="2wikimultihopqa")
-load_musique = partial(open_examples, schema="musique")
 
 
 def gold_names(example: Example) -> list[str]:
@@ -88,60 +87,46 @@ def test_sentences_of_hotpotqa_bring_their_own_spaces(fixtures: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("load", "name", "identity", "answers", "gold", "documents"),
+    ("name", "identity", "answers", "gold", "documents"),
     [
         (
-            load_hotpot,
             "hotpotqa-native.json",
             "5ac3a60f5542993915413880",
-            ("no",),
-            ["Géza von Cziffra", "King Vidor"],
+            "no",
+            "Géza von Cziffra|King Vidor",
             10,
         ),
         (
-            load_hotpot,
             "hotpotqa-hub.jsonl",
             "5a8c9641554299585d9e36f5",
-            ("three",),
-            ["Alias (season 3)", "Ricky Gervais"],
+            "three",
+            "Alias (season 3)|Ricky Gervais",
             10,
         ),
         (
-            load_2wiki,
             "2wikimultihopqa.json",
             "307d502e0bdb11eba7f7acde48001122",
-            ("Rome",),
-            ["Perdonami!", "Mario Costa (director)"],
+            "Rome",
+            "Perdonami!|Mario Costa (director)",
             10,
         ),
         (
-            load_musique,
             "musique.jsonl",
             "3hop2__130734_798404_834843",
-            ("U.S.", "America", "U.S", "the United States", "United States", "US"),
-            [
-                "McRae, Arkansas",
-                "Midway (near Pleasant Plains), White County, Arkansas",
-                "KAGH-FM",
-            ],
+            "U.S.|America|U.S|the United States|United States|US",
+            "McRae, Arkansas|Midway (near Pleasant Plains), White County, Arkansas|KAGH-FM",
             20,
         ),
     ],
 )
 def test_real_records_are_read(
-    fixtures: Path,
-    load: Callable[[Path], ExampleSet],
-    name: str,
-    identity: str,
-    answers: tuple[str, ...],
-    gold: list[str],
-    documents: int,
+    fixtures: Path, name: str, identity: str, answers: str, gold: str, documents: int
 ) -> None:
-    result = load(fixtures / name)
+    result = open_examples(fixtures / name)
     assert not result.dropped
     example = result.examples[1]
-    assert (example.id, example.answers) == (identity, answers)
-    assert gold_names(example) == gold
+    assert (example.id, "|".join(example.answers)) == (identity, answers)
+    assert "|".join(gold_names(example)) == gold
     assert len(example.documents) == documents
 
 
@@ -159,11 +144,6 @@ def test_a_table_of_columns_gives_the_same_examples(fixtures: Path, write: Write
     }
     path = write("table.json", table)
     assert open_examples(path).examples == load_2wiki(fixtures / "2wikimultihopqa.json").examples
-    # The schema is seen even where a long column hides the names of the others.
-    long = {"_id": table["_id"], "question": {k: f"{q}{' ' * 150_000}" for k, q in
-            table["question"].items()}, **table}  # fmt: skip
-    assert len(open_examples(write("long.json", long)).examples) == 2
-    assert sniff(write("long.json", long)) == "2wikimultihopqa"
 
 
 def test_what_is_odd_about_labels_is_counted(fixtures: Path, write: Write) -> None:

@@ -29,26 +29,23 @@ def release(fixtures: Path) -> dict[str, Any]:
     return dict(json.loads((fixtures / "qasper.json").read_text(encoding="utf-8")))
 
 
-def test_a_paper_is_one_document_of_abstract_headings_and_paragraphs(fixtures: Path) -> None:
-    document = load(fixtures / "qasper.json").examples[0].documents[0]
+def test_a_paper_and_answers_of_every_kind_are_read(fixtures: Path) -> None:
+    result = load(fixtures / "qasper.json")
+    document = result.examples[0].documents[0]
     assert document.name.startswith("Minimally Supervised Learning")
+    # Abstract, headings and paragraphs.
     assert document.text == (
         "This is the abstract of the paper\n\nIntroduction\n\nA short paragraph\n\n"
         "Another intro paragraph\n\nRelated Work\n\nShorter paragraph\n\nProposed Method\n\n"
         f"Proposed Method ::: Polarity Function\n\n{SEED}\n\nConclusion\n\nConclusion paragraph"
     )
-
-
-def test_answers_of_every_kind_are_read(fixtures: Path) -> None:
-    result = load(fixtures / "qasper.json")
     assert [(e.id, e.question, e.answers) for e in result.examples] == [
         (f"{IDENTITY}-0", "What is the seed lexicon?", ("a vocabulary", "using seed lexicon")),
         (f"{IDENTITY}-1", "Are there three?", ("Yes",)),
         (f"{IDENTITY}-3", "Is this extractive?", ("Conclusion paragraph",)),
     ]
     assert [evidence_texts(example) for example in result.examples] == [[SEED]] * 3
-    assert result.dropped == {"unanswerable": 1}
-    assert not result.noted
+    assert (result.dropped, result.noted) == ({"unanswerable": 1}, {})
 
 
 def test_several_spans_are_one_answer(write: Write, release: dict[str, Any]) -> None:

@@ -166,13 +166,21 @@ def test_an_offset_that_is_off_is_repaired_to_the_nearest_place(write: Write) ->
     assert result.noted == {"answer offset repaired": 1}
 
 
-def test_papers_are_whole_contexts_with_repaired_offsets(fixtures: Path) -> None:
-    result = load_papers(fixtures / "covidqa.json")
-    assert len(result.examples) == 6
-    assert result.noted == {"answer offset repaired": 4}
-    assert all(gold_text(e) == e.answers[0] for e in result.examples)
-    assert [e.documents[0].name for e in result.examples] == ["paper 2684"] * 4 + ["paper 630"] * 2
-    assert len(load_papers(fixtures / "covidqa.json", records="1:").examples) == 2
+def test_papers_are_whole_contexts_with_repaired_offsets(fixtures: Path, write: Write) -> None:
+    native = json.loads((fixtures / "covidqa.json").read_text(encoding="utf-8"))
+    rows = [
+        {**qa, "document_id": paragraph["document_id"], "context": paragraph["context"]}
+        for article in native["data"]
+        for paragraph in article["paragraphs"]
+        for qa in paragraph["qas"]
+    ]
+    for path in (fixtures / "covidqa.json", write("rows.jsonl", rows)):
+        result = open_examples(path)
+        assert (result.name, result.noted) == ("covidqa", {"answer offset repaired": 4})
+        assert all(gold_text(e) == e.answers[0] for e in result.examples)
+        names = [e.documents[0].name for e in result.examples]
+        assert names == ["paper 2684"] * 4 + ["paper 630"] * 2
+        assert result.examples[4:] == open_examples(path, records="1:").examples
 
 
 @pytest.mark.parametrize("content", [{"version": "1.1"}, {"data": {"title": "Ada"}}])
@@ -181,17 +189,3 @@ def test_another_schema_is_refused(write: Write, content: Any) -> None:
         DataError, match=r"other\.json', line 1 is not in SQuAD's schema: it has no list"
     ):
         load(write("other.json", content))
-
-
-def test_flat_rows_of_papers_are_papers(fixtures: Path, write: Write) -> None:
-    native = json.loads((fixtures / "covidqa.json").read_text(encoding="utf-8"))
-    rows = [
-        {**qa, "document_id": paragraph["document_id"], "context": paragraph["context"]}
-        for article in native["data"]
-        for paragraph in article["paragraphs"]
-        for qa in paragraph["qas"]
-    ]
-    path = write("rows.jsonl", rows)
-    assert open_examples(path).name == "covidqa"
-    assert open_examples(path).examples == load_papers(fixtures / "covidqa.json").examples
-    assert len(load_papers(path, records="1:").examples) == 2
