@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import random
 import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sedem.data.articles import Article, articles, paragraphs
-from sedem.data.examples import Evidence, Example, ExampleSet
+from sedem.data.articles import articles, paragraphs
+from sedem.data.examples import Evidence, Example, ExampleSet, filled_up
 from sedem.data.records import Records
 from sedem.errors import DataError
 from sedem.types import Document
@@ -22,6 +21,10 @@ from sedem.validation import Whole, WholeAbove0
 
 SHORTEST, LONGEST = 8, 32
 """Minimum and maximum words of a sentence that is asked about."""
+DOCUMENTS = 10
+"""Number of paragraphs in a context."""
+CHARACTERS = 200, 900
+"""Minimum and maximum characters of a paragraph."""
 
 _MONTH = "January|February|March|April|May|June|July|August|September|October|November|December"
 _SENTENCE = re.compile(r"[A-Z\"(].*?[.!?](?=\s+[A-Z\"(]|\s*\Z)", re.DOTALL)
@@ -77,70 +80,34 @@ def clozes(paragraph: str) -> Iterator[Cloze]:
 
 
 def read(records: Records, *, count: WholeAbove0 = 10_000, seed: Whole = 0) -> ExampleSet:
-    """Cloze questions of articles.
-
-    Args:
-        records: the articles, with `title` and `text`.
-        seed: decides which questions and which distractors are used.
+    """Cloze questions of articles: each paragraph among others, half of them from its article.
 
     Raises:
         DataError: the articles have too few paragraphs.
     """
-    return generate(articles(records), count=count, seed=seed)
-
-
-def generate(
-    articles: Sequence[Article],
-    *,
-    count: int,
-    seed: int = 0,
-    documents: int = 10,
-    longest: int = 900,
-) -> ExampleSet:
-    """Examples from articles: each paragraph among others, half of them from its article.
-
-    Args:
-        articles: titles and texts; paragraphs are lines.
-        seed: decides which questions and which distractors are used.
-        documents: number of paragraphs in a context.
-        longest: maximum characters of a paragraph.
-
-    Raises:
-        DataError: there are too few paragraphs.
-    """
-    pool = [list(dict.fromkeys(paragraphs(text, 200, longest))) for _, text in articles]
-    usable = [index for index, own in enumerate(pool) if len(own) >= 2]
-    given = len({paragraph for index in usable for paragraph in pool[index]})
-    if given < documents:
+    pool = [list(dict.fromkeys(paragraphs(text, *CHARACTERS))) for _, text in articles(records)]
+    usable = [own for own in pool if len(own) >= 2]
+    given = len({paragraph for own in usable for paragraph in own})
+    if given < DOCUMENTS:
         raise DataError(
-            f"a context needs {documents} paragraphs, {given} are given; give more text"
+            f"a context needs {DOCUMENTS} paragraphs, {given} are given; give more text"
         )
-    result = ExampleSet("cloze", [], Counter())
-    result.dropped["articles with fewer than two paragraphs"] = len(articles) - len(usable)
-    candidates = [
-        (article, index, cloze)
-        for article in usable
-        for index, paragraph in enumerate(pool[article])
-        for cloze in clozes(paragraph)
-    ]
-    rng = random.Random(f"cloze:{seed}")
-    rng.shuffle(candidates)
-    for number, (article, index, cloze) in enumerate(candidates[:count]):
+    result = ExampleSet("cloze", [])
+    result.dropped["articles with fewer than two paragraphs"] = len(pool) - len(usable)
+    candidates = [(own, gold, cloze) for own in usable for gold in own for cloze in clozes(gold)]
+    random.Random(f"cloze:{seed}").shuffle(candidates)
+    for number, (own, gold, cloze) in enumerate(candidates[:count]):
         rng = random.Random(f"cloze:{seed}:{number}")
-        near = [p for i, p in enumerate(pool[article]) if i != index]
-        texts = [pool[article][index], *rng.sample(near, min(documents // 2, len(near)))]
-        while len(texts) < documents:
-            other = rng.choice(pool[rng.choice(usable)])
-            if other not in texts:
-                texts.append(other)
-        order = rng.sample(range(len(texts)), len(texts))
+        near = [paragraph for paragraph in own if paragraph != gold]
+        texts = [gold, *rng.sample(near, min(DOCUMENTS // 2, len(near)))]
+        texts = filled_up(texts, lambda rng: rng.choice(rng.choice(usable)), DOCUMENTS, rng)
         result.examples.append(
             Example(
                 f"cloze-{seed}-{number}",
-                tuple(Document(f"paragraph {i + 1}", texts[at]) for i, at in enumerate(order)),
+                tuple(Document(f"paragraph {i}", text) for i, text in enumerate(texts, 1)),
                 cloze.question,
                 (cloze.answer,),
-                (Evidence(order.index(0), cloze.start, cloze.end),),
+                (Evidence(texts.index(gold), cloze.start, cloze.end),),
             )
         )
     return result

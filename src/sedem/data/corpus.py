@@ -15,9 +15,8 @@ from tqdm.auto import tqdm
 
 from sedem.backbone.decoder import Backbone
 from sedem.data import hub
-from sedem.data.compression import kind, open_text
 from sedem.data.hub import Home, commit
-from sedem.data.records import Records, read_records
+from sedem.data.records import Records, kind, open_text, read_records
 from sedem.durable_files import atomic_write, build_once, check_free_space, write_text
 from sedem.errors import DataError
 from sedem.untrusted import DOCUMENT_BYTES, exists, is_folder
@@ -39,7 +38,7 @@ def read_texts(
     field `text`. Files may be compressed (.gz, .xz, .bz2, .zst).
 
     Args:
-        source: file, folder, or "hub:" and the id of a dataset, whose training split is streamed.
+        source: "hub:" and the id of a dataset streams its training split.
         exclude_titles: lines and rows with one of these in the field `title` are left out.
         revision: commit of the dataset on the hub; None means the newest.
         shard_seed: seed of the order in which the files of a folder, or the shards of a dataset on
@@ -79,11 +78,7 @@ def hub_id(source: str | Path) -> str | None:
 
 
 def text_files(path: Path) -> list[Path]:
-    """The file itself, or every text file of a folder.
-
-    Raises:
-        DataError: the folder has no text file.
-    """
+    """The file itself, or every text file of a folder, of which there must be one."""
     if not is_folder(path):
         return [path]
     files = sorted(file for file in path.rglob("*") if kind(file) in TEXT_ENDINGS)
@@ -126,9 +121,7 @@ BOUNDS = "bounds.npy"
 class TokenizedCorpus:
     """All tokens of a corpus in one array on disk, and the bounds of its texts.
 
-    Args:
-        tokens: ids of all texts, one after another.
-        bounds: first token of each text, and the end of the last one.
+    `bounds` has the first token of each text, and the end of the last one.
     """
 
     def __init__(self, tokens: NDArray[Any], bounds: NDArray[np.int64]) -> None:
@@ -148,11 +141,8 @@ class TokenizedCorpus:
         """Open a tokenized corpus; tokenize it first, or continue after a killed run.
 
         Args:
-            source: file or folder of texts, or "hub:" and the id of a dataset.
             cache: folder of the arrays; their names depend on the corpus and the tokenizer.
-            exclude_titles: as in `read_texts`.
             limit: stop after this many tokens, which cuts the last text; None means all.
-            shard_seed: as in `read_texts`.
 
         Raises:
             DataError: the corpus cannot be read or is empty.

@@ -61,9 +61,6 @@ class _Question(RecordModel):
 def read(records: Records) -> ExampleSet:
     """Read custom questions; every field is checked.
 
-    Args:
-        records: the lines of the file.
-
     Raises:
         DataError: a line is malformed, or two lines have the same id; names line and field.
     """

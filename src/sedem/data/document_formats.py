@@ -47,7 +47,6 @@ def parse(path: Path, content: bytes, encoding: str) -> Parsed:
     """Return the text of a file and where its pages begin.
 
     Args:
-        path: name of the file, whose suffix determines the format.
         encoding: encoding of plain text and HTML; the other formats name their own.
 
     Raises:

@@ -17,7 +17,7 @@ from itertools import pairwise
 
 from sedem.backbone.decoder import Backbone
 from sedem.data.cloze import LONGEST, SHORTEST, clozes
-from sedem.data.examples import Evidence, Example, ExampleSet
+from sedem.data.examples import Evidence, Example, ExampleSet, filled_up
 from sedem.errors import DataError
 from sedem.types import Document
 
@@ -32,7 +32,6 @@ RARE_LETTERS = 4
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 _WORD = re.compile(r"\w+(?:[-'\u2019.,]\w+)*")
-
 _PART = re.compile(r"\w+")
 
 Blank = tuple[str, str, Evidence | None]
@@ -64,10 +63,8 @@ def questions(
     """Make questions about documents; each has the piece with its answer among other pieces.
 
     Args:
-        asked: the documents that are asked about.
         among: the documents that give the other pieces; half are from the document itself.
         count: maximum number of questions; `noted` counts those left over.
-        seed: decides which questions and which other pieces are used.
     """
     own = [list(dict.fromkeys(pieces(document.text))) for document in asked]
     every = [piece for document in among for piece in pieces(document.text)]
@@ -85,7 +82,9 @@ def questions(
         result.noted["questions that are not used"] = len(candidates) - count
     for index, (number, piece, (question, answer, evidence)) in enumerate(candidates[:count]):
         rng = random.Random(f"documents:{seed}:{index}")
-        texts = _context(piece, own[number], pool, rng)
+        near = [other for other in own[number] if other != piece]
+        texts = [piece, *rng.sample(near, min(CONTEXT // 2, len(near)))]
+        texts = filled_up(texts, lambda rng: rng.choice(pool), min(CONTEXT, len(pool)), rng)
         place = texts.index(piece)
         spans = () if evidence is None else (Evidence(place, evidence.start, evidence.end),)
         documents = tuple(Document(f"paragraph {i + 1}", text) for i, text in enumerate(texts))
@@ -98,7 +97,6 @@ def blanks(piece: str, occurring: Mapping[str, int]) -> Iterator[Blank]:
     """Questions of a piece, at most one per sentence.
 
     Args:
-        piece: one of `pieces`.
         occurring: how often each run of letters, in lower case, occurs in all documents.
     """
     known = list(clozes(piece))
@@ -136,17 +134,6 @@ def _rare_words(sentence: str, occurring: Mapping[str, int]) -> tuple[int, int] 
     return best
 
 
-def _context(piece: str, own: Sequence[str], pool: Sequence[str], rng: random.Random) -> list[str]:
-    """A piece and others, half of them from its document, in random order."""
-    near = [other for other in own if other != piece]
-    texts = [piece, *rng.sample(near, min(CONTEXT // 2, len(near)))]
-    while len(texts) < min(CONTEXT, len(pool)):
-        other = rng.choice(pool)
-        if other not in texts:
-            texts.append(other)
-    return rng.sample(texts, len(texts))
-
-
 PARAGRAPHS = "\n\n"
 """Separator between joined texts."""
 ENOUGH = 4
@@ -161,10 +148,6 @@ def split_documents(
     Documents are drawn until they reach the share by number and by characters, since a single short
     one would measure little. A document that would bring them above half of the text is skipped.
     Of a single document, the last part is held out, in pieces.
-
-    Args:
-        share: share of the documents that is held out.
-        seed: decides which documents are held out.
 
     Raises:
         DataError: the only document is too short to split.
@@ -197,11 +180,7 @@ def split_documents(
 
 
 def packed(documents: Sequence[Document], backbone: Backbone, window: int) -> list[str]:
-    """Texts of documents; short ones are joined with the next, since a window never spans texts.
-
-    Args:
-        backbone: gives the tokenizer that counts tokens.
-    """
+    """Texts of documents; short ones are joined with the next, since a window never spans texts."""
     texts: list[str] = []
     long_enough = True
     for document in documents:

@@ -19,10 +19,7 @@ LISTED = f"{', '.join(ENDINGS[:-1])} and {ENDINGS[-1]}"
 class DocumentFiles(Iterable[Document]):
     """Files as documents, named by their paths and read one at a time.
 
-    Args:
-        sources: files, folders and patterns, as `files_in` takes them.
-        encoding: encoding of plain text and HTML.
-        keep_going: skip a file that cannot be read.
+    `keep_going` skips files that cannot be read.
 
     Attributes:
         sizes: bytes of each file, by the name of its document, without skipped files.
@@ -66,11 +63,7 @@ class DocumentFiles(Iterable[Document]):
 
 
 def read_documents(paths: Sequence[Path], encoding: str = "utf-8") -> list[Document]:
-    """Read files as documents, named by their paths.
-
-    Raises:
-        DataError: as `read_document`.
-    """
+    """Read files as documents, named by their paths; see `read_document`."""
     return [read_document(path, encoding) for path in paths]
 
 
@@ -79,7 +72,6 @@ def files_in(sources: Sequence[Path], endings: Sequence[str] = ENDINGS) -> list[
 
     Args:
         sources: files, folders and patterns such as "reports/**/*.pdf".
-        endings: suffixes of the known types.
 
     Raises:
         DataError: a folder or a pattern has no such file.
@@ -104,9 +96,6 @@ def files_in(sources: Sequence[Path], endings: Sequence[str] = ENDINGS) -> list[
 def read_document(path: Path, encoding: str = "utf-8") -> Document:
     """Read one file as a document.
 
-    Args:
-        encoding: encoding of plain text and HTML.
-
     Raises:
         DataError: the file is missing, a folder, of another type, binary, damaged, encrypted,
             empty or in another encoding, or larger than can be read.
@@ -117,14 +106,7 @@ def read_document(path: Path, encoding: str = "utf-8") -> Document:
 
 
 def source_text(name: str) -> str | None:
-    """The text of the file that a document is named after, for a bank without texts.
-
-    Args:
-        name: path of the file, relative to the working folder; text and HTML are UTF-8.
-
-    Returns:
-        The text; None if it cannot be read.
-    """
+    """The text of the file that a document is named after; None if it cannot be read."""
     try:
         return read_document(Path(name)).text
     except DataError:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from sedem.errors import DataError
@@ -25,11 +26,7 @@ class Evidence:
     end: int
 
     def overlaps(self, start: int, end: int) -> bool:
-        """Whether a span of the same document shares at least one character with this one.
-
-        Args:
-            start: first character of the span.
-        """
+        """Whether a span of the same document shares at least one character with this one."""
         return self.start < end and start < self.end
 
 
@@ -91,22 +88,14 @@ class ExampleSet:
     _ids: set[str] = field(default_factory=set, repr=False, compare=False)
 
     def drop(self, reason: str, identity: str) -> None:
-        """Count an example as dropped, and keep the ids of the first few.
-
-        Args:
-            reason: why the example is dropped.
-        """
+        """Count an example as dropped for a reason, and keep the ids of the first few."""
         self.dropped[reason] += 1
         named = self.dropped_ids.setdefault(reason, [])
         if len(named) < NAMED:
             named.append(identity)
 
     def wants(self, identity: str, question: str, answers: Sequence[str]) -> bool:
-        """Whether a question of a public set can be used; if not, it is dropped with a reason.
-
-        Args:
-            identity: its id; a second question with the same id is dropped.
-        """
+        """Whether a question of a public set can be used; if not, it is dropped with a reason."""
         if identity in self._ids:
             self.drop("id given before", identity)
         elif not question.strip():
@@ -135,6 +124,18 @@ def distinct_names(names: Sequence[str]) -> list[str]:
             unique = f"{name} ({count})"
         distinct.append(unique)
     return distinct
+
+
+def filled_up(
+    texts: list[str], draw: Callable[[random.Random], str], size: int, rng: random.Random
+) -> list[str]:
+    """The texts of a context in random order, with distinct others drawn until it is full."""
+    texts = list(texts)
+    while len(texts) < size:
+        other = draw(rng)
+        if other not in texts:
+            texts.append(other)
+    return rng.sample(texts, len(texts))
 
 
 def whole(document: int, documents: Sequence[Document]) -> Evidence:

@@ -24,6 +24,8 @@ from sedem.types import Document
 from sedem.validation import Whole, WholeAbove0
 
 Split = Literal["train", "evaluation"]
+REAL, INVENTED = 8, 2
+"""Paragraphs of a context; the question is about an invented one."""
 
 _FIRST = (
     "Ada Albin Berta Carl Clara Dora Edgar Elsa Emil Felix Greta Hanna Hugo Ida Ivan Jonas Karin "
@@ -78,12 +80,7 @@ def read(
     count: WholeAbove0 = 1000,
     seed: Whole = 0,
 ) -> ExampleSet:
-    """Examples with the paragraphs of articles as fillers.
-
-    Args:
-        records: articles with `title` and `text`.
-        split: "train" or "evaluation".
-        seed: seed of all random choices.
+    """Examples with the paragraphs of articles (`title` and `text`) as fillers.
 
     Raises:
         DataError: the articles have too few paragraphs.
@@ -94,50 +91,34 @@ def read(
     return generate(split, count, fillers, seed=seed)
 
 
-def generate(
-    split: Split,
-    count: int,
-    fillers: Sequence[str],
-    *,
-    seed: int = 0,
-    documents: int = 10,
-    facts: int = 2,
-) -> ExampleSet:
-    """Make examples.
-
-    Args:
-        split: the split whose templates, names and values are used.
-        fillers: real paragraphs among which the facts are hidden.
-        seed: seed of all random choices.
-        facts: invented paragraphs among them; the question is about one.
+def generate(split: Split, count: int, fillers: Sequence[str], *, seed: int = 0) -> ExampleSet:
+    """Examples with facts of a split, each hidden among real paragraphs, the fillers.
 
     Raises:
         DataError: there are too few fillers.
     """
-    real = documents - facts
-    if len(fillers) < real:
+    if len(fillers) < REAL:
         raise DataError(
-            f"a context needs {real} filler paragraphs, {len(fillers)} are given; give more text"
+            f"a context needs {REAL} filler paragraphs, {len(fillers)} are given; give more text"
         )
     examples = []
     for number in range(count):
         rng = random.Random(f"{split}:{seed}:{number}")
         name, gold, question, value, start, end = _tell(split, rng)
         texts = [gold]
-        while len(texts) < facts:
+        while len(texts) < INVENTED:
             _, other, *_ = _tell(split, rng)
             # No other paragraph is about the same thing, so the question has one answer.
             if name.lower() not in other.lower():
                 texts.append(other)
-        texts += rng.sample(fillers, real)
-        order = rng.sample(range(documents), documents)
+        texts = rng.sample([*texts, *rng.sample(fillers, REAL)], REAL + INVENTED)
         examples.append(
             Example(
                 f"{split}-{seed}-{number}",
-                tuple(Document(f"paragraph {i + 1}", texts[at]) for i, at in enumerate(order)),
+                tuple(Document(f"paragraph {i}", text) for i, text in enumerate(texts, 1)),
                 question,
                 (value,),
-                (Evidence(order.index(0), start, end),),
+                (Evidence(texts.index(gold), start, end),),
             )
         )
     return ExampleSet(f"exact-facts-{split}", examples)

@@ -70,7 +70,7 @@ def read_home(
 
     Args:
         name: one of `HOMES`.
-        split: "train" or "validation"; None means "validation".
+        split: None means "validation".
         revision: the commit to read; None means the newest, or the newest local copy if the hub is
             unreachable.
         streaming: read over the network without keeping a copy.
@@ -89,7 +89,6 @@ def stream(repository: str, revision: str | None = None, seed: int | None = None
     """Records of the training split of any dataset, streamed.
 
     Args:
-        revision: the commit to read; None means the newest.
         seed: seed of the order in which shards are read, so that the first records are not all from
             one source; None keeps the stored order. The records of a shard stay in order.
 

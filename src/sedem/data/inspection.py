@@ -29,12 +29,9 @@ class Inspection:
     """The findings about a set.
 
     Attributes:
-        counts: counts, by what they count.
         measures: one number for each context, example or text, by what is measured.
         tokenizer: the tokenizer whose tokens are counted.
-        dropped: number of dropped examples by reason.
-        noted: number of examples that were repaired or are unusual, by kind.
-        dropped_ids: ids of the first few dropped examples by reason.
+        dropped, noted, dropped_ids: as in `ExampleSet`.
     """
 
     name: str
@@ -80,7 +77,6 @@ def inspect_examples(
 
     Args:
         segment_length: T; blocks are windows of T tokens of a document.
-        limit: number of examples to measure, from the start; None means all.
         progress: called with the counts of tokenized and of all documents.
 
     Raises:
@@ -143,7 +139,6 @@ def inspect_texts(
     """Inspect stage-1 text.
 
     Args:
-        limit: number of texts to read, from the start; None means all.
         progress: called with the count of done texts and, if known, of all.
 
     Raises:

@@ -58,11 +58,7 @@ def from_answers(
 
 
 def gold_documents(example: Example, labelling: Labelling = "evidence") -> tuple[Document, ...]:
-    """The documents of an example that contain evidence, in order.
-
-    Args:
-        labelling: "evidence" uses the evidence spans, "answer" the answer strings.
-    """
+    """The documents of an example that contain evidence, in order."""
     pairs = zip(example.documents, _holds_evidence(example, labelling), strict=True)
     return tuple(document for document, gold in pairs if gold)
 
@@ -74,7 +70,6 @@ def some_documents(
 
     Args:
         count: maximum number; if more contain evidence, the first of those are taken.
-        labelling: as in `gold_documents`.
         seed: decides the sample, together with the id of the example.
     """
     holds = _holds_evidence(example, labelling)

@@ -109,20 +109,16 @@ class _MusiqueRecord(RecordModel):
 
 @dataclass(frozen=True)
 class ParagraphQuestion:
-    """A question about titled paragraphs.
-
-    Attributes:
-        answers: the answer and its aliases.
-        gold: positions of the labelled paragraphs.
-        notes: what is unusual about the record.
-    """
+    """A question about titled paragraphs."""
 
     id: str
     question: str
     answers: list[str]
     paragraphs: Sequence[TitledParagraph]
     gold: list[int]
+    """Positions of the labelled paragraphs."""
     notes: list[str]
+    """What is unusual about the record."""
 
 
 def read_hotpot(records: Records) -> ExampleSet:
@@ -157,13 +153,7 @@ def rows(records: Records) -> Records:
 def usable(
     records: Records, parse: Callable[[str, Record], ParagraphQuestion], result: ExampleSet
 ) -> Iterator[tuple[str, ParagraphQuestion]]:
-    """Questions with a gold paragraph in their context; others are dropped and counted.
-
-    Args:
-        records: the records of the set.
-        parse: turns a record into a question.
-        result: counts what is dropped or noted.
-    """
+    """Questions with a gold paragraph in their context; others are dropped and counted."""
     for place, record in records:
         question = parse(place, record)
         if not question.paragraphs:
@@ -176,11 +166,7 @@ def usable(
 
 
 def parse(place: str, record: Record) -> ParagraphQuestion:
-    """Parse a record of HotpotQA or 2WikiMultiHopQA.
-
-    Raises:
-        DataError: a field is missing or malformed; names the record and the field.
-    """
+    """Parse a record of HotpotQA or 2WikiMultiHopQA."""
     given = _HotpotRecord.from_record(record, with_id(place, record))
     paragraphs = [p for p in given.context if p.text("").strip()]
     titles = {fact.title for fact in given.supporting_facts}

@@ -87,11 +87,7 @@ class _Paper(RecordModel):
 
 
 def read(records: Records, *, drop: Drop = "no-text-evidence") -> ExampleSet:
-    """QASPER, with one paper per record.
-
-    Args:
-        drop: which questions to leave out.
-    """
+    """QASPER, with one paper per record."""
     result = ExampleSet("qasper", [])
     for place, record in records:
         place = with_id(place, record)

@@ -48,9 +48,6 @@ SETS: dict[str, Schema] = {
     "cloze": Schema(cloze.read),
 }
 
-NAMES = 10_000
-"""Number of field names that usually suffice to distinguish the schemas."""
-
 
 def open_examples(
     source: str | Path,
@@ -105,10 +102,6 @@ def open_examples(
 def identify(source: str | Path, split: str | None = None) -> dict[str, str | None]:
     """What determines the content of a source.
 
-    Args:
-        source: as in `open_examples`.
-        split: split of a public set; None means "validation".
-
     Returns:
         For a file or folder, its name and digest. For a public set, its repository, split and
         commit, which `open_examples` takes as `revision`. The commit is the newest. Without the
@@ -147,14 +140,9 @@ def sniff(source: str | Path) -> str:
     path = Path(source)
     if not exists(path):
         return _public(source)
-    names = first_field_names(shards(path)[0])
-    found: set[str] = set()
-    # Usually the first names suffice, so the rest of a single large JSON object is not read.
-    for some in (islice(names, NAMES), names):
-        found.update(some)
-        schema = _schema(found)
-        if schema is not None:
-            return schema
+    schema = _schema(first_field_names(shards(path)[0]))
+    if schema is not None:
+        return schema
     raise DataError(
         f"the fields of '{path}' fit no schema; name it ({', '.join(SETS)}), or give JSON lines of "
         "{documents, question, answers, evidence}"

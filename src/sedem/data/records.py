@@ -1,14 +1,21 @@
 """Records of a file, or of a folder of shards, streamed one at a time with their places.
 
-A record is a line of JSON lines, an entry of a JSON array, one JSON object, or a row of parquet.
-Errors name its place. The readers of the sets interpret the records.
+Files may be compressed with gzip, xz, bzip2 or zstd. A record is a line of JSON lines, an entry of
+a JSON array, one JSON object, or a row of parquet. Errors name its place. The readers of the sets
+interpret the records.
 """
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import io
+import json
+import lzma
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Annotated, Any, Self
 
@@ -22,14 +29,13 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from sedem.data.compression import kind, open_bytes, open_text
 from sedem.errors import DataError, first_line
 from sedem.untrusted import (
     JSON_BYTES,
     LINE_CHARACTERS,
-    check_depth,
     check_file,
     is_folder,
+    open_file,
     parse_json,
 )
 from sedem.validation import explain
@@ -39,10 +45,71 @@ Records = Iterator[tuple[str, Record]]
 """Records with their places."""
 
 ENDINGS = (".json", ".jsonl", ".parquet")
+CHUNK = 1 << 9
+"""Compressed bytes read at a time from a zstd file; each may expand to 32,768 bytes."""
+
+_OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {
+    ".gz": gzip.open,
+    ".xz": lzma.open,
+    ".bz2": bz2.open,
+}
+_COMPRESSED = (*_OPENERS, ".zst")
+
 BLANKS = 1000
 """White space that may precede the first character of JSON."""
+CHARACTERS = 1 << 16
+"""Characters of an array read at a time, unless an entry is longer."""
 ROWS = 64
 """Number of rows read at a time from a parquet file."""
+
+_BLANK = re.compile(r"[ \t\n\r]*")
+_AFTER = re.compile(r"[ \t\n\r]*([,\]])[ \t\n\r]*")
+
+
+def kind(path: Path) -> str:
+    """The suffix of a file without its compression suffix: ".jsonl" for "articles.jsonl.xz".
+
+    Empty if the file has no suffix.
+    """
+    endings = [ending for ending in path.suffixes if ending not in _COMPRESSED]
+    return endings[-1] if endings else ""
+
+
+@contextmanager
+def open_bytes(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file for reading bytes; its suffix determines the compression.
+
+    Raises:
+        DataError: the file is missing, damaged or not a regular file, or zstandard is missing.
+    """
+    try:
+        with open_file(path, DataError) as stored:
+            if path.suffix == ".zst":
+                with _open_zstd(stored, path) as file:
+                    yield file
+            else:
+                with _OPENERS.get(path.suffix, nullcontext)(stored) as file:
+                    yield file
+    except FileNotFoundError:
+        raise DataError(f"there is no file '{path}'") from None
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        raise DataError(f"'{path}' cannot be read: {error}") from None
+
+
+@contextmanager
+def open_text(path: Path) -> Iterator[IO[str]]:
+    """Open a UTF-8 text file; its suffix determines the compression.
+
+    Raises:
+        DataError: as `open_bytes`, or the file is not UTF-8.
+    """
+    try:
+        with open_bytes(path) as file, io.TextIOWrapper(file, encoding="utf-8") as text:
+            yield text
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"'{path}' is not UTF-8 text ({error.reason} at byte {error.start})"
+        ) from None
 
 
 def read_records(path: Path) -> Records:
@@ -74,18 +141,21 @@ def shards(path: Path) -> list[Path]:
     return files
 
 
-def first_field_names(path: Path) -> Iterator[str]:
-    """Names of all fields of the first record of a file, including nested ones; may repeat.
-
-    JSON is read no further than the caller asks for.
+def first_field_names(path: Path) -> set[str]:
+    """Names of all fields of the first record of a file, including nested ones.
 
     Raises:
         DataError: as `read_records`.
     """
-    try:
-        yield from _streamed_names(path)
-    except _StreamingError:
-        yield from _names(next(read_records(path), ("", {}))[1])
+    names: set[str] = set()
+    values: list[Any] = [next(read_records(path), ("", {}))[1]]
+    while values:
+        value = values.pop()
+        if isinstance(value, dict):
+            names.update(value)
+            value = list(value.values())
+        values += [entry for entry in value if isinstance(entry, dict | list)]
+    return names
 
 
 def read_json(path: Path) -> Any:
@@ -104,12 +174,54 @@ def read_json(path: Path) -> Any:
     return parse_json(text, f"'{path}'", DataError)
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, Record]]:
-    """Objects of a JSON-lines file with their line numbers; blank lines are skipped.
+@contextmanager
+def _open_zstd(compressed: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
+    try:
+        from zstandard import ZstdDecompressor, ZstdError
+    except ImportError:
+        raise DataError(
+            f"'{path}' is compressed with zstd; install 'zstandard' to read it"
+        ) from None
+    try:
+        yield io.BufferedReader(_ZstdFrames(compressed, ZstdDecompressor()))
+    except ZstdError as error:
+        raise DataError(f"'{path}' cannot be read: {error}") from None
 
-    Raises:
-        DataError: a line is not a JSON object.
+
+class _ZstdFrames(io.RawIOBase):
+    """The contents of all zstd frames of a file, one after another.
+
+    The end of the last frame is checked. The reader of zstandard itself accepts a file that stops
+    early.
     """
+
+    def __init__(self, compressed: IO[bytes], decompressor: Any) -> None:
+        self.compressed = compressed
+        self.decompressor = decompressor
+        self.frame = decompressor.decompressobj()
+        self.pending = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self.pending:
+            data = self.frame.unused_data if self.frame.eof else b""
+            data = data or self.compressed.read(CHUNK)
+            if not data:
+                if self.frame.eof:
+                    return 0
+                raise EOFError("it ended before the end of its last frame")
+            if self.frame.eof:
+                self.frame = self.decompressor.decompressobj()
+            # A view: copying the rest for every buffer would take time quadratic in its length.
+            self.pending = memoryview(self.frame.decompress(data))
+        size = min(len(buffer), len(self.pending))
+        buffer[:size], self.pending = self.pending[:size], self.pending[size:]
+        return size
+
+
+def _lines(path: Path) -> Records:
     with open_text(path) as file:
         lines = iter(lambda: file.readline(LINE_CHARACTERS + 1), "")
         for number, line in enumerate(lines, start=1):
@@ -119,12 +231,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, Record]]:
                     f"{place} has more than {LINE_CHARACTERS:,} characters; put one object per line"
                 )
             if line.strip():
-                yield number, _object(parse_json(line.strip(), place, DataError), place)
-
-
-def _lines(path: Path) -> Records:
-    for number, entry in read_lines(path):
-        yield f"'{path}', line {number}", entry
+                yield place, _object(parse_json(line.strip(), place, DataError), place)
 
 
 def _json(path: Path) -> Records:
@@ -150,118 +257,42 @@ def _json(path: Path) -> Records:
 
 
 def _array(path: Path) -> Records:
-    """Entries of an array; an array that cannot be streamed is parsed as a whole."""
-    count = 0
-    try:
-        for count, entry in enumerate(_streamed_entries(path), start=1):
-            yield f"'{path}', entry {count}", _object(entry, f"'{path}', entry {count}")
-    except _StreamingError:
-        # json reports line and column of an error, and reads what ijson cannot, such as NaN.
-        for number, entry in enumerate(read_json(path)[count:], start=count + 1):
-            yield f"'{path}', entry {number}", _object(entry, f"'{path}', entry {number}")
+    """Entries of an array, each parsed when it is complete."""
+    decoder, count, start = json.JSONDecoder(), 0, 0
+    with open_text(path) as file:
+        text = file.read(CHARACTERS).lstrip()[1:]
+        while len(text) <= JSON_BYTES:
+            start = _BLANK.match(text, start).end()  # type: ignore[union-attr]
+            try:
+                _, end = decoder.raw_decode(text, start)
+            except (RecursionError, ValueError):
+                after = None
+            else:
+                after = _AFTER.match(text, end)
+            if after is None:
+                # Reading twice as much each time keeps the time linear in the length of an entry.
+                more = file.read(max(CHARACTERS, len(text)))
+                if not more:
+                    break
+                text, start = text[start:] + more, 0
+                continue
+            count += 1
+            place = f"'{path}', entry {count}"
+            yield place, _object(parse_json(text[start:end], place, DataError), place)
+            start = after.end()
+            if after[1] == "]":
+                if not (text[start:] or file.read(CHARACTERS)).strip():
+                    return
+                break
+    # An empty array, or an error, which gets its line and column.
+    for number, entry in enumerate(read_json(path)[count:], start=count + 1):
+        yield f"'{path}', entry {number}", _object(entry, f"'{path}', entry {number}")
 
 
 def _object(entry: Any, place: str) -> Record:
     if not isinstance(entry, dict):
         raise DataError(f"{place}: a JSON object is needed, this is {type(entry).__name__}")
     return entry
-
-
-class _StreamingError(Exception):
-    """ijson is not installed, fails, or would give other values than json.
-
-    It raises a SystemError for an integer with more digits than Python accepts.
-    """
-
-
-def _ijson() -> Any:
-    try:
-        import ijson
-    except ImportError:
-        raise _StreamingError from None
-    return ijson
-
-
-def _streamed_entries(path: Path) -> Iterator[Any]:
-    ijson = _ijson()
-    repeated: list[str] = []
-
-    class Watched(dict[str, Any]):
-        # ijson cannot pass on an exception from this method.
-        def __setitem__(self, key: str, value: Any) -> None:
-            repeated.extend([key] if key in self else [])
-            super().__setitem__(key, value)
-
-    with open_bytes(path) as file:
-        watched = _SurrogateWatch(file)
-        try:
-            for entry in ijson.items(watched, "item", use_float=True, map_type=Watched):
-                if watched.found:
-                    raise _StreamingError
-                if repeated:
-                    raise DataError(
-                        f"'{path}' has an object with the key '{repeated[0]}' twice; remove one"
-                    )
-                check_depth(entry, f"'{path}'", DataError)
-                yield entry
-        except (ijson.JSONError, UnicodeDecodeError, SystemError):
-            raise _StreamingError from None
-
-
-class _SurrogateWatch:
-    """A JSON file wrapper that notices an escaped lone high surrogate in the bytes it passes on.
-
-    ijson replaces such a surrogate with "?" without an error. A lone low one does raise an error.
-    """
-
-    _LONE = re.compile(
-        rb"\\u[dD][89abAB][0-9a-fA-F]{2}"
-        rb"(?:[^\\]|\\[^u]|\\u[^dD]|\\u[dD][^c-fC-F])"  # no low surrogate follows
-    )
-    _LONGEST = 10
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.found = False
-        self._file = file
-        self._end = b""
-
-    def read(self, size: int = -1) -> bytes:
-        """The next bytes of the file."""
-        chunk = self._file.read(size)
-        seen = self._end + chunk
-        self.found = self.found or self._LONE.search(seen) is not None
-        self._end = seen[1 - self._LONGEST :]
-        return chunk
-
-
-def _streamed_names(path: Path) -> Iterator[str]:
-    if kind(path) == ".parquet":
-        raise _StreamingError
-    ijson = _ijson()
-    outside: int | None = None
-    depth = 0
-    with open_bytes(path) as file:
-        try:
-            # A JSON-lines file has several values.
-            for event, value in ijson.basic_parse(file, multiple_values=True):
-                if outside is None:
-                    outside = int(event == "start_array")
-                if event == "map_key":
-                    yield value
-                depth += event.startswith("start_") - event.startswith("end_")
-                if event.startswith("end_") and depth <= outside:
-                    return
-        except (ijson.JSONError, UnicodeDecodeError, SystemError):
-            raise _StreamingError from None
-
-
-def _names(value: Any) -> Iterator[str]:
-    """Names of all fields of a JSON value, including nested ones."""
-    if isinstance(value, dict):
-        yield from value
-    for entry in value.values() if isinstance(value, dict) else value:
-        if isinstance(entry, dict | list):
-            yield from _names(entry)
 
 
 def _rows(path: Path) -> Records:

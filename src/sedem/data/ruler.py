@@ -51,10 +51,7 @@ def read(
     Args:
         records: HotpotQA in any layout; the public set uses its validation split.
         length: tokens of context, template and answer together.
-        count: number of questions, from the start.
-        seed: decides which paragraphs are drawn, and their order.
         tokenizer: folder or hub id of the tokenizer; None means sedem-nano's.
-        answer_tokens: number of tokens reserved for the answer.
         repeat: use paragraphs several times if the set has too few.
 
     Raises:

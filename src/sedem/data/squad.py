@@ -63,7 +63,6 @@ def read(records: Records, *, distractors: WholeFrom0 = 9, seed: Whole = 0) -> E
 
     Args:
         distractors: paragraphs besides the gold one; (distractors + 1) // 2 from its own article.
-        seed: decides distractors and order, separately for each question.
     """
     result = ExampleSet("squad", [])
     articles: list[tuple[str, Any, dict[int, _Paragraph]]] = []

@@ -16,11 +16,7 @@ Span = tuple[int, int]
 
 
 class Tokenizer:
-    """Counts tokens as a backbone does: no start token, and special tokens are treated as text.
-
-    Args:
-        tokenizer: one of transformers' fast tokenizers.
-    """
+    """Counts tokens as a backbone does: no start token, and special tokens are treated as text."""
 
     def __init__(self, tokenizer: Any, name: str) -> None:
         self.name = name

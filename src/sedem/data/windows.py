@@ -23,13 +23,8 @@ class Windows(Dataset[dict[str, NDArray[np.int64]]]):
     The windows of a text start at a seeded offset. They do not overlap within an epoch, and differ
     between seeds. In every later epoch, the same number of windows is taken from other positions of
     the text, if it has room. An item depends only on the seed and the epoch, not on the items read
-    before it, so resumed training continues with the same windows.
-
-    Args:
-        context: T.
-        continuation: A.
-        texts: indices of the texts to use; None means all.
-        limit: maximum windows, the first in order; None means all.
+    before it, so resumed training continues with the same windows. `texts` has the indices of the
+    texts to use, and `limit` takes the first windows in order.
     """
 
     def __init__(

@@ -31,14 +31,10 @@ def baseline_cost(method: str, backbone: str) -> dict[str, Any]:
     """Parameters and FLOPs of a trained baseline with default settings, which are the paper's.
 
     Args:
-        method: a method of `COUNTED`.
         backbone: a preset with one backbone, a folder or a hub id.
 
-    Returns:
-        `backbone`, `method`, `parameters` and `flops`.
-
     Raises:
-        ConfigError: the method's FLOPs are not counted, or the backbone is unknown.
+        ConfigError: the method is not in `COUNTED`, or the backbone is unknown.
     """
     flops = baseline_flops(method, backbone)
     return {
@@ -54,17 +50,9 @@ def baseline_parameters(
 ) -> dict[str, Any]:
     """The parameters that a method trains, and those that the paper's table of overheads counts.
 
-    Args:
-        method: a trained baseline.
-        backbone: a preset with one backbone, a folder or a hub id.
-        config: its settings; None means the defaults, which are the paper's.
-
     Returns:
         Trained parameters in `parts` and in `lora`, and their `total`; `without_lora`, which each
         method counts as the paper's table does, and `percent_without_lora` of the `backbone`.
-
-    Raises:
-        ConfigError: the method or the backbone is unknown.
     """
     kind, shape = reader_class(method), backbone_shape(backbone)
     config = config or kind.Config(backbone=backbone)
@@ -88,20 +76,7 @@ def baseline_flops(
     config: ReaderConfig | None = None,
     workload: Workload | None = None,
 ) -> dict[str, Any]:
-    """The FLOPs of one query, online.
-
-    Args:
-        method: a method of `COUNTED`.
-        backbone: a preset with one backbone, a folder or a hub id.
-        config: its settings; None means the defaults.
-        workload: the query; None means the paper's.
-
-    Returns:
-        `encode` (reading the context), `decode` (prefill and answer), `total`, and `assumptions`.
-
-    Raises:
-        ConfigError: the method's FLOPs are not counted, or the backbone is unknown.
-    """
+    """The FLOPs of one query, online: to `encode` the context, and to `decode` the answer."""
     if method not in COUNTED:
         raise ConfigError(f"FLOPs of '{method}' are not counted; those of {', '.join(COUNTED)} are")
     count, names = COUNTED[method]

@@ -33,7 +33,6 @@ def run_evaluation(
     """Evaluate a method on a set of questions.
 
     Args:
-        config: the method, the questions, and how the method answers.
         out: folder for predictions and metrics; None keeps nothing.
         progress: called with the number of finished examples and the number of examples.
 

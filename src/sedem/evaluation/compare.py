@@ -18,11 +18,9 @@ class Difference:
     """Second run minus first, example by example.
 
     Attributes:
-        mean: mean of the differences.
         interval: 95 % interval of the mean, from the paired bootstrap over examples.
         below_zero: share of the resamples with a mean below zero. Near 0 or 1 the sign is certain,
             near 0.5 it may be chance.
-        n: number of examples.
     """
 
     mean: float
@@ -46,30 +44,13 @@ def compare(
     """Compute how much higher the second run scores than the first.
 
     Args:
-        first: predictions of one run.
-        second: predictions of another run on the same examples, in any order.
         metrics: names of `records.values`. An example counts if it has the metric in both runs.
 
     Returns:
         The difference in each metric that at least one example has in both runs.
 
     Raises:
-        DataError: the runs are on different examples.
-    """
-    check_same(first, second)
-    others = {record["id"]: values(record) for record in second}
-    pairs = [(values(record), others[record["id"]]) for record in first]
-    differences = {
-        name: [b[name] - a[name] for a, b in pairs if name in a and name in b] for name in metrics
-    }
-    return {name: _difference(numbers) for name, numbers in differences.items() if numbers}
-
-
-def check_same(first: Sequence[Record], second: Sequence[Record]) -> None:
-    """Check that two runs answered the same examples.
-
-    Raises:
-        DataError: they did not; the message counts the examples of each and the common ones.
+        DataError: the runs are on different examples; counts those of each and the common ones.
     """
     one, other = (
         {(record["id"], record.get("question"), *record["references"]) for record in records}
@@ -80,6 +61,12 @@ def check_same(first: Sequence[Record], second: Sequence[Record]) -> None:
             f"the runs have different examples: {len(one):,} and {len(other):,}, of which "
             f"{len(one & other):,} are common; evaluate both on the same records, limit and seed"
         )
+    others = {record["id"]: values(record) for record in second}
+    pairs = [(values(record), others[record["id"]]) for record in first]
+    differences = {
+        name: [b[name] - a[name] for a, b in pairs if name in a and name in b] for name in metrics
+    }
+    return {name: _difference(numbers) for name, numbers in differences.items() if numbers}
 
 
 def _difference(numbers: Sequence[float]) -> Difference:

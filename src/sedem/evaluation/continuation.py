@@ -41,7 +41,6 @@ def continuation_losses(
         model: a model with one backbone, or with two that share a tokenizer.
         windows: items with `context` `[T]` and `continuation` `[A]`.
         progress: called with the number of finished windows and the number of windows.
-        conditions: the members of `CONDITIONS` to measure.
 
     Returns:
         The losses by target and condition. Targets are "continuation" and "recall", a span of the

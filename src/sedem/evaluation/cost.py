@@ -49,9 +49,7 @@ class Workload:
     """The size of one query; the defaults are the paper's assumptions.
 
     Attributes:
-        context: number of document tokens.
-        question: number of question tokens.
-        answer: number of answer tokens.
+        context, question, answer: numbers of tokens.
         k: number of selected blocks.
     """
 
@@ -196,26 +194,14 @@ def answer_flops(shape: PretrainedConfig, prefix: int, before: int, answer: int)
     """The FLOPs of an answer through every layer.
 
     The prefix gives the first answer token, and the last token is not read. The head runs once for
-    each answer token.
-
-    Args:
-        shape: configuration of the backbone.
-        prefix: number of tokens in the prefix.
-        before: number of cached tokens before the prefix.
-        answer: number of answer tokens.
+    each answer token. `before` tokens are cached before the prefix.
     """
     run = layer_flops(shape, prefix + answer - 1, before)
     return shape.num_hidden_layers * run + answer * head_flops(shape)
 
 
 def layer_flops(shape: PretrainedConfig, tokens: int, before: int = 0) -> int:
-    """The FLOPs of one decoder layer over new tokens.
-
-    Args:
-        shape: configuration of the backbone.
-        tokens: number of new tokens.
-        before: number of cached tokens before them.
-    """
+    """The FLOPs of one decoder layer over new tokens, after cached ones."""
     return _sum(_one_token(shape)[0], tokens, before)
 
 
@@ -279,10 +265,7 @@ def _one_token_of(layout: str, entries: str) -> tuple[tuple[int, int], tuple[int
 
 
 def backbone_shape(name: str) -> PretrainedConfig:
-    """The configuration of one backbone.
-
-    Args:
-        name: a preset, a backbone folder or a hub id.
+    """The configuration of one backbone: a preset, a backbone folder or a hub id.
 
     Raises:
         ConfigError: the name is unknown, or a preset with two backbones.

@@ -85,33 +85,20 @@ def reciprocal_rank(ranked: Sequence[int], evidence: Sequence[bool]) -> float:
 # Intervals
 
 
-def bootstrap(
-    values: Sequence[float], *, samples: int = RESAMPLES, seed: int = 0
-) -> tuple[float, float, float]:
-    """The mean and its 95 % interval over resampled examples.
-
-    Args:
-        values: one number for each example; not empty.
-        samples: number of resamples.
-        seed: seed of the resampling.
-
-    Returns:
-        Mean, lower and upper bound.
-    """
-    low, high = np.percentile(resampled_means(values, samples, seed), [2.5, 97.5])
+def bootstrap(values: Sequence[float]) -> tuple[float, float, float]:
+    """The mean, and the lower and upper bound of its 95 % interval over resampled examples."""
+    low, high = np.percentile(resampled_means(values), [2.5, 97.5])
     return float(np.mean(values)), float(low), float(high)
 
 
-def resampled_means(
-    values: Sequence[float], samples: int = RESAMPLES, seed: int = 0
-) -> list[float]:
+def resampled_means(values: Sequence[float]) -> list[float]:
     """Means of samples drawn with replacement, each of the size of `values`."""
     numbers = np.asarray(values, dtype=float)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     means: list[float] = []
     together = max(1, DRAWN // len(numbers))
-    for start in range(0, samples, together):
-        size = min(together, samples - start), len(numbers)
+    for start in range(0, RESAMPLES, together):
+        size = min(together, RESAMPLES - start), len(numbers)
         means += rng.choice(numbers, size).mean(axis=1).tolist()
     return means
 
@@ -148,11 +135,8 @@ def _rouge() -> Any:
 def auroc(confidence_B: Tensor, present_B: Tensor) -> float:
     """The probability that a question with evidence has more confidence than one without.
 
-    Ties count half. Both kinds must be present.
-
-    Args:
-        confidence_B: confidences.
-        present_B: whether the documents had the evidence.
+    Ties count half. Both kinds must be present. `present_B` is whether the documents had the
+    evidence.
     """
     absent = np.sort(confidence_B[~present_B].double().numpy())
     present = confidence_B[present_B].double().numpy()
@@ -165,10 +149,6 @@ def calibration_error(confidence_B: Tensor, present_B: Tensor) -> float:
 
     Questions are put into `BINS` groups of equal size by confidence. The error is the mean over
     groups of the distance between mean confidence and share of questions with evidence.
-
-    Args:
-        confidence_B: confidences.
-        present_B: whether the documents had the evidence.
     """
     order_B = confidence_B.double().argsort(stable=True)
     groups = order_B.tensor_split(BINS)

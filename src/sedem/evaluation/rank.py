@@ -28,14 +28,7 @@ def effective_rank(memory_MD: Tensor) -> float:
 
 
 def normalized_effective_rank(memories: Iterable[Tensor]) -> dict[str, Any]:
-    """The effective rank of slots over their number, in percent, averaged over blocks or segments.
-
-    Args:
-        memories: slots of each block or segment `[M, D]`.
-
-    Returns:
-        Mean, 95 % interval, and number of blocks or segments.
-    """
+    """The effective rank of slots `[M, D]` over their number, in percent, averaged over blocks."""
     return summarize([100.0 * effective_rank(slots_MD) / len(slots_MD) for slots_MD in memories])
 
 

@@ -58,14 +58,7 @@ class OneByOne:
 
 
 class BoundSedem:
-    """SeDeM as a plain reader with a fixed budget, decoding and memory type.
-
-    Args:
-        model: the model that reads and answers.
-        k: selection budget; None means the model's own.
-        decoding: how answers are generated.
-        memory: type that slots are stored as.
-    """
+    """SeDeM as a plain reader with a fixed budget (None: its own), decoding and memory type."""
 
     name = "sedem"
 
@@ -92,12 +85,7 @@ class BoundSedem:
 
 
 class SedemMethod:
-    """SeDeM in batches, over contexts that share documents: each text is read once.
-
-    Args:
-        model: the model that reads and answers.
-        settings: budget, control, answer limit and memory type.
-    """
+    """SeDeM in batches, over contexts that share documents: each text is read once."""
 
     def __init__(self, model: SeDeM, settings: MethodSettings) -> None:
         self.model = model
@@ -110,11 +98,7 @@ class SedemMethod:
         self._texts: dict[str, tuple[Blocks, Quantized]] = {}
 
     def answer(self, examples: Sequence[Example]) -> list[Answer]:
-        """Answer each example from its own documents, or only from those with evidence.
-
-        Raises:
-            DataError: the control is "gold-documents", and an example has no evidence.
-        """
+        """Answer each example from its own documents, or only from those with evidence."""
         return self.model.answer_requests(self.requests(examples), self.decoding)
 
     def requests(self, examples: Sequence[Example]) -> list[Request]:
@@ -126,24 +110,18 @@ class SedemMethod:
         self._read_new_texts(examples)
         requests = []
         for example in examples:
-            bank = self._bank(self._documents(example))
-            forced = self._forced_blocks(bank, example)
-            requests.append(
-                Request(
-                    bank,
-                    example.question,
-                    self.settings.k,
-                    forced,
-                    ranking=True,
-                    condition=self.settings.condition,
-                )
+            gold = self.settings.control == "gold-documents"
+            bank = self._bank(labels.only_gold(example) if gold else example.documents)
+            request = Request(
+                bank,
+                example.question,
+                self.settings.k,
+                self._forced_blocks(bank, example),
+                ranking=True,
+                condition=self.settings.condition,
             )
+            requests.append(request)
         return requests
-
-    def _documents(self, example: Example) -> Sequence[Document]:
-        if self.settings.control != "gold-documents":
-            return example.documents
-        return labels.only_gold(example)
 
     def _read_new_texts(self, examples: Sequence[Example]) -> None:
         texts = {d.text for e in examples for d in e.documents} - self._texts.keys()
@@ -215,7 +193,6 @@ def evaluate_reader(
 
     Args:
         reader: has `name`, `read(documents)` and `answer(memory, question)`.
-        examples: the examples, such as `open_examples(file).examples`.
         out: folder for settings, predictions and metrics. A killed run is resumed from it.
         settings: everything that decides the reader's answers, with JSON types. A folder with
             results of other settings or other examples is refused.
@@ -234,11 +211,7 @@ def evaluate_reader(
 
 
 def open_sedem(settings: MethodSettings) -> Method:
-    """Open SeDeM from a checkpoint.
-
-    Raises:
-        ConfigError: a setting cannot be used, such as k "auto" without guidance.
-    """
+    """Open SeDeM from a checkpoint; see `open_model`."""
     # Before the weights are loaded, because loading takes long.
     check_dtype(settings.memory)
     model = open_model(settings)
@@ -269,21 +242,13 @@ def open_model(settings: MethodSettings) -> SeDeM:
 
 
 def open_full_context(settings: MethodSettings) -> Method:
-    """Open the checkpoint's frozen decoder on the whole raw context.
-
-    Raises:
-        ConfigError: a budget or a setting of SeDeM is given.
-    """
+    """Open the checkpoint's frozen decoder on the whole raw context."""
     refuse("full-context", settings, "k", *ONLY_SEDEM)
     return OneByOne(FullContext(frozen_decoder(settings), decoding_of(settings)))
 
 
 def open_bm25(settings: MethodSettings) -> Method:
-    """Open the checkpoint's frozen decoder on the k paragraphs that BM25 ranks first.
-
-    Raises:
-        ConfigError: a setting of SeDeM is given, or k is "auto".
-    """
+    """Open the checkpoint's frozen decoder on the k paragraphs that BM25 ranks first."""
     refuse("bm25", settings, *ONLY_SEDEM)
     k = 2 if settings.k is None else settings.k
     resolve_budget(k, 1)
@@ -291,11 +256,7 @@ def open_bm25(settings: MethodSettings) -> Method:
 
 
 def open_longllmlingua(settings: MethodSettings) -> Method:
-    """Open the checkpoint's frozen decoder on the tokens that LongLLMLingua keeps.
-
-    Raises:
-        ConfigError: a budget or a setting of SeDeM is given.
-    """
+    """Open the checkpoint's frozen decoder on the tokens that LongLLMLingua keeps."""
     refuse("longllmlingua", settings, "k", *ONLY_SEDEM)
     return OneByOne(LongLLMLingua(frozen_decoder(settings), decoding_of(settings)))
 

@@ -21,7 +21,7 @@ from sedem.evaluation.metrics import (
     summarize,
     token_f1,
 )
-from sedem.types import Answer, Span
+from sedem.types import Answer, Citation, Span
 
 Record = dict[str, Any]
 
@@ -79,8 +79,6 @@ def to_record(example: Example, answer: Answer, batch: int = 1) -> Record:
     """Return the line of predictions.jsonl for an answer.
 
     Args:
-        example: the example that was asked.
-        answer: its answer.
         batch: number of questions answered together; `timings` are those of the whole batch.
     """
     return {
@@ -92,9 +90,7 @@ def to_record(example: Example, answer: Answer, batch: int = 1) -> Record:
                 "start": citation.start,
                 "end": citation.end,
                 "score": None if citation.score is None else round(citation.score, 4),
-                "evidence": _is_evidence(
-                    (citation.document, citation.start, citation.end), example
-                ),
+                "evidence": _is_evidence(_span(citation), example),
             }
             for citation in answer.citations
         ],
@@ -133,9 +129,7 @@ def failed_record(example: Example, error: SedemError) -> Record:
 def values(record: Record, depth: int = DEPTH) -> dict[str, float]:
     """Return the value of each metric for one example, without the metrics that do not apply.
 
-    Args:
-        record: a line of predictions.jsonl.
-        depth: number of blocks among which selection is measured.
+    Selection is measured among `depth` blocks.
     """
     if "error" in record:
         names = _selection_names(depth) if record["labelled"] else []
@@ -190,7 +184,8 @@ def _by_kind(records: Iterable[Record]) -> dict[str, dict[str, Any]]:
     """Metrics of the answers to yes/no questions and to the others; empty without yes/no ones."""
     kinds: dict[str, list[dict[str, float]]] = {"yes_no": [], "other": []}
     for record in records:
-        kind = "yes_no" if _is_yes_no(record["references"]) else "other"
+        yes_no = any(normalize(reference) in YES_NO for reference in record["references"])
+        kind = "yes_no" if yes_no else "other"
         kinds[kind].append(values(record))
     if not kinds["yes_no"]:
         return {}
@@ -199,11 +194,6 @@ def _by_kind(records: Iterable[Record]) -> dict[str, dict[str, Any]]:
         for kind, found in kinds.items()
         if found
     }
-
-
-def _is_yes_no(references: Iterable[str]) -> bool:
-    """Whether a question is a yes/no question, that is, one of its references is."""
-    return any(normalize(reference) in YES_NO for reference in references)
 
 
 def _question(example: Example) -> Record:
@@ -249,8 +239,12 @@ def _evidence_ranks(answer: Answer, example: Example) -> list[int] | None:
         unscored = any(citation.score is None for citation in answer.citations)
         if unscored or len(answer.citations) < answer.blocks:
             return None
-        ranking = tuple((c.document, c.start, c.end) for c in answer.citations)
+        ranking = tuple(map(_span, answer.citations))
     return [rank for rank, span in enumerate(ranking, start=1) if _is_evidence(span, example)]
+
+
+def _span(citation: Citation) -> Span:
+    return citation.document, citation.start, citation.end
 
 
 def _is_evidence(block: Span, example: Example) -> bool:

@@ -55,15 +55,12 @@ METHODS: dict[str, tuple[str, str]] = {
 Trained baselines are opened by their class in `sedem.baselines.registry`.
 """
 
-UNTRAINED_WITH_BUDGET = ("sedem", "bm25")
-"""The other methods that have a selection budget (k)."""
-
 
 def has_selection_budget(method: str) -> bool:
     """Whether a method has a selection budget (k)."""
     if method in TRAINED:
         return reader_class(method).has_selection_budget
-    return method in UNTRAINED_WITH_BUDGET
+    return method in ("sedem", "bm25")
 
 
 def default_checkpoint(method: str) -> str:
@@ -88,17 +85,9 @@ def open_method(name: str, settings: MethodSettings) -> Method:
 
 
 def refuse(method: str, settings: MethodSettings, *names: str) -> None:
-    """Check that settings that a method ignores have their default values.
+    """Raise a `ConfigError` if settings that a method ignores do not have their defaults.
 
     Otherwise a result would record a setting that had no effect.
-
-    Args:
-        method: its name.
-        settings: what the method is opened with.
-        names: the settings that it ignores.
-
-    Raises:
-        ConfigError: one of them is not the default.
     """
     for name in names:
         value = getattr(settings, name)

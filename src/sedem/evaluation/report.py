@@ -23,15 +23,13 @@ COLUMNS = (*ANSWERS, "recall", "mrr", "conditioning", "bytes_per_token", "ttft_m
 RECALL = "recall@"
 """Prefix of the metrics of recall; K follows."""
 
-
-METRIC = "f1"
 COLORS = ("#2f855a", "#2b6cb0", "#b7791f", "#9b2c2c", "#6b46c1", "#4a5568")
 
 ENDINGS = (".svg", ".png", ".pdf")
 
 
 class Counts(BaseModel):
-    """Counts of a metrics.json that a report needs."""
+    """Counts of a metrics.json."""
 
     model_config = ConfigDict(strict=True)
 
@@ -68,13 +66,7 @@ class Metrics(BaseModel):
 
 @dataclass(frozen=True)
 class EvaluatedRun:
-    """A finished run.
-
-    Attributes:
-        folder: folder of the run.
-        metrics: entries of its metrics.json.
-        records: its predictions.
-    """
+    """A finished run: its folder, metrics.json and predictions."""
 
     folder: Path
     metrics: dict[str, Any]
@@ -169,11 +161,8 @@ def draw(compared: dict[str, Any], path: Path) -> None:
     """Draw a report.
 
     The left panel shows F1 of each run with its 95 % interval. The right panel shows F1 against the
-    number of positions that the decoder's upper layers saw.
-
-    Args:
-        compared: the result of `report`.
-        path: the file. Its ending, one of `ENDINGS`, selects the format.
+    number of positions that the decoder's upper layers saw. The ending of the file, one of
+    `ENDINGS`, selects the format.
 
     Raises:
         ConfigError: the file has another ending.
@@ -215,6 +204,5 @@ def name_of(row: dict[str, Any]) -> str:
 
 
 def _interval(row: dict[str, Any]) -> tuple[float, float, float]:
-    value = row["metrics"][METRIC]
-    low, high = value["interval"]
-    return value["mean"], low, high
+    value = row["metrics"]["f1"]
+    return value["mean"], *value["interval"]

@@ -46,8 +46,6 @@ def evaluate(
     method refuses with a `SedemError` counts as wrong; any other error ends the run.
 
     Args:
-        method: the method that answers.
-        examples: the examples to answer.
         settings: everything that decides the result, with JSON types.
         out: folder for settings, predictions and metrics.
         progress: called with the number of finished examples and the number of examples.
@@ -90,11 +88,7 @@ def evaluate(
 
 
 def read_predictions(content: bytes, path: Path) -> Iterator[Record]:
-    """Read the lines of a predictions.jsonl.
-
-    Args:
-        content: the content of the file.
-        path: the file, for the message.
+    """Read the lines of a predictions.jsonl; `path` is for the message.
 
     Raises:
         DataError: a line is not a record of the harness.

@@ -32,10 +32,6 @@ def state_bytes_per_token(shape: PretrainedConfig) -> int:
 def compression(records: Sequence[Record], shape: PretrainedConfig) -> dict[str, Any]:
     """How many times smaller a memory is than cached keys and values, and than states.
 
-    Args:
-        records: lines of predictions.jsonl.
-        shape: configuration of the backbone that answered.
-
     Returns:
         Both factors with their intervals, and the bytes per token that the memory is compared with.
         Empty if the method does not report what it stores.

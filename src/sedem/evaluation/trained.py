@@ -25,12 +25,7 @@ CACHED_CONTEXTS = 32
 
 
 class BoundTrained:
-    """A trained baseline as a plain reader with fixed decoding.
-
-    Args:
-        reader: the baseline.
-        decoding: how answers are generated.
-    """
+    """A trained baseline as a plain reader with fixed decoding."""
 
     def __init__(self, reader: TrainedReader, decoding: Decoding) -> None:
         self.trained = reader
@@ -51,15 +46,7 @@ class BoundTrained:
 
 
 class Trained:
-    """A trained baseline over examples; it reads a context shared by several of them once.
-
-    Args:
-        reader: the baseline.
-        settings: answer limit, batch, budget, and the documents to read.
-
-    Raises:
-        ConfigError: a setting is given that the baseline does not have.
-    """
+    """A trained baseline over examples; it reads a context shared by several of them once."""
 
     def __init__(self, reader: TrainedReader, settings: MethodSettings) -> None:
         if settings.control not in SUPPORTED_CONTROLS:

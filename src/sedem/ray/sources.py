@@ -19,9 +19,8 @@ from typing import Any
 from sedem.bank.buckets import Bucket
 from sedem.bank.parts import is_remote
 from sedem.data import documents as files
-from sedem.data.compression import kind
 from sedem.data.document_formats import PARSERS, parse
-from sedem.data.records import read_records
+from sedem.data.records import kind, read_records
 from sedem.errors import BankError, DataError
 from sedem.ray.cluster import import_ray
 from sedem.types import Document

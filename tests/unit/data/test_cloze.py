@@ -2,32 +2,46 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sedem.data.articles import paragraphs, read_articles
-from sedem.data.cloze import LONGEST, SHORTEST, clozes, generate
+from sedem.data.cloze import LONGEST, SHORTEST, clozes
 from sedem.data.question_sets import open_examples
 from sedem.errors import DataError
 
+Write = Callable[[str, Any], Path]
+
 load = partial(open_examples, schema="cloze")
+
+
+@pytest.mark.parametrize("entry", [{"title": "Ada"}, {"text": "Ada"}, {"title": 1, "text": "Ada"}])
+def test_an_article_without_title_or_text_is_named(write: Write, entry: dict[str, Any]) -> None:
+    path = write("articles.jsonl", [{"title": "Bo", "text": "Bo"}, entry])
+    with pytest.raises(
+        DataError, match=r"line 2: (missing key '(title|text)'|title is 1; text is)"
+    ):
+        read_articles(path)
+
+
+def test_paragraphs_are_lines_of_some_length_and_no_headings() -> None:
+    text = "== A heading that is long ==\n  abcde  \nabcd\n\nabcdefghij\nabcdefghijk\n"
+    assert paragraphs(text, 5, 10) == ["abcde", "abcdefghij"]
 
 
 def occurrences(answer: str, text: str) -> int:
     return len(re.findall(rf"(?<!\w){re.escape(answer)}(?!\w)", text))
 
 
-@pytest.fixture
-def real_paragraphs(fixtures: Path) -> list[str]:
+def test_questions_of_real_paragraphs_are_sound(fixtures: Path) -> None:
     articles = read_articles(fixtures / "articles.jsonl")
-    return [paragraph for _, text in articles for paragraph in paragraphs(text, 200, 900)]
-
-
-def test_questions_of_real_paragraphs_are_sound(real_paragraphs: list[str]) -> None:
-    made = [(paragraph, cloze) for paragraph in real_paragraphs for cloze in clozes(paragraph)]
-    assert len(made) == 65
+    real = [paragraph for _, text in articles for paragraph in paragraphs(text, 200, 900)]
+    made = [(paragraph, cloze) for paragraph in real for cloze in clozes(paragraph)]
+    assert len({(paragraph, cloze.start) for paragraph, cloze in made}) == len(made) == 65
     for paragraph, cloze in made:
         sentence = paragraph[cloze.start : cloze.end]
         assert occurrences(cloze.answer, paragraph) == 1
@@ -41,58 +55,24 @@ def test_questions_of_real_paragraphs_are_sound(real_paragraphs: list[str]) -> N
         assert " ".join(after.rstrip(".!? ").split()) in cloze.question
 
 
-def test_a_sentence_gives_at_most_one_question(real_paragraphs: list[str]) -> None:
-    for paragraph in real_paragraphs:
-        starts = [cloze.start for cloze in clozes(paragraph)]
-        assert len(starts) == len(set(starts))
-        assert list(clozes(paragraph)) == list(clozes(paragraph))
-
-
 @pytest.mark.parametrize(
-    ("sentence", "question", "answer"),
+    ("sentence", "word"),
     [
-        (
-            "Scifo quit the club because of its debts on 6 June 2009.",
-            "Scifo quit the club because of its debts on what date?",
-            "6 June 2009",
-        ),
-        (
-            "The ship left the harbour on June 6, 2009 with all hands.",
-            "The ship left the harbour on what date with all hands?",
-            "June 6, 2009",
-        ),
-        (
-            "In July 2005 the ship moved a refinery to the north.",
-            "In what month the ship moved a refinery to the north?",
-            "July 2005",
-        ),
-        (
-            "The town was first mentioned in 1250 as a village.",
-            "The town was first mentioned in what year as a village?",
-            "1250",
-        ),
-        (
-            "The ship carried a platform weighing 60,000 tons to the south.",
-            "The ship carried a platform weighing how many tons to the south?",
-            "60,000",
-        ),
-        (
-            "The magazine is published every Thursday by Haymarket Consumer Media!",
-            "The magazine is published every Thursday by what?",
-            "Haymarket Consumer Media",
-        ),
+        ("Scifo quit the club because of its debts on [6 June 2009].", "what date"),
+        ("The ship left the harbour on [June 6, 2009] with all hands.", "what date"),
+        ("In [July 2005] the ship moved a refinery to the north.", "what month"),
+        ("The town was first mentioned in [1250] as a village.", "what year"),
+        ("The ship carried a platform weighing [60,000] tons to the south.", "how many"),
+        ("The magazine is published every Thursday by [Haymarket Consumer Media]!", "what"),
         # A date tells more than the name before it.
-        (
-            "The treaty was signed by Peter Vos on 1 May 1900.",
-            "The treaty was signed by Peter Vos on what date?",
-            "1 May 1900",
-        ),
+        ("The treaty was signed by Peter Vos on [1 May 1900].", "what date"),
     ],
 )
-def test_the_most_telling_span_is_asked_for(sentence: str, question: str, answer: str) -> None:
-    (cloze,) = clozes(sentence)
-    assert (cloze.question, cloze.answer) == (question, answer)
-    assert (cloze.start, cloze.end) == (0, len(sentence))
+def test_the_most_telling_span_is_asked_for(sentence: str, word: str) -> None:
+    before, answer, after = re.split(r"[\[\]]", sentence)
+    (cloze,) = clozes(before + answer + after)
+    assert cloze.question == f"{before}{word}{after[:-1]}?"
+    assert (cloze.answer, cloze.start, cloze.end) == (answer, 0, len(sentence) - 2)
 
 
 @pytest.mark.parametrize(
@@ -122,29 +102,24 @@ def test_a_span_said_elsewhere_in_the_paragraph_is_not_asked_for() -> None:
     assert len(list(clozes(f"{sentence} A fire cost 18500 crowns."))) == 1
 
 
-def test_examples_hold_their_evidence_among_ten_paragraphs(fixtures: Path) -> None:
-    result = load(fixtures / "articles.jsonl")
-    assert len(result.examples) == 65
-    for example in result.examples:
-        assert len(example.documents) == 10
-        assert len({document.text for document in example.documents}) == 10
-        (span,) = example.evidence
-        gold = example.documents[span.document].text
-        assert occurrences(example.answers[0], gold[span.start : span.end]) == 1
-        assert occurrences(example.answers[0], gold) == 1
-
-
-def test_half_of_the_paragraphs_are_of_the_same_article(fixtures: Path) -> None:
+def test_examples_hold_their_evidence_among_ten_paragraphs_half_of_the_same_article(
+    fixtures: Path,
+) -> None:
     article_of = {
         paragraph: title
         for title, text in read_articles(fixtures / "articles.jsonl")
         for paragraph in paragraphs(text, 200, 900)
     }
     sizes = Counter(article_of.values())
-    for example in load(fixtures / "articles.jsonl").examples:
+    result = load(fixtures / "articles.jsonl")
+    assert len(result.examples) == 65
+    for example in result.examples:
+        assert len({document.text for document in example.documents}) == 10
+        (span,) = example.evidence
+        gold = example.documents[span.document].text
+        assert occurrences(example.answers[0], gold[span.start : span.end]) == 1
         titles = Counter(article_of[document.text] for document in example.documents)
-        own = article_of[example.documents[example.evidence[0].document].text]
-        assert titles[own] >= min(5, sizes[own] - 1) + 1
+        assert titles[article_of[gold]] >= min(5, sizes[article_of[gold]] - 1) + 1
 
 
 def test_a_seed_decides_which_and_where(fixtures: Path) -> None:
@@ -158,16 +133,15 @@ def test_a_seed_decides_which_and_where(fixtures: Path) -> None:
     assert load(path, count=20).examples[:9] == once.examples
 
 
-def test_articles_of_one_paragraph_are_left_out_and_counted(fixtures: Path) -> None:
-    articles = read_articles(fixtures / "articles.jsonl")
-    lone = ("Ada", "The town of Ada was first mentioned by monks in 1250. " * 5)
-    result = generate([*articles, lone, ("Empty", "short")], count=100)
+def test_articles_of_one_paragraph_are_left_out_and_counted(fixtures: Path, write: Write) -> None:
+    given = (fixtures / "articles.jsonl").read_text(encoding="utf-8")
+    lone = '{"title": "Ada", "text": "%s"}\n' % ("The town of Ada was built in 1250 here. " * 7)
+    empty = '{"title": "Empty", "text": "short"}\n'
+    result = load(write("more.jsonl", given + lone + empty), count=100)
     assert result.dropped == {"articles with fewer than two paragraphs": 2}
-    assert result.examples == generate(articles, count=100).examples
+    assert result.examples == load(fixtures / "articles.jsonl", count=100).examples
 
 
 def test_too_few_paragraphs_are_an_error_with_both_numbers(fixtures: Path) -> None:
-    articles = read_articles(fixtures / "articles.jsonl", slice(0, 1))
-    assert len(paragraphs(articles[0][1], 200, 900)) == 5
     with pytest.raises(DataError, match="a context needs 10 paragraphs, 5 are given"):
-        generate(articles, count=1)
+        load(fixtures / "articles.jsonl", records=":1")

@@ -5,6 +5,7 @@ import json
 import time
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from sedem import durable_files
 from sedem.backbone.decoder import Backbone
 from sedem.data import corpus as tokenized_corpus
 from sedem.data.corpus import TokenizedCorpus, read_texts
+from sedem.data.windows import Windows
 from sedem.errors import ConfigError, DataError
 
 Write = Callable[[str, Any], Path]
@@ -32,46 +34,30 @@ def test_texts_of_every_kind_of_file_are_read_in_the_order_of_their_names(
     write("ignored.csv", "not,read")
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "d.txt.gz").write_bytes(gzip.compress(b"text of d"))
-    assert list(read_texts(tmp_path)) == [
-        "# text of a",
-        "text of b\nand more",
-        "first of c",
-        "second of c",
-        "text of d",
-    ]
-    assert list(read_texts(tmp_path / "b.txt")) == ["text of b\nand more"]
-
-
-def test_excluded_titles_are_left_out(path: Path, texts: list[str]) -> None:
-    kept = list(read_texts(path, ["2", "7"]))
-    assert kept == [text for i, text in enumerate(texts) if i not in (2, 7)]
+    Dataset.from_list([{"text": "e", "title": "Bo"}]).to_parquet(tmp_path / "inner" / "e.parquet")
+    texts = ["# text of a", "text of b\nand more", "first of c", "second of c", "text of d", "e"]
+    assert list(read_texts(tmp_path)) == texts
+    assert list(read_texts(tmp_path, ["Ada", "Bo"])) == [*texts[:3], texts[4]]
+    assert list(read_texts(tmp_path / "b.txt")) == [texts[1]]
 
 
 def test_files_that_hold_no_text_are_refused(tmp_path: Path, write: Write) -> None:
-    with pytest.raises(
-        DataError, match=r"table\.csv' is not a text file; give \.txt, \.md, \.jsonl, \.parquet,"
-    ):
-        list(read_texts(write("table.csv", "a,b")))
-    with pytest.raises(DataError, match=r"lines\.jsonl', line 2: a string field 'text' is needed"):
-        list(read_texts(write("lines.jsonl", [{"text": "a"}, {"text": 1}])))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(
-        DataError, match=r"folder '.*empty' holds no \.txt, \.md, \.jsonl, \.parquet file"
+    Dataset.from_list([{"words": "a"}]).to_parquet(tmp_path / "c.parquet")
+    for path, message in (
+        (
+            write("a.csv", "a,b"),
+            r"a\.csv' is not a text file; give \.txt, \.md, \.jsonl, \.parquet,",
+        ),
+        (
+            write("b.jsonl", [{"text": "a"}, {"text": 1}]),
+            r"b\.jsonl', line 2: a string field 'text'",
+        ),
+        (tmp_path / "c.parquet", r"c\.parquet', row 1: a string field 'text' is needed"),
+        (tmp_path / "empty", r"'.*empty' holds no \.txt, \.md, \.jsonl, \.parquet file"),
     ):
-        list(read_texts(tmp_path / "empty"))
-
-
-def test_parquet_files_hold_texts_in_a_column(tmp_path: Path, texts: list[str]) -> None:
-    rows = [{"text": t, "meta": {"set": "a"}, "title": str(i)} for i, t in enumerate(texts)]
-    folder = tmp_path / "texts"
-    folder.mkdir()
-    Dataset.from_list(rows[:4]).to_parquet(folder / "a.parquet")
-    (folder / "b.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[4:]))
-    assert list(read_texts(folder)) == texts
-    assert list(read_texts(folder / "a.parquet", ["1"])) == [texts[0], *texts[2:4]]
-    Dataset.from_list([{"words": "a"}]).to_parquet(folder / "c.parquet")
-    with pytest.raises(DataError, match=r"c\.parquet', row 1: a string field 'text' is needed"):
-        list(read_texts(folder))
+        with pytest.raises(DataError, match=message):
+            list(read_texts(path))
 
 
 @pytest.mark.parametrize("on_the_hub", [False, True])
@@ -100,30 +86,17 @@ def test_shards_are_read_in_the_order_of_a_seed(
         assert [text[2:] for text in shuffled if text[0] == shard] == ["0", "1", "2"]
 
 
-def test_tokens_are_those_of_each_text(
-    corpus: TokenizedCorpus, backbone: Backbone, texts: list[str]
-) -> None:
-    assert len(corpus) == len(texts)
-    for i, text in enumerate(texts):
-        own = corpus.tokens[corpus.bounds[i] : corpus.bounds[i + 1]]
-        assert own.tolist() == backbone.token_ids(text)
-
-
 def test_many_texts_are_tokenized_in_their_order(
     write: Write, backbone: Backbone, tmp_path: Path
 ) -> None:
     # More than are tokenized together.
     texts = [f"text number {number}" for number in range(150)]
     path = write("many.jsonl", [{"text": text} for text in texts])
-    tokens = TokenizedCorpus.open(path, backbone, tmp_path / "cache")
-    spans = zip(tokens.bounds[:-1], tokens.bounds[1:], strict=True)
-    decoded = [backbone.tokenizer.decode(tokens.tokens[a:b].tolist()) for a, b in spans]
-    assert decoded == texts
-
-
-def test_a_missing_corpus_is_refused(tmp_path: Path, backbone: Backbone) -> None:
-    with pytest.raises(DataError, match=r"there is no file or folder '.*nowhere'"):
-        TokenizedCorpus.open(tmp_path / "nowhere", backbone, tmp_path)
+    corpus = TokenizedCorpus.open(path, backbone, tmp_path / "cache")
+    assert len(corpus) == len(texts)
+    for i, text in enumerate(texts):
+        own = corpus.tokens[corpus.bounds[i] : corpus.bounds[i + 1]]
+        assert own.tolist() == backbone.token_ids(text)
 
 
 def tokenized(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -139,48 +112,36 @@ def tokenized(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-def test_a_corpus_is_tokenized_once(
+def test_a_corpus_is_tokenized_once_and_again_only_if_something_changes(
     path: Path, backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counts = tokenized(monkeypatch)
-    first = TokenizedCorpus.open(path, backbone, tmp_path / "cache")
+    cache, counts = tmp_path / "cache", tokenized(monkeypatch)
+    first = TokenizedCorpus.open(path, backbone, cache)
+    second = TokenizedCorpus.open(path, backbone, cache)
     assert counts == [9]
-    second = TokenizedCorpus.open(path, backbone, tmp_path / "cache")
-    assert counts == [9]
-    assert first.tokens.tolist() == second.tokens.tolist()
+    tokens = first.tokens.tolist()
+    assert second.tokens.tolist() == tokens
     assert first.bounds.tolist() == second.bounds.tolist()
-
-
-def test_interrupted_tokenizing_is_done_again(
-    path: Path, backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = TokenizedCorpus.open(path, backbone, tmp_path / "cache")
-    (folder,) = (tmp_path / "cache").glob("tokens-*")
+    # A run that was killed before it wrote the bounds is not complete.
+    (folder,) = cache.glob("tokens-*")
     (folder / "bounds.npy").unlink()
-    np.save(folder / "tokens.npy", whole.tokens[:5])
-    counts = tokenized(monkeypatch)
-    again = TokenizedCorpus.open(path, backbone, tmp_path / "cache")
-    assert counts == [9]
-    assert again.bounds.tolist() == whole.bounds.tolist()
-    assert len(again.tokens) == whole.bounds[-1]
-
-
-def test_the_cache_knows_files_titles_and_tokenizers(
-    path: Path, backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache = tmp_path / "cache"
-    TokenizedCorpus.open(path, backbone, cache)
+    again = TokenizedCorpus.open(path, backbone, cache)
+    assert counts == [9, 9]
+    assert again.bounds.tolist() == second.bounds.tolist()
+    assert again.tokens.tolist() == tokens
     assert len(TokenizedCorpus.open(path, backbone, cache, ["0"])) == 8
     path.write_text(json.dumps({"text": "another text"}) + "\n")
     assert len(TokenizedCorpus.open(path, backbone, cache)) == 1
     backbone.vocabulary = "another tokenizer"
-    counts = tokenized(monkeypatch)
+    counts.clear()
     TokenizedCorpus.open(path, backbone, cache)
     assert counts == [1]
     assert len(list(cache.glob("tokens-*"))) == 4
 
 
-def test_the_cache_knows_the_order_of_shards(backbone: Backbone, tmp_path: Path) -> None:
+def test_the_cache_knows_the_files_of_a_folder_and_their_order(
+    backbone: Backbone, tmp_path: Path
+) -> None:
     folder = tmp_path / "shards"
     folder.mkdir()
     for name in "abcd":
@@ -191,15 +152,9 @@ def test_the_cache_knows_the_order_of_shards(backbone: Backbone, tmp_path: Path)
     )
     assert first.tokens.tolist() == backbone.token_ids("a" * 8)
     assert other.tokens.tolist() != first.tokens.tolist()
-
-
-def test_a_file_that_changes_inside_a_folder_is_noticed(backbone: Backbone, tmp_path: Path) -> None:
-    folder = tmp_path / "texts"
-    folder.mkdir()
-    (folder / "a.txt").write_text("before")
-    assert TokenizedCorpus.open(folder, backbone, tmp_path / "cache").bounds.tolist() == [0, 6]
     (folder / "a.txt").write_text("much later")
-    assert TokenizedCorpus.open(folder, backbone, tmp_path / "cache").bounds.tolist() == [0, 10]
+    found = TokenizedCorpus.open(folder, backbone, tmp_path / "cache", limit=8)
+    assert found.tokens.tolist() == backbone.token_ids("much lat")
 
 
 def interrupted(texts: Iterable[str], after: int) -> Iterator[str]:
@@ -209,8 +164,7 @@ def interrupted(texts: Iterable[str], after: int) -> Iterator[str]:
         yield text
 
 
-@pytest.mark.parametrize("after", [1, 20, 70, 149])
-@pytest.mark.parametrize("limit", [None, 1000])
+@pytest.mark.parametrize(("after", "limit"), [(20, None), (149, None), (20, 500)])
 def test_a_killed_run_continues_where_it_stopped(
     write: Write,
     backbone: Backbone,
@@ -226,17 +180,14 @@ def test_a_killed_run_continues_where_it_stopped(
     read = tokenized_corpus.read_texts
     with monkeypatch.context() as killed:
         killed.setattr(tokenized_corpus, "read_texts", lambda *a: interrupted(read(*a), after))
-        if limit is None or after < 149:
-            with pytest.raises(KeyboardInterrupt):
-                TokenizedCorpus.open(path, backbone, tmp_path / "cache", limit=limit)
+        with pytest.raises(KeyboardInterrupt):
+            TokenizedCorpus.open(path, backbone, tmp_path / "cache", limit=limit)
     counts = tokenized(monkeypatch)
     again = TokenizedCorpus.open(path, backbone, tmp_path / "cache", limit=limit)
-    assert again.tokens.dtype == whole.tokens.dtype
     assert again.tokens.tolist() == whole.tokens.tolist()
     assert again.bounds.tolist() == whole.bounds.tolist()
-    if 20 <= after < 149:
-        # At most a part and what was tokenized with it is done again.
-        assert sum(counts) <= len(whole) - after + 100 // 6 + 2 * 8
+    # At most a part and what was tokenized with it is done again.
+    assert sum(counts) <= 150 - after + 100 // 6 + 2 * 8
     (folder,) = (tmp_path / "cache").glob("tokens-*")
     assert {file.name for file in folder.iterdir()} == {"tokens.npy", "bounds.npy"}
 
@@ -306,20 +257,6 @@ def test_a_run_killed_after_the_bounds_were_written_has_lost_nothing(
     assert {file.name for file in folder.iterdir()} == {"tokens.npy", "bounds.npy"}
 
 
-def test_a_run_killed_while_parts_are_joined_continues(
-    path: Path, backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = TokenizedCorpus.open(path, backbone, tmp_path / "whole")
-    with monkeypatch.context() as killed:
-        killed.setattr(tokenized_corpus, "_join_parts", lambda *a: interrupted([], 0).__next__())
-        with pytest.raises(StopIteration):
-            TokenizedCorpus.open(path, backbone, tmp_path / "cache")
-    counts = tokenized(monkeypatch)
-    again = TokenizedCorpus.open(path, backbone, tmp_path / "cache")
-    assert counts == []
-    assert again.tokens.tolist() == whole.tokens.tolist()
-
-
 def test_tokens_stop_at_their_limit_and_cut_the_last_text(
     path: Path, backbone: Backbone, tmp_path: Path
 ) -> None:
@@ -333,26 +270,16 @@ def test_tokens_stop_at_their_limit_and_cut_the_last_text(
     assert more.bounds.tolist() == every.bounds.tolist()
 
 
-def test_a_corpus_without_tokens_is_refused(
+def test_a_corpus_that_is_missing_or_without_tokens_is_refused(
     write: Write, backbone: Backbone, tmp_path: Path
 ) -> None:
+    with pytest.raises(DataError, match=r"there is no file or folder '.*nowhere'"):
+        TokenizedCorpus.open(tmp_path / "nowhere", backbone, tmp_path)
     for content in ([], [{"text": ""}]):
         with pytest.raises(
             DataError, match=r"empty\.jsonl' has no tokens; give a corpus with text"
         ):
             TokenizedCorpus.open(write("empty.jsonl", content), backbone, tmp_path / "cache")
-
-
-def test_a_corpus_that_ends_early_is_refused(
-    path: Path, backbone: Backbone, tmp_path: Path
-) -> None:
-    zstandard = pytest.importorskip("zstandard")
-    compressed = tmp_path / "texts.jsonl.zst"
-    whole = zstandard.compress(path.read_bytes() * 100)
-    compressed.write_bytes(whole[:-9])
-    with pytest.raises(DataError, match=r"texts\.jsonl\.zst' cannot be read: .*ended before"):
-        TokenizedCorpus.open(compressed, backbone, tmp_path / "cache")
-    assert not list((tmp_path / "cache").rglob("bounds.npy"))
 
 
 def test_a_set_of_the_hub_is_streamed_at_one_commit(
@@ -390,3 +317,82 @@ def test_a_set_of_the_hub_is_streamed_at_one_commit(
     # What is there needs no hub.
     TokenizedCorpus.open(source, backbone, tmp_path / "cache", limit=500)
     assert len(asked) == 2
+
+
+# Windows
+
+
+def text_of(corpus: TokenizedCorpus, start: int) -> int:
+    return int(np.searchsorted(corpus.bounds, start, side="right")) - 1
+
+
+def test_a_window_is_context_and_what_comes_after_it(
+    corpus: TokenizedCorpus, backbone: Backbone, texts: list[str]
+) -> None:
+    windows = Windows(corpus, 16, 8, seed=0)
+    for index in range(len(windows)):
+        window = windows[index]
+        assert window["context"].shape == (16,) and window["continuation"].shape == (8,)
+        whole = np.concatenate([window["context"], window["continuation"]])
+        start = windows.starts[index]
+        assert whole.tolist() == corpus.tokens[start : start + 24].tolist()
+        letters = backbone.tokenizer.decode(whole.tolist())
+        assert letters in texts[text_of(corpus, start)]
+
+
+def test_windows_use_up_every_text_that_is_long_enough(corpus: TokenizedCorpus) -> None:
+    windows = Windows(corpus, 16, 8, seed=0)
+    per_text = np.bincount([text_of(corpus, start) for start in windows.starts], minlength=9)
+    lengths = np.diff(corpus.bounds)
+    assert (per_text >= lengths // 24 - 1).all()
+    assert (per_text <= lengths // 24).all()
+
+
+def test_a_text_hardly_longer_than_a_window_gives_one(corpus: TokenizedCorpus) -> None:
+    # The first text has 60 tokens, so that no offset must cost its only window.
+    for seed in range(20):
+        starts = Windows(corpus, 40, 19, seed, range(1)).starts
+        assert len(starts) == 1 and starts[0] in (0, 1)
+
+
+def test_every_epoch_cuts_its_texts_elsewhere(corpus: TokenizedCorpus) -> None:
+    windows = Windows(corpus, 16, 8, seed=4)
+    first = windows.starts.tolist()
+    drawn = []
+    for epoch in range(4):
+        windows.epoch = epoch
+        drawn.append(windows.starts.tolist())
+        starts = np.sort(windows.starts)
+        assert (np.diff(starts) >= 24).all()
+        assert all(start + 24 <= corpus.bounds[text_of(corpus, start) + 1] for start in starts)
+        assert [text_of(corpus, start) for start in windows.starts] == [
+            text_of(corpus, start) for start in first
+        ]
+    assert drawn[0] == first == Windows(corpus, 16, 8, seed=4).starts.tolist() != sorted(first)
+    assert set(first) != set(Windows(corpus, 16, 8, seed=6).starts.tolist())
+    for earlier, later in pairwise(drawn):
+        assert np.mean(np.asarray(earlier) != later) > 0.7
+    windows.epoch = 2
+    assert windows.starts.tolist() == drawn[2]
+    assert windows[3]["context"].tolist() == corpus.tokens[drawn[2][3] :][:16].tolist()
+
+
+def test_a_limit_takes_the_first_windows_in_every_epoch(corpus: TokenizedCorpus) -> None:
+    few, windows = Windows(corpus, 16, 8, 0, limit=5), Windows(corpus, 16, 8, 0)
+    for epoch in range(3):
+        few.epoch = windows.epoch = epoch
+        assert len(few) == 5 and few.starts.tolist() == windows.starts[:5].tolist()
+
+
+def test_held_out_texts_are_kept_apart(corpus: TokenizedCorpus) -> None:
+    seen, kept = Windows(corpus, 16, 8, 0, range(7)), Windows(corpus, 16, 8, 0, range(7, 9))
+    assert {text_of(corpus, start) for start in seen.starts} == set(range(7))
+    assert {text_of(corpus, start) for start in kept.starts} == {7, 8}
+
+
+def test_texts_that_are_too_short_are_an_error(corpus: TokenizedCorpus) -> None:
+    assert len(Windows(corpus, 100, 64, seed=0)) == 1
+    with pytest.raises(DataError, match="no text is 165 tokens long; give longer texts or shorter"):
+        Windows(corpus, 100, 65, seed=0)
+    with pytest.raises(DataError, match="no text is 24 tokens long"):
+        Windows(corpus, 16, 8, 0, range(0))

@@ -79,16 +79,14 @@ def test_questions_have_their_answer_in_one_context_and_the_rest_around_it() -> 
 def test_questions_are_the_same_every_time_and_those_over_the_limit_are_counted() -> None:
     every, some = (questions(TEXTS, TEXTS, count=count) for count in (1000, 5))
     assert some.examples == every.examples[:5]
-    assert some.noted == {"questions that are not used": len(every.examples) - 5}
-    assert questions(TEXTS, TEXTS, count=5, seed=1).examples != some.examples
-
-
-def test_few_pieces_make_a_small_context() -> None:
-    [short] = [Document("short.txt", TEXTS[0].text[:2500])]
-    made = questions([short], [short], count=10)
+    # Few pieces make a small context.
+    short = Document("short.txt", TEXTS[0].text[:2500])
     count = len(pieces(short.text))
     assert 1 < count < CONTEXT
-    assert {len(example.documents) for example in made.examples} == {count}
+    few = questions([short], [short], count=10).examples
+    assert {len(example.documents) for example in few} == {count}
+    assert some.noted == {"questions that are not used": len(every.examples) - 5}
+    assert questions(TEXTS, TEXTS, count=5, seed=1).examples != some.examples
 
 
 SENTENCE = "The flat in Mill Lane is let from the first of May. "

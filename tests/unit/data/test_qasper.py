@@ -10,7 +10,6 @@ import pytest
 
 from sedem.data.examples import Example
 from sedem.data.question_sets import open_examples
-from sedem.errors import ConfigError
 
 Write = Callable[[str, Any], Path]
 
@@ -30,46 +29,23 @@ def release(fixtures: Path) -> dict[str, Any]:
     return dict(json.loads((fixtures / "qasper.json").read_text(encoding="utf-8")))
 
 
-def as_hub_record(release: dict[str, Any]) -> dict[str, Any]:
-    """The paper as the hub has it: columns instead of lists of objects."""
-    paper = release[IDENTITY]
-    return {
-        **paper,
-        "id": IDENTITY,
-        "full_text": {
-            key: [section[key] for section in paper["full_text"]]
-            for key in ("section_name", "paragraphs")
-        },
-        "qas": {
-            "question": [qa["question"] for qa in paper["qas"]],
-            "answers": [{"answer": [a["answer"] for a in qa["answers"]]} for qa in paper["qas"]],
-        },
-    }
-
-
-def test_a_paper_is_one_document_of_abstract_headings_and_paragraphs(fixtures: Path) -> None:
-    document = load(fixtures / "qasper.json").examples[0].documents[0]
+def test_a_paper_and_answers_of_every_kind_are_read(fixtures: Path) -> None:
+    result = load(fixtures / "qasper.json")
+    document = result.examples[0].documents[0]
     assert document.name.startswith("Minimally Supervised Learning")
+    # Abstract, headings and paragraphs.
     assert document.text == (
         "This is the abstract of the paper\n\nIntroduction\n\nA short paragraph\n\n"
         "Another intro paragraph\n\nRelated Work\n\nShorter paragraph\n\nProposed Method\n\n"
         f"Proposed Method ::: Polarity Function\n\n{SEED}\n\nConclusion\n\nConclusion paragraph"
     )
-
-
-def test_answers_of_every_kind_are_read(fixtures: Path) -> None:
-    result = load(fixtures / "qasper.json")
     assert [(e.id, e.question, e.answers) for e in result.examples] == [
         (f"{IDENTITY}-0", "What is the seed lexicon?", ("a vocabulary", "using seed lexicon")),
         (f"{IDENTITY}-1", "Are there three?", ("Yes",)),
         (f"{IDENTITY}-3", "Is this extractive?", ("Conclusion paragraph",)),
     ]
-    assert result.dropped == {"unanswerable": 1}
-    assert not result.noted
-
-
-def test_evidence_paragraphs_are_found_in_the_text(fixtures: Path) -> None:
-    assert [evidence_texts(e) for e in load(fixtures / "qasper.json").examples] == [[SEED]] * 3
+    assert [evidence_texts(example) for example in result.examples] == [[SEED]] * 3
+    assert (result.dropped, result.noted) == ({"unanswerable": 1}, {})
 
 
 def test_several_spans_are_one_answer(write: Write, release: dict[str, Any]) -> None:
@@ -80,22 +56,13 @@ def test_several_spans_are_one_answer(write: Write, release: dict[str, Any]) -> 
     assert answers[1:] == [("No",), ("Shorter, paragraph",)]
 
 
-@pytest.mark.parametrize("name", ["papers.json", "papers.jsonl", "qasper-train-v0.3.jsonl"])
-def test_release_and_hub_give_the_same_examples(
-    fixtures: Path, write: Write, release: dict[str, Any], name: str
+def test_records_are_papers_and_one_without_a_title_goes_by_its_id(
+    write: Write, release: dict[str, Any]
 ) -> None:
-    record = as_hub_record(release)
-    result = load(write(name, [record, {**record, "id": "second", "title": ""}]))
-    expected = load(fixtures / "qasper.json").examples
-    assert result.examples[:3] == expected
-    assert {e.documents[0].name for e in result.examples[3:]} == {"second"}
-    assert result.dropped == {"unanswerable": 2}
-
-
-def test_records_are_papers(write: Write, release: dict[str, Any]) -> None:
-    papers = {f"paper {number}": release[IDENTITY] for number in range(3)}
+    papers = {f"paper {number}": {**release[IDENTITY], "title": ""} for number in range(3)}
     result = load(write("papers.json", papers), records="1:2")
     assert [e.id for e in result.examples] == ["paper 1-0", "paper 1-1", "paper 1-3"]
+    assert {e.documents[0].name for e in result.examples} == {"paper 1"}
 
 
 def test_questions_without_evidence_in_the_text_are_dropped_and_counted(
@@ -146,7 +113,6 @@ def test_a_paper_without_text_is_dropped_with_its_questions(
 @pytest.mark.parametrize(
     ("drop", "kept", "dropped", "noted"),
     [
-        ("no-text-evidence", [0, 3], {"unanswerable": 1, "no evidence in the text": 1}, {}),
         ("unanswerable", [0, 1, 3], {"unanswerable": 1}, {"no evidence in the text, kept": 1}),
         (
             "none",
@@ -171,8 +137,3 @@ def test_the_rule_of_what_is_dropped_has_a_name(
     if drop == "none":
         assert result.examples[2].answers == ("Unanswerable",)
         assert [len(e.evidence) for e in result.examples] == [1, 0, 1, 1]
-
-
-def test_an_unknown_rule_is_refused(fixtures: Path) -> None:
-    with pytest.raises(ConfigError, match="drop is 'some'; it can be no-text-evidence, unansw"):
-        load(fixtures / "qasper.json", drop="some")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ FILES = {
     "musique.jsonl": ("musique", 2),
     "qasper.json": ("qasper", 3),
 }
-PARAGRAPH = {"title": "T", "paragraph_text": "t", "is_supporting": True}
 OWN = {
     "documents": [{"name": "a", "text": "The rent is 900 euros."}],
     "question": "What is the rent?",
@@ -46,21 +46,6 @@ def test_own_questions_are_found_out_even_compressed(tmp_path: Path, write: Writ
     assert open_examples(packed).examples == open_examples(path).examples
 
 
-def test_a_long_text_hides_no_field(fixtures: Path, write: Write) -> None:
-    long = "word " * 60_000
-    own = {**OWN, "documents": [{"name": "a", "text": long}]}
-    assert sniff(write("own.jsonl", [own])) == sniff(write("own.json", [own, OWN])) == "own"
-    row = {
-        "title": "T",
-        "context": long,
-        "question": "?",
-        "answers": {"text": [], "answer_start": []},
-    }
-    assert sniff(write("squad.jsonl", [row])) == "squad"
-    with pytest.raises(DataError, match=r"long\.jsonl' fit no schema"):
-        sniff(write("long.jsonl", [{"text": long}]))
-
-
 def test_a_file_of_no_known_schema_is_refused(fixtures: Path, write: Write) -> None:
     with pytest.raises(DataError, match=r"articles\.jsonl' fit no schema; .*own, squad, covidqa"):
         sniff(fixtures / "articles.jsonl")
@@ -68,40 +53,26 @@ def test_a_file_of_no_known_schema_is_refused(fixtures: Path, write: Write) -> N
         sniff(write("empty.jsonl", ""))
 
 
-@pytest.mark.parametrize("schema", ["cloze", "exact-facts"])
-def test_articles_become_examples_under_a_named_schema(fixtures: Path, schema: str) -> None:
-    result = open_examples(fixtures / "articles.jsonl", schema, count=3, seed=4)
-    assert len(result.examples) == 3
-    assert all(len(example.documents) == 10 for example in result.examples)
-
-
 def test_an_unknown_schema_is_refused_with_the_known_ones(fixtures: Path) -> None:
     with pytest.raises(ConfigError, match=f"no schema 'sqad'; known are {', '.join(SETS)}"):
         open_examples(fixtures / "squad.json", "sqad")
 
 
-def test_an_unknown_option_is_refused(fixtures: Path) -> None:
-    with pytest.raises(ConfigError, match=r"squad\.json' as squad: .*'distracters'"):
-        open_examples(fixtures / "squad.json", distracters=3)
-
-
 @pytest.mark.parametrize(
     ("schema", "options", "message"),
     [
+        ("squad", {"distracters": 3}, r"squad\.json' as squad: .*'distracters'"),
         ("squad", {"distractors": "abc"}, "distractors is 'abc'; a whole number is needed"),
         ("squad", {"distractors": 2.5}, "distractors is 2.5; a whole number is needed"),
         ("squad", {"distractors": True}, "distractors is True; a whole number is needed"),
         ("squad", {"distractors": -3}, "distractors is -3; it must be 0 or more"),
         ("squad", {"seed": None}, "seed is None; a whole number is needed"),
         ("ruler-qa2", {"length": "4k"}, "length is '4k'; a whole number is needed"),
-        ("ruler-qa2", {"count": "abc"}, "count is 'abc'; a whole number is needed"),
-        ("ruler-qa2", {"count": 0}, "count is 0; it must be above 0"),
+        ("ruler-qa2", {"length": 0}, "length is 0; it must be above 0"),
         ("ruler-qa2", {"answer_tokens": -1}, "answer_tokens is -1; it must be 0 or more"),
         ("ruler-qa2", {"tokenizer": 5}, "tokenizer is 5; text is needed"),
         ("ruler-qa2", {"repeat": "yes"}, "repeat is 'yes'; true or false is needed"),
-        ("cloze", {"count": "5x"}, "count is '5x'; a whole number is needed"),
         ("cloze", {"count": -1}, "count is -1; it must be above 0"),
-        ("exact-facts", {"count": "x"}, "count is 'x'; a whole number is needed"),
         ("exact-facts", {"count": 0}, "count is 0; it must be above 0"),
         ("exact-facts", {"split": 5}, "split is 5; it can be train or evaluation"),
         ("qasper", {"drop": ["none"]}, r"drop is \['none'\]; it can be no-text-evidence"),
@@ -114,176 +85,76 @@ def test_an_option_of_another_type_or_size_is_refused(
         open_examples(fixtures / "squad.json", schema, **options)
 
 
-def test_options_reach_the_loader(fixtures: Path) -> None:
-    few = open_examples(fixtures / "squad.json", records="1:", distractors=2, seed=3)
-    assert len(few.examples) == 24
-    assert {len(example.documents) for example in few.examples} == {3}
-
-
 HALF = "\ud83e"
-HOTPOT = {
-    "_id": "a",
-    "question": "What?",
-    "answer": "This",
-    "supporting_facts": [["T", 0]],
-    "context": [["T", ["s"]]],
-}
-QA = {"id": "a", "question": "What?", "answers": [{"text": "one", "answer_start": 0}]}
-PAPER = {
-    "title": "A",
-    "abstract": "A",
-    "full_text": [],
-    "qas": [
-        {
-            "question": "What?",
-            "answers": [
-                {
-                    "answer": {
-                        "unanswerable": False,
-                        "extractive_spans": [],
-                        "free_form_answer": "This",
-                        "yes_no": None,
-                        "evidence": ["A"],
-                    }
-                }
-            ],
-        }
-    ],
-}
+UNICODE = r"is '\ud83e'; Unicode text"
+ANSWER = {"text": "one", "answer_start": 0}
+
+
+def paragraph(**changes: Any) -> dict[str, Any]:
+    qas = [{"id": "a", "question": "What?", "answers": [ANSWER], **changes}]
+    return {"data": [{"paragraphs": [{"context": "one", "qas": qas}]}]}
+
+
+def hotpot(**changes: Any) -> list[dict[str, Any]]:
+    record = {"_id": "a", "question": "What?", "answer": "This", "supporting_facts": [["T", 0]]}
+    return [{**record, "context": [["T", ["s"]]], **changes}]
+
+
+def musique(**changes: Any) -> list[dict[str, Any]]:
+    paragraphs = [{"title": "T", "paragraph_text": "t", "is_supporting": True}]
+    return [{"id": "a", "question": "?", "answer": "This", "paragraphs": paragraphs, **changes}]
+
+
+def paper(**changes: Any) -> dict[str, Any]:
+    return {"p1": {"title": "A", "abstract": "A", "full_text": [], "qas": [], **changes}}
 
 
 @pytest.mark.parametrize(
     ("schema", "content", "message"),
     [
-        (
-            "squad",
-            {"data": [{"paragraphs": [{"context": "one"}]}]},
-            r"article 1: paragraphs\[0\]: missing key 'qas'",
-        ),
+        ("squad", {"data": [{"paragraphs": [{"context": "one"}]}]}, "[0]: missing key 'qas'"),
         ("squad", {"data": ["Ada"]}, "article 1: keys are needed here, got 'Ada'"),
         ("squad", {"data": [{"title": "Ada"}]}, "article 1: missing key 'paragraphs'"),
-        (
-            "squad",
-            [{"id": 1, "context": "one", "question": "?", "answers": {"text": ["one"]}}],
-            r"entry 1: paragraphs\[0\]\.qas\[0\]\.answers\[0\]: missing key 'answer_start'",
-        ),
-        (
-            "covidqa",
-            {"data": [{"paragraphs": [{"context": "one", "qas": []}]}]},
-            r"article 1: paragraphs\[0\]: missing key 'document_id'",
-        ),
-        (
-            "hotpotqa",
-            [{"_id": "a"}],
-            r"entry 1 \(id 'a'\): missing key 'question'; add it \(and 3 more problems\)",
-        ),
+        ("squad", paragraph(answers=[{"text": "one"}]), "answers[0]: missing key 'answer_start'"),
+        ("squad", paragraph(id=HALF), f"article 1: paragraphs[0].qas[0].id {UNICODE}"),
+        ("covidqa", paragraph(), "article 1: paragraphs[0]: missing key 'document_id'"),
+        ("hotpotqa", [{"_id": "a"}], "entry 1 (id 'a'): missing key 'question'; add it (and 3"),
         ("hotpotqa", [{"question": "?"}], "entry 1: missing key '_id'; add it"),
-        (
-            "hotpotqa",
-            [{**HOTPOT, "supporting_facts": None}],
-            r"\(id 'a'\): supporting_facts is None; a list is needed",
-        ),
-        (
-            "hotpotqa",
-            [{**HOTPOT, "context": [["T", [1]]]}],
-            r"\(id 'a'\): context\[0\]\.sentences\[0\] is 1; text is needed",
-        ),
+        ("hotpotqa", hotpot(supporting_facts=None), "supporting_facts is None; a list is needed"),
+        ("hotpotqa", hotpot(context=[["T", [1]]]), "context[0].sentences[0] is 1; text is needed"),
+        ("hotpotqa", hotpot(question=HALF), f"(id 'a'): question {UNICODE}"),
+        ("hotpotqa", hotpot(answer=HALF), f"(id 'a'): answer {UNICODE}"),
+        ("hotpotqa", hotpot(_id=HALF), f"_id {UNICODE}"),
+        ("ruler-qa2", hotpot(context=[["T", ["s", HALF]]]), f"context[0].sentences[1] {UNICODE}"),
         (
             "2wikimultihopqa",
-            [{**HOTPOT, "supporting_facts": [{"title": "T"}]}],
-            r"\(id 'a'\): supporting_facts\[0\]: missing key 'sent_id'",
+            hotpot(supporting_facts=[{"title": "T"}]),
+            "[0]: missing key 'sent_id'",
         ),
+        ("2wikimultihopqa", hotpot(context="[broken"), "context: the text is not JSON: Expecting"),
         (
             "2wikimultihopqa",
-            [{**HOTPOT, "context": "[broken"}],
-            r"\(id 'a'\): context: the text is not JSON: Expecting value",
+            hotpot(context={"title": ["T", "U"], "sentences": [["s"]]}),
+            "(id 'a'): context: the columns title, sentences differ in length",
         ),
-        (
-            "2wikimultihopqa",
-            [{**HOTPOT, "context": {"title": ["T", "U"], "sentences": [["s"]]}}],
-            r"\(id 'a'\): context: the columns title, sentences differ in length",
-        ),
-        (
-            "musique",
-            [{"id": "a", "question": "?", "answer": "This", "paragraphs": [{"title": "T"}]}],
-            r"\(id 'a'\): paragraphs\[0\]: missing key 'paragraph_text'",
-        ),
-        (
-            "musique",
-            [{"id": "a", "paragraphs": [PARAGRAPH], "question": "What?", "answer": None}],
-            r"entry 1 \(id 'a'\): answer is None; text is needed",
-        ),
+        ("2wikimultihopqa", hotpot(context={"0": "T"}), "context is {'0': 'T'}; a list is needed"),
+        ("musique", musique(paragraphs=[{"title": "T"}]), "[0]: missing key 'paragraph_text'"),
+        ("musique", musique(answer=None), "entry 1 (id 'a'): answer is None; text is needed"),
+        ("qasper", {"p1": {"full_text": []}}, "(id 'p1'): missing key 'qas'"),
+        ("qasper", paper(title=HALF), f"(id 'p1'): title {UNICODE}"),
+        ("qasper", paper(qas=[{"question": HALF, "answers": []}]), f"qas[0].question {UNICODE}"),
         (
             "qasper",
-            {"p1": {"abstract": "A", "full_text": []}},
-            r"\(id 'p1'\): missing key 'qas'",
+            paper(qas=[{"question": "?", "answers": [{"answer": {}}]}]),
+            "(id 'p1'): qas[0].answers[0].answer: missing key 'unanswerable'",
         ),
-        (
-            "qasper",
-            {
-                "p1": {
-                    "full_text": [],
-                    "abstract": "A",
-                    "qas": [{"question": "?", "answers": [{"answer": {}}]}],
-                }
-            },
-            r"\(id 'p1'\): qas\[0\]\.answers\[0\]\.answer: missing key 'unanswerable'",
-        ),
+        ("cloze", [{"title": "A", "text": HALF}], f"entry 1: text {UNICODE}"),
     ],
 )
 def test_a_malformed_record_is_named_with_its_field(
     write: Write, schema: str, content: Any, message: str
 ) -> None:
-    with pytest.raises(DataError, match=rf"odd\.json', .*{message}"):
-        open_examples(write("odd.json", content), schema)
-
-
-@pytest.mark.parametrize(
-    ("schema", "content", "message"),
-    [
-        (
-            "hotpotqa",
-            [{**HOTPOT, "question": HALF}],
-            r"\(id 'a'\): question is '\\ud83e'; Unicode text",
-        ),
-        (
-            "hotpotqa",
-            [{**HOTPOT, "answer": HALF}],
-            r"\(id 'a'\): answer is '\\ud83e'; Unicode text",
-        ),
-        ("hotpotqa", [{**HOTPOT, "_id": HALF}], r"entry 1 .*: _id is '\\ud83e'; Unicode text"),
-        (
-            "ruler-qa2",
-            [{**HOTPOT, "context": [["T", ["s", HALF]]]}],
-            r"\(id 'a'\): context\[0\]\.sentences\[1\] is '\\ud83e'; Unicode text is needed",
-        ),
-        (
-            "squad",
-            {"data": [{"title": HALF, "paragraphs": [{"context": "one", "qas": [QA]}]}]},
-            "article 1: the name of a document is not Unicode text",
-        ),
-        (
-            "squad",
-            {"data": [{"paragraphs": [{"context": "one", "qas": [{**QA, "id": HALF}]}]}]},
-            r"article 1: paragraphs\[0\]\.qas\[0\]\.id is '\\ud83e'; Unicode text is",
-        ),
-        ("qasper", {"p1": {**PAPER, "title": HALF}}, r"\(id 'p1'\): title is '\\ud83e'; Unicode"),
-        (
-            "qasper",
-            {"p1": {**PAPER, "qas": [{**PAPER["qas"][0], "question": HALF}]}},
-            r"\(id 'p1'\): qas\[0\]\.question is '\\ud83e'; Unicode text is needed",
-        ),
-        (
-            "cloze",
-            [{"title": "A", "text": HALF}],
-            r"entry 1: text is '\\ud83e'; Unicode text is needed",
-        ),
-    ],
-)
-def test_half_a_surrogate_pair_is_named_with_its_place(
-    write: Write, schema: str, content: Any, message: str
-) -> None:
-    with pytest.raises(DataError, match=rf"odd\.json', .*{message}"):
+    with pytest.raises(DataError, match=rf"odd\.json', .*{re.escape(message)}"):
         open_examples(write("odd.json", content), schema)
 
 

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -13,7 +16,7 @@ import pytest
 from datasets import Dataset
 
 from sedem.data import records
-from sedem.data.records import first_field_names, read_records
+from sedem.data.records import first_field_names, open_text, read_records
 from sedem.errors import DataError
 
 Write = Callable[[str, Any], Path]
@@ -54,53 +57,36 @@ def test_an_object_over_many_lines_is_one_record(write: Write, tmp_path: Path) -
     assert entries(write("none.json", "")) == []
 
 
-@pytest.fixture
-def bytes_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Sizes of the chunks that are read from JSON files from now on."""
+def test_a_large_array_is_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    opened = records.open_bytes
+    opened = records.open_text
 
     @contextmanager
     def counting(path: Path) -> Iterator[Any]:
         with opened(path) as file:
 
-            def read(size: int = -1) -> bytes:
+            def read(size: int) -> str:
                 chunk = file.read(size)
                 sizes.append(len(chunk))
                 return chunk
 
-            yield SimpleNamespace(read=read)
+            yield SimpleNamespace(read=read, readline=file.readline)
 
-    monkeypatch.setattr(records, "open_bytes", counting)
-    return sizes
-
-
-def large_array(path: Path) -> int:
-    """Writes 20,000 records, and returns the size of the file."""
+    path = tmp_path / "large.json"
     with path.open("w") as file:
         for number in range(20_000):
             file.write(f'{"," if number else "["}{{"id": {number}, "text": "{"x" * 1000}"}}\n')
         file.write("]")
-    return path.stat().st_size
-
-
-def test_the_first_records_of_a_large_array_are_read_alone(
-    tmp_path: Path, bytes_read: list[int]
-) -> None:
-    size = large_array(tmp_path / "large.json")
-    found = read_records(tmp_path / "large.json")
+    monkeypatch.setattr(records, "open_text", counting)
+    found = read_records(path)
     assert [next(found)[1]["id"] for _ in range(3)] == [0, 1, 2]
-    assert list(first_field_names(tmp_path / "large.json")) == ["id", "text"]
-    assert 0 < sum(bytes_read) < size / 100
-
-
-def test_a_large_array_is_streamed_in_little_memory(tmp_path: Path) -> None:
-    size = large_array(tmp_path / "large.json")
+    assert first_field_names(path) == {"id", "text"}
+    assert 0 < sum(sizes) < path.stat().st_size / 50
     tracemalloc.start()
-    assert sum(1 for _ in read_records(tmp_path / "large.json")) == 20_000
+    assert sum(1 for _ in read_records(path)) == 20_000
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < size / 10
+    assert peak < path.stat().st_size / 10
 
 
 def test_an_array_is_streamed_up_to_a_malformed_entry(tmp_path: Path) -> None:
@@ -119,29 +105,16 @@ VALUES = [
     "NaN, Infinity, -Infinity, 1E400",
     r'"\u0000 \" \\ \/ \n \ud83e\udd67 \\ud83e ö"',
     r'"\ud83e"',
-    r'"\ud83e pie"',
-    r'"\ud83e\\udd67"',
-    r'"\ud83e\u0041"',
-    r'"\ud83e\ud83e\udd67"',
-    r'"\udd67 pie"',
-    r'"\\ud83e\udd67"',
 ]
 
 
 @pytest.mark.parametrize("values", VALUES)
-@pytest.mark.parametrize("before", [0, 65_520, 65_525, 65_530])
+@pytest.mark.parametrize("before", [0, 65_520, 65_530])
 def test_values_of_an_array_are_those_of_json(tmp_path: Path, values: str, before: int) -> None:
-    # Escapes may be split between the 65,536 bytes that are read at a time.
+    # An entry may be split between the 65,536 characters that are read at a time.
     text = f'[{{"id": 1}},{" " * before}{{"values": [{values}]}}, {{"id": 2}}]'
     (tmp_path / "array.json").write_text(text, encoding="utf-8")
     assert repr(entries(tmp_path / "array.json")) == repr(json.loads(text))
-
-
-def test_an_array_is_read_without_ijson(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ijson", None)
-    (tmp_path / "array.json").write_text(json.dumps(ENTRIES))
-    assert entries(tmp_path / "array.json") == ENTRIES
-    assert list(first_field_names(tmp_path / "array.json")) == ["id", "text", "parts", "a"]
 
 
 @pytest.mark.parametrize("name", ["array.json", "lines.jsonl", "object.json", "rows.parquet"])
@@ -151,21 +124,27 @@ def test_field_names_are_those_of_the_first_record(tmp_path: Path, name: str) ->
     (tmp_path / "lines.jsonl").write_text(f"{json.dumps(first)}\n{json.dumps({'z': 1})}\n")
     (tmp_path / "object.json").write_text(json.dumps(first, indent=1))
     Dataset.from_list([first]).to_parquet(tmp_path / "rows.parquet")
-    assert set(first_field_names(tmp_path / name)) == {"id", "text", "parts", "a", "c"}
+    assert first_field_names(tmp_path / name) == {"id", "text", "parts", "a", "c"}
 
 
-@pytest.mark.parametrize("text", ['[{"id": 1}, 2]', "[[]]"])
-def test_an_array_of_other_things_is_refused(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[{"id": 1}, 2]', "entry 2: a JSON object is needed, this is int"),
+        ("[[]]", "entry 1: a JSON object is needed, this is list"),
+        ('[{"id": 1}', r"odd\.json' is not JSON: .* at column \d+"),
+        ('[{"id": 1}] and more', r"odd\.json' is not JSON: .* at column \d+"),
+        ('[{"id": }]', r"odd\.json' is not JSON: .* at column \d+"),
+        ('[{"id": 1, "id": 2}]', r"odd\.json', entry 1 has an object with the key 'id' twice"),
+        ("[" * 9999, "nests lists or objects more than 64 deep"),
+    ],
+)
+def test_an_array_of_other_things_or_a_broken_one_is_refused(
+    tmp_path: Path, text: str, message: str
+) -> None:
     (tmp_path / "odd.json").write_text(text)
-    with pytest.raises(DataError, match=r"entry \d: a JSON object is needed, this is (int|list)"):
+    with pytest.raises(DataError, match=message):
         entries(tmp_path / "odd.json")
-
-
-@pytest.mark.parametrize("text", ['[{"id": 1}', '[{"id": 1}] and more', '[{"id": }]'])
-def test_a_broken_array_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "broken.json").write_text(text)
-    with pytest.raises(DataError, match=r"broken\.json' is not JSON: .* at column \d+"):
-        entries(tmp_path / "broken.json")
 
 
 def test_a_folder_is_its_shards_in_the_order_of_their_names(tmp_path: Path) -> None:
@@ -177,12 +156,8 @@ def test_a_folder_is_its_shards_in_the_order_of_their_names(tmp_path: Path) -> N
     assert entries(tmp_path) == [{"id": i} for i in range(4)]
     assert places(tmp_path) == ["a.json', entry 1", "a.json', entry 2", "b.jsonl', line 1",
                                 "c.parquet', row 1"]  # fmt: skip
-
-
-def test_a_folder_without_shards_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "README.md").write_text("no records")
     with pytest.raises(DataError, match=r"holds no \.json, \.jsonl, \.parquet file; give a file"):
-        entries(tmp_path)
+        entries(tmp_path / "d.jsonl")
 
 
 def test_a_parquet_file_that_ends_early_is_refused(tmp_path: Path) -> None:
@@ -193,3 +168,92 @@ def test_a_parquet_file_that_ends_early_is_refused(tmp_path: Path) -> None:
         entries(path)
     with pytest.raises(DataError, match=r"there is no file '.*no\.parquet'"):
         entries(tmp_path / "no.parquet")
+
+
+# Compressed files
+
+
+TEXT = 'Görlitz liegt an der Neiße.\n{"rent": 900}\n' * 200
+
+
+def zstd(content: bytes) -> bytes:
+    return bytes(pytest.importorskip("zstandard").compress(content))
+
+
+COMPRESSED: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".xz": lzma.compress,
+    ".bz2": bz2.compress,
+    ".zst": zstd,
+}
+
+
+def text_of(path: Path) -> str:
+    with open_text(path) as file:
+        return file.read()
+
+
+@pytest.mark.parametrize("ending", COMPRESSED)
+def test_a_compressed_file_is_read_whole_or_refused(tmp_path: Path, ending: str) -> None:
+    compress = COMPRESSED[ending]
+    path = tmp_path / f"text.txt{ending}"
+    whole = compress(TEXT.encode())
+    path.write_bytes(whole)
+    assert text_of(path) == TEXT
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"text\.txt\.\w+' cannot be read: .*ended before"):
+        text_of(path)
+    path = tmp_path / f"lines.jsonl{ending}"
+    whole = compress(b'{"a": 1}\n' * 5000)
+    damaged = whole[:20] + bytes(255 - byte for byte in whole[20:40]) + whole[40:]
+    for content in (b'{"a": 1}\n', damaged):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=rf"lines\.jsonl\{ending}' cannot be read: \w+"):
+            list(read_records(path))
+    path.write_bytes(compress(b'{"a": 1}\n\n{"a": 2}\n'))
+    found = [(place.rpartition(" ")[2], record) for place, record in read_records(path)]
+    assert found == [("1", {"a": 1}), ("3", {"a": 2})]
+
+
+def test_a_zstd_file_of_several_frames_is_read_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "frames.txt.zst"
+    frames = [zstd(part.encode()) for part in ("Görlitz ", "", "liegt", " an der Neiße")]
+    path.write_bytes(b"".join(frames))
+    assert text_of(path) == "Görlitz liegt an der Neiße"
+    path.write_bytes(b"".join(frames)[:-3])
+    with pytest.raises(DataError, match="ended before"):
+        text_of(path)
+
+
+def test_zstd_without_its_library_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    (tmp_path / "text.txt.zst").touch()
+    with pytest.raises(DataError, match="compressed with zstd; install 'zstandard'"):
+        text_of(tmp_path / "text.txt.zst")
+
+
+def test_a_folder_and_a_missing_file_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is a folder; give a file"):
+        text_of(tmp_path)
+    for name in ("nowhere.json", "nowhere.json.gz"):
+        with pytest.raises(DataError, match=rf"there is no file '.*{name}'"):
+            text_of(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b'{"a": "G\xf6rlitz"}\n', r"a\.jsonl' is not UTF-8 text \(invalid .* byte 8\)"),
+        ("a.json", b'{"a": 1,\n "b": oops}', r"a\.json' is not JSON: .* at line 2, column 7"),
+        ("a.jsonl", b'{"a": 1}\n\n{"a": 2\n', r"a\.jsonl', line 3 is not JSON: .* at column 8"),
+        ("a.jsonl", b'{"a": 1}\n[1, 2]\n', "line 2: a JSON object is needed, this is list"),
+    ],
+)
+def test_broken_json_is_named_with_its_place(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        list(read_records(tmp_path / name))

@@ -44,44 +44,36 @@ def article(title: str, texts: list[str]) -> dict[str, Any]:
     }
 
 
-def test_every_question_stands_among_ten_paragraphs_with_its_own(fixtures: Path) -> None:
+def test_every_question_stands_among_ten_paragraphs_half_of_its_own_article(
+    fixtures: Path,
+) -> None:
     result = load(fixtures / "squad.json")
     assert len(result.examples) == 36
     assert not result.dropped and not result.noted
     for example in result.examples:
-        assert len(example.documents) == 10
         assert len({document.text for document in example.documents}) == 10
         assert gold_text(example) == example.answers[0]
-
-
-def test_half_of_the_context_is_of_the_same_article(fixtures: Path) -> None:
-    for example in load(fixtures / "squad.json").examples:
         titles = Counter(document.name.split(" §")[0] for document in example.documents)
         own = example.documents[example.evidence[0].document].name.split(" §")[0]
         assert titles[own] == 6  # the gold one and (9 + 1) // 2 others
+    assert len({example.evidence[0].document for example in result.examples}) == 10
 
 
-def test_real_fields_are_read(fixtures: Path) -> None:
+def test_a_seed_decides_distractors_and_order(fixtures: Path) -> None:
+    path = fixtures / "squad.json"
+    for a, b in zip(load(path).examples, load(path, seed=1).examples, strict=True):
+        assert a.documents != b.documents
+        assert a.question == b.question
+
+
+def test_the_context_of_a_question_never_changes(fixtures: Path) -> None:
+    # Published numbers were measured on these contexts, in this order.
     example = load(fixtures / "squad.json").examples[0]
     assert example.id == "56e748a200c9c71400d76f37"
     assert example.question == "What factor may make a teacher's role vary?"
     assert example.answers == ("cultures",)
     # The place published for "cultures" in its paragraph.
     assert (example.evidence[0].start, example.evidence[0].end) == (32, 40)
-
-
-def test_a_seed_decides_distractors_and_order(fixtures: Path) -> None:
-    path = fixtures / "squad.json"
-    once, again, other = load(path), load(path), load(path, seed=1)
-    assert once.examples == again.examples
-    same = [a.documents == b.documents for a, b in zip(once.examples, other.examples, strict=True)]
-    assert not any(same)
-    assert [e.question for e in once.examples] == [e.question for e in other.examples]
-
-
-def test_the_context_of_a_question_never_changes(fixtures: Path) -> None:
-    # Published numbers were measured on these contexts, in this order.
-    example = load(fixtures / "squad.json").examples[0]
     assert [document.name for document in example.documents] == [
         "Teacher §6",
         "Construction §6",
@@ -96,11 +88,6 @@ def test_the_context_of_a_question_never_changes(fixtures: Path) -> None:
     ]
 
 
-def test_the_gold_paragraph_stands_at_every_place(fixtures: Path) -> None:
-    places = Counter(e.evidence[0].document for e in load(fixtures / "squad.json").examples)
-    assert len(places) == 10
-
-
 def test_records_are_articles(fixtures: Path) -> None:
     result = load(fixtures / "squad.json", records="1:3", distractors=3)
     names = {d.name.split(" §")[0] for e in result.examples for d in e.documents}
@@ -108,30 +95,25 @@ def test_records_are_articles(fixtures: Path) -> None:
     assert all(len(e.documents) == 4 for e in result.examples)
 
 
-def test_few_paragraphs_are_all_used(write: Write) -> None:
-    content = {"data": [article("Ada", ["one a", "two b"]), article("Bo", ["three c"])]}
-    result = load(write("few.json", content))
-    texts = {"one a", "two b", "three c"}
-    assert [{d.text for d in e.documents} for e in result.examples] == [texts] * 3
-
-
-def test_a_lone_article_is_its_own_context(write: Write) -> None:
-    result = load(write("one.json", {"data": [article("Ada", ["one a", "two b", "three c"])]}))
-    assert [len(e.documents) for e in result.examples] == [3, 3, 3]
-
-
-def test_articles_of_one_title_keep_their_paragraphs_apart(write: Write) -> None:
-    content = {"data": [article("Ada", ["one a", "two b"]), article("Ada", ["three c", "four d"])]}
-    result = load(write("twins.json", content), distractors=3)
-    assert all(len({d.name for d in e.documents}) == 4 for e in result.examples)
-
-
-def test_an_article_without_paragraphs_gives_none(write: Write) -> None:
-    content = {"data": [article("Ada", ["one a"]), article("Bo", []), article("Cy", ["two b"])]}
-    result = load(write("empty.json", content), distractors=1)
-    assert [sorted(d.text for d in e.documents) for e in result.examples] == [
-        ["one a", "two b"]
-    ] * 2
+@pytest.mark.parametrize(
+    ("articles", "texts"),
+    [
+        ([("Ada", ["one a", "two b"]), ("Bo", ["three c"])], ["one a", "three c", "two b"]),
+        ([("Ada", ["one a", "two b", "three c"])], ["one a", "three c", "two b"]),
+        ([("Ada", ["one a"]), ("Bo", []), ("Cy", ["two b"])], ["one a", "two b"]),
+        # Articles of one title keep their paragraphs apart.
+        ([("Ada", ["one a", "two b"]), ("Ada", ["four d"])], ["four d", "one a", "two b"]),
+    ],
+)
+def test_few_paragraphs_are_all_used(
+    write: Write, articles: list[tuple[str, list[str]]], texts: list[str]
+) -> None:
+    content = {"data": [article(*given) for given in articles]}
+    for number, entry in enumerate(content["data"]):
+        for paragraph in entry["paragraphs"]:
+            paragraph["qas"][0]["id"] += f" of article {number}"
+    examples = load(write("few.json", content)).examples
+    assert [sorted(d.text for d in e.documents) for e in examples] == [texts] * len(texts)
 
 
 def test_an_empty_paragraph_is_left_out_with_its_questions(write: Write) -> None:
@@ -141,23 +123,20 @@ def test_an_empty_paragraph_is_left_out_with_its_questions(write: Write) -> None
     whole = load(write("whole.json", content))
     content["data"][0]["paragraphs"].append(blank)
     content["data"].append({"title": "Cy", "paragraphs": [blank]})
+    # It takes no number from the others.
+    content["data"][0]["paragraphs"].insert(0, blank)
     result = load(write("blank.json", content))
-    assert result.examples == whole.examples
-    assert result.dropped == {"no context": 8}
+    assert [e.answers for e in result.examples] == [e.answers for e in whole.examples]
+    names = {d.name for d in result.examples[0].documents}
+    assert names == {"Ada §2", "Ada §3", "Bo §1"}
+    assert result.dropped == {"no context": 12}
     assert result.dropped_ids == {"no context": ["lost-0", "lost-1", "lost-2"]}
     for entry in content["data"]:
         for number, paragraph in enumerate(entry["paragraphs"]):
             paragraph["document_id"] = number
     papers = load_papers(write("papers.json", content))
     assert [e.answers for e in papers.examples] == [("one",), ("two",), ("three",)]
-    assert papers.dropped == {"no context": 8}
-
-
-def test_an_empty_paragraph_takes_no_number_from_the_others(write: Write) -> None:
-    content = {"data": [article("Ada", ["one a", "two b", "three c"])]}
-    content["data"][0]["paragraphs"][1]["context"] = ""
-    example = load(write("gap.json", content)).examples[0]
-    assert {document.name for document in example.documents} == {"Ada §1", "Ada §3"}
+    assert papers.dropped == {"no context": 12}
 
 
 def test_questions_without_an_answer_are_dropped_and_counted(write: Write) -> None:
@@ -177,42 +156,31 @@ def test_questions_without_an_answer_are_dropped_and_counted(write: Write) -> No
 
 def test_an_offset_that_is_off_is_repaired_to_the_nearest_place(write: Write) -> None:
     content = {"data": [article("Ada", ["word a word b word"])]}
-    content["data"][0]["paragraphs"][0]["qas"][0]["answers"] = [{"text": "word", "answer_start": 9}]
+    # Answers lose white space and duplicates.
+    content["data"][0]["paragraphs"][0]["qas"][0]["answers"] = [
+        {"text": text, "answer_start": 9} for text in (" word", "b", "word", " ")
+    ]
     result = load(write("off.json", content))
     assert result.examples[0].evidence[0].start == 7
+    assert result.examples[0].answers == ("word", "b")
     assert result.noted == {"answer offset repaired": 1}
 
 
-def test_distinct_answers_are_kept_in_order_without_white_space(write: Write) -> None:
-    content = {"data": [article("Ada", ["one a two"])]}
-    content["data"][0]["paragraphs"][0]["qas"][0]["answers"] = [
-        {"text": " two", "answer_start": 5},
-        {"text": "one", "answer_start": 0},
-        {"text": "two", "answer_start": 6},
-        {"text": " ", "answer_start": 3},
+def test_papers_are_whole_contexts_with_repaired_offsets(fixtures: Path, write: Write) -> None:
+    native = json.loads((fixtures / "covidqa.json").read_text(encoding="utf-8"))
+    rows = [
+        {**qa, "document_id": paragraph["document_id"], "context": paragraph["context"]}
+        for article in native["data"]
+        for paragraph in article["paragraphs"]
+        for qa in paragraph["qas"]
     ]
-    result = load(write("answers.json", content))
-    assert result.examples[0].answers == ("two", "one")
-    assert gold_text(result.examples[0]) == "two"
-
-
-def test_papers_are_whole_contexts_with_repaired_offsets(fixtures: Path) -> None:
-    result = load_papers(fixtures / "covidqa.json")
-    assert len(result.examples) == 6
-    assert result.noted == {"answer offset repaired": 4}
-    assert all(gold_text(e) == e.answers[0] for e in result.examples)
-    assert [e.documents[0].name for e in result.examples] == ["paper 2684"] * 4 + ["paper 630"] * 2
-    assert len(load_papers(fixtures / "covidqa.json", records="1:").examples) == 2
-
-
-def test_papers_count_what_they_drop(write: Write) -> None:
-    paper = article("Ada", ["one a", "two b"])
-    for number, paragraph in enumerate(paper["paragraphs"]):
-        paragraph["document_id"] = number
-    paper["paragraphs"][0]["qas"][0]["answers"][0]["text"] = "not there"
-    result = load_papers(write("papers.json", {"data": [paper]}))
-    assert len(result.examples) == 1
-    assert result.dropped == {"answer not in its context": 1}
+    for path in (fixtures / "covidqa.json", write("rows.jsonl", rows)):
+        result = open_examples(path)
+        assert (result.name, result.noted) == ("covidqa", {"answer offset repaired": 4})
+        assert all(gold_text(e) == e.answers[0] for e in result.examples)
+        names = [e.documents[0].name for e in result.examples]
+        assert names == ["paper 2684"] * 4 + ["paper 630"] * 2
+        assert result.examples[4:] == open_examples(path, records="1:").examples
 
 
 @pytest.mark.parametrize("content", [{"version": "1.1"}, {"data": {"title": "Ada"}}])
@@ -221,25 +189,3 @@ def test_another_schema_is_refused(write: Write, content: Any) -> None:
         DataError, match=r"other\.json', line 1 is not in SQuAD's schema: it has no list"
     ):
         load(write("other.json", content))
-
-
-def test_flat_rows_of_papers_are_papers(fixtures: Path, write: Write) -> None:
-    native = json.loads((fixtures / "covidqa.json").read_text(encoding="utf-8"))
-    rows = [
-        {**qa, "document_id": paragraph["document_id"], "context": paragraph["context"]}
-        for article in native["data"]
-        for paragraph in article["paragraphs"]
-        for qa in paragraph["qas"]
-    ]
-    path = write("rows.jsonl", rows)
-    assert open_examples(path).name == "covidqa"
-    assert open_examples(path).examples == load_papers(fixtures / "covidqa.json").examples
-    assert len(load_papers(path, records="1:").examples) == 2
-
-
-def test_a_second_question_of_an_id_is_dropped(write: Write) -> None:
-    content = {"data": [article("Ada", ["one a", "two b"])]}
-    content["data"][0]["paragraphs"][1]["qas"][0]["id"] = "Ada-0"
-    result = load(write("twins.json", content))
-    assert [e.answers for e in result.examples] == [("one",)]
-    assert result.dropped == {"id given before": 1}

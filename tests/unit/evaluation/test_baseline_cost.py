@@ -12,16 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 from unit.baselines.conftest import SMALL
 
 from sedem.backbone.loading import open_backbone
-from sedem.baselines.beacon import BeaconConfig
-from sedem.baselines.registry import TRAINED, reader_class
+from sedem.baselines.registry import reader_class
 from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError
 from sedem.evaluation.baseline_cost import COUNTED, baseline_flops, baseline_parameters
-from sedem.evaluation.cost import Workload
+from sedem.evaluation.cost import Workload, counted
 
 HEAD, ANSWER = 16, 5
 
@@ -33,11 +31,9 @@ CASES = [
     pytest.param("hmt", 70, 7, {}, ([36, 20, 40], [18, 20]), id="hmt"),
     pytest.param("hmt", 63, 20, {}, ([36, 20, 40], [20, 26]), id="hmt-no-rest"),
     pytest.param("hmt", 60, 20, {}, ([36], [20, 37, 20, 26]), id="hmt-question-apart"),
-    pytest.param("hmt", 20, 7, {}, ([], [30]), id="hmt-no-segment"),
     # Three memory vectors are kept of the four that two segments have.
     pytest.param("hmt", 70, 7, {"recall_context": 3}, ([36, 20, 40], [18, 20]), id="hmt-newest"),
     pytest.param("500x", 70, 7, {}, ([52], [8]), id="500x"),
-    pytest.param("500x", 9, 7, {}, ([52], [8]), id="500x-filled-up"),
     # Windows of 16 tokens and 4 beacons, then 3 tokens that fill none.
     pytest.param("beacon", 34, 7, {}, ([20, 20, 3], [7]), id="beacon"),
     pytest.param("beacon", 31, 7, {"ratio": 2}, ([24, 24], [7]), id="beacon-no-rest"),
@@ -58,12 +54,6 @@ def hidden_half(reader: TrainedReader, calls: list[int]) -> int:
     backbone = reader.backbone
     wide = 4 * backbone.depth * backbone.model.config.num_attention_heads * HEAD
     return wide * sum(tokens * (tokens - 1) // 2 for tokens in calls)
-
-
-def counted(run: Callable[[], object]) -> int:
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        run()
-    return counter.get_total_flops()
 
 
 @pytest.mark.parametrize(("method", "context", "question", "changes", "calls"), CASES)
@@ -98,34 +88,20 @@ def test_reading_and_answering(
     assert flops["total"] == flops["encode"] + flops["decode"]
 
 
-def test_every_method_of_the_papers_table_has_a_case() -> None:
-    assert {case.values[0] for case in CASES} == set(COUNTED)
-
-
 @pytest.mark.parametrize("method", COUNTED)
 def test_the_defaults_are_the_papers_query_and_settings(method: str) -> None:
     assumed = baseline_flops(method, "llama-3.2-1b")["assumptions"]
     query = ("context_tokens", "question_tokens", "answer_tokens")
     assert tuple(assumed[name] for name in query) == (2048, 30, 16)
     defaults = reader_class(method).Config(backbone="")
-    settings = {
-        n: v for n, v in assumed.items() if not n.startswith(("context", "question", "ans"))
-    }
-    assert settings
-    assert settings == {name: getattr(defaults, name) for name in settings}
+    for name, value in assumed.items():
+        assert name.startswith(("context", "question", "ans")) or value == getattr(defaults, name)
 
 
 def test_500x_costs_the_same_for_every_context_and_reports_what_it_reads() -> None:
     short, long = (baseline_flops("500x", "llama-3.2-1b", None, Workload(n)) for n in (300, 9000))
     assert short["total"] == long["total"]
     assert [flops["assumptions"]["context_tokens_read"] for flops in (short, long)] == [300, 500]
-
-
-def test_wide_windows_of_beacon_cost_more_to_encode_and_the_same_to_decode() -> None:
-    wide = BeaconConfig(backbone="llama-3.2-1b", window=1024)
-    found = [baseline_flops("beacon", "llama-3.2-1b", config) for config in (None, wide)]
-    assert [round(flops["encode"] / 1e9, 1) for flops in found] == [5195.1, 5345.3]
-    assert found[0]["decode"] == found[1]["decode"]
 
 
 @pytest.mark.parametrize(
@@ -153,18 +129,12 @@ PRINTED = {
     "beacon": {"llama-3.2-1b": (100.67, 2), "llama-3.2-3b": (440.40, 2)},
 }
 
-IMPLEMENTED = [
-    pytest.param(method, backbone, id=f"{method}-{backbone}")
-    for method in sorted(PRINTED.keys() & TRAINED.keys())
-    for backbone in PRINTED[method]
-]
 
-
-@pytest.mark.parametrize(("method", "backbone"), IMPLEMENTED)
-def test_overhead_equals_the_papers_to_the_digit(method: str, backbone: str) -> None:
-    printed, digits = PRINTED[method][backbone]
-    found = baseline_parameters(method, backbone)
-    assert round(found["without_lora"] / 1e6, digits) == printed
+@pytest.mark.parametrize("method", PRINTED)
+def test_overhead_equals_the_papers_to_the_digit(method: str) -> None:
+    for backbone, (printed, digits) in PRINTED[method].items():
+        found = baseline_parameters(method, backbone)
+        assert round(found["without_lora"] / 1e6, digits) == printed
 
 
 def test_icae_trains_its_table_and_adapters_on_q_and_v() -> None:
@@ -174,12 +144,6 @@ def test_icae_trains_its_table_and_adapters_on_q_and_v() -> None:
     # Twice the trained table and one row: what the official code allocates.
     assert found["without_lora"] == 2 * found["parts"] + 2048
     assert round(found["percent_without_lora"], 2) == 0.04
-
-
-def test_tuned_full_context_has_the_adapters_of_sedems_decoder() -> None:
-    found = baseline_parameters("full-context-tuned", "llama-3.2-3b")
-    assert (found["parts"], found["without_lora"]) == (0, 0)
-    assert round(found["lora"] / 1e6, 2) == 36.70
 
 
 def test_comprexit_trains_about_a_percent_and_no_adapters() -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
 from sedem.answering.prompts import question_ids
@@ -22,7 +21,7 @@ from sedem.backbone.loading import open_backbone
 from sedem.bank import search
 from sedem.bank.search import score_questions
 from sedem.engine.eager import start_decoding
-from sedem.evaluation.cost import Workload, count_flops
+from sedem.evaluation.cost import Workload, count_flops, counted
 
 HEAD, SEGMENT, SEGMENTS, K, ANSWER = 16, 16, 6, 2, 5
 QUESTION = "What is the rent?"
@@ -61,12 +60,6 @@ def hidden_half(model: SeDeM, layers: int, tokens: int) -> int:
     """Scores and values of pairs that the causal mask hides, over some layers."""
     heads = model.decoder.model.config.num_attention_heads
     return 4 * layers * heads * HEAD * (tokens * tokens - tokens * (tokens + 1) // 2)
-
-
-def counted(run: Callable[[], object]) -> int:
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        run()
-    return counter.get_total_flops()
 
 
 def test_reading(model: SeDeM) -> None:

@@ -8,7 +8,7 @@ import string
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 
@@ -63,34 +63,30 @@ ANSWERS = st.lists(
 ).map(" ".join)
 
 
-@given(ANSWERS, ANSWERS)
-def test_exact_match_and_f1_are_squads(prediction: str, reference: str) -> None:
+@settings(deadline=None, max_examples=50)
+@given(ANSWERS, st.lists(ANSWERS, min_size=1, max_size=3))
+def test_scores_are_those_of_squad_and_rouge_score(prediction: str, references: list[str]) -> None:
     assert normalize(prediction) == squad_normalize(prediction)
-    assert exact_match(prediction, [reference]) == 100.0 * (
-        squad_normalize(prediction) == squad_normalize(reference)
-    )
-    assert token_f1(prediction, [reference]) == pytest.approx(100 * squad_f1(reference, prediction))
+    normal = [squad_normalize(reference) for reference in references]
+    assert exact_match(prediction, references) == 100.0 * (squad_normalize(prediction) in normal)
+    f1 = max(squad_f1(reference, prediction) for reference in references)
+    assert token_f1(prediction, references) == pytest.approx(100 * f1)
+    score = RougeScorer(["rougeL"], use_stemmer=False).score
+    longest = max(score(r, squad_normalize(prediction))["rougeL"].fmeasure for r in normal)
+    assert rouge_l(prediction, references) == pytest.approx(100 * longest)
 
 
 @pytest.mark.parametrize(
     ("text", "normal"),
     [
-        ("The Cat", "cat"),
         ("  an   apple\ta day\n", "apple day"),
-        ("a", ""),
-        ("A, the: an!", ""),
         # Articles are whole words, and punctuation goes first.
-        ("another theory than", "another theory than"),
-        ("the-cat", "thecat"),
-        ("a.m.", "am"),
-        ("U.S.A.", "usa"),
+        ("A, the: an! another theory", "another theory"),
+        ("the-cat a.m.", "thecat am"),
         ("$1,800.50", "180050"),
-        ("the cat's", "cats"),
         # Only ASCII punctuation is punctuation.
-        ("“Görlitz” – ÄÖÜ", "“görlitz” – äöü"),  # noqa: RUF001
+        ("“Görlitz” – ÄÖÜ 日本語。", "“görlitz” – äöü 日本語。"),  # noqa: RUF001
         ("non\u00a0breaking", "non breaking"),
-        ("日本語。", "日本語。"),
-        ("", ""),
     ],
 )
 def test_normalization_of_squads_edge_cases(text: str, normal: str) -> None:
@@ -100,29 +96,17 @@ def test_normalization_of_squads_edge_cases(text: str, normal: str) -> None:
 @pytest.mark.parametrize(
     ("prediction", "references", "em", "f1"),
     [
-        ("900 euros", ["900 euros"], 100, 100),
         ("The 900 Euros.", ["900 euros"], 100, 100),
         ("900 euros a month", ["900 euros"], 0, 100 * 2 * (2 / 3) / (2 / 3 + 1)),
         ("euros", ["900 euros"], 0, 100 * 2 * 0.5 / 1.5),
         ("euros euros", ["900 euros"], 0, 50),
-        ("pets", ["900 euros"], 0, 0),
         ("", ["900 euros"], 0, 0),
         # Equal after normalization, with no token in common: v1.1 gives these an F1 of 0.
         ("", [""], 100, 0),
-        ("", ["the"], 100, 0),
         ("the", ["an"], 100, 0),
-        ("the", ["900", "an"], 100, 0),
         # Repeated tokens count as often as both have them: 2 of 3 and 2 of 2; 1 of 1 and 1 of 3.
         ("no no no", ["no no"], 0, 100 * 2 * (2 / 3) / (2 / 3 + 1)),
         ("no", ["No, no, no!"], 0, 100 * 2 * (1 / 3) / (1 / 3 + 1)),
-        ("a dog and the dog", ["dog dog"], 0, 100 * 2 * (2 / 3) / (2 / 3 + 1)),
-        # Punctuation joins, it does not part; only ASCII's is taken away.
-        ("rock-and-roll", ["rock and roll"], 0, 0),
-        ("U.S.", ["us"], 100, 100),
-        ("“Görlitz”", ["Görlitz"], 0, 0),
-        ("GÖRLITZ.", ["görlitz"], 100, 100),
-        ("1 800", ["1,800"], 0, 0),
-        ("...", ["900"], 0, 0),
         ("900 euros", ["nothing", "900", "900 euros"], 100, 100),
         ("900 euros", ["nothing", "900"], 0, 100 * 2 * 0.5 / 1.5),
     ],
@@ -138,10 +122,8 @@ def test_answers_are_scored_against_their_best_reference(
     ("prediction", "reference", "score"),
     [
         ("police killed gunman", "police kill gunman", 2 / 3),
-        ("gunman police", "police gunman", 0.5),
         ("b c d e", "x b y d z", 2 * (2 / 4) * (2 / 5) / (2 / 4 + 2 / 5)),
         ("", "police", 0.0),
-        ("police", "police", 1.0),
     ],
 )
 def test_rouge_l_counts_the_longest_common_subsequence(
@@ -150,42 +132,14 @@ def test_rouge_l_counts_the_longest_common_subsequence(
     assert rouge_l(prediction, [reference]) == pytest.approx(100 * score)
 
 
-@given(ANSWERS, st.lists(ANSWERS, min_size=1, max_size=3))
-def test_rouge_l_is_rouge_scores_on_normalized_text(prediction: str, references: list[str]) -> None:
-    scorer = RougeScorer(["rougeL"], use_stemmer=False)
-    expected = max(
-        scorer.score(normalize(reference), normalize(prediction))["rougeL"].fmeasure
-        for reference in references
-    )
-    assert rouge_l(prediction, references) == pytest.approx(100 * expected)
-
-
-@given(ANSWERS, st.lists(ANSWERS, min_size=1, max_size=4))
-def test_more_references_never_lower_a_score(prediction: str, references: list[str]) -> None:
-    for score in (exact_match, token_f1, rouge_l):
-        assert 0 <= score(prediction, references[:1]) <= score(prediction, references) <= 100
-
-
-@pytest.mark.parametrize(("k", "recall"), [(1, 0.0), (2, 0.0), (3, 100.0), (4, 100.0), (9, 100.0)])
-def test_recall_asks_whether_evidence_is_among_the_best(k: int, recall: float) -> None:
-    assert recall_at([4, 0, 2, 1], [False, True, True, False, False], k) == recall
-
-
-def test_recall_without_evidence_is_zero() -> None:
-    assert recall_at([0, 1], [False, False], 2) == 0
-    assert recall_at([], [True], 2) == 0
-
-
 @pytest.mark.parametrize(
     ("prediction", "references", "score"),
     [
-        ("It is 900 Euros a month", ["900 euros"], 100),
         ("It is 900 Euros a month", ["1,800 euros", "900 EUROS"], 100),
         ("900", ["900 euros"], 0),
         # Part of a word is a match, as in RULER; nothing is normalized.
         ("category", ["cat"], 100),
         ("900 euros", ["the 900 euros"], 0),
-        ("1800", ["1,800"], 0),
         ("", ["900"], 0),
     ],
 )
@@ -199,69 +153,59 @@ RANKED, EVIDENCE = [4, 0, 2, 1], [False, True, True, False, False]
 
 
 @pytest.mark.parametrize(
-    ("k", "found", "precise"),
-    [(1, 0, 0), (2, 0, 0), (3, 50, 100 / 3), (4, 100, 50), (9, 100, 50)],
+    ("k", "recall", "found", "precise"),
+    [(1, 0, 0, 0), (2, 0, 0, 0), (3, 100, 50, 100 / 3), (4, 100, 100, 50), (9, 100, 100, 50)],
 )
-def test_evidence_recall_and_precision_count_blocks(k: int, found: float, precise: float) -> None:
+def test_recall_and_precision_count_blocks(
+    k: int, recall: float, found: float, precise: float
+) -> None:
+    assert recall_at(RANKED, EVIDENCE, k) == recall
     assert evidence_recall_at(RANKED, EVIDENCE, k) == found
     assert precision_at(RANKED, EVIDENCE, k) == pytest.approx(precise)
+    assert recall_at([], EVIDENCE, k) == 0
 
 
 def test_the_reciprocal_rank_is_that_of_the_first_evidence_block() -> None:
     assert reciprocal_rank(RANKED, EVIDENCE) == pytest.approx(100 / 3)
-    assert reciprocal_rank([1, 2], EVIDENCE) == 100
     assert reciprocal_rank([0, 3], EVIDENCE) == 0
 
 
 # Intervals
 
 
-def test_the_interval_is_the_same_every_time_and_depends_on_its_seed() -> None:
-    values = np.random.default_rng(1).normal(50, 20, 40).tolist()
-    assert bootstrap(values) == bootstrap(values)
-    assert bootstrap(values, seed=1) != bootstrap(values)
-    assert bootstrap(values, seed=1)[0] == bootstrap(values)[0] == pytest.approx(np.mean(values))
-
-
-def test_the_interval_of_equal_values_is_their_value() -> None:
-    assert bootstrap([100.0] * 7) == (100.0, 100.0, 100.0)
-    assert bootstrap([3.5]) == (3.5, 3.5, 3.5)
-
-
 def test_the_interval_is_that_of_the_mean() -> None:
     values = np.random.default_rng(2).normal(50, 20, 400)
-    mean, low, high = bootstrap(values)
+    mean, low, high = bootstrap(values.tolist())
     half = 1.96 * values.std() / 20
+    assert mean == pytest.approx(values.mean())
     assert low == pytest.approx(mean - half, abs=0.15 * half)
     assert high == pytest.approx(mean + half, abs=0.15 * half)
+    assert bootstrap([3.5] * 7) == (3.5, 3.5, 3.5)
+    assert summarize([0.0, 100.0, 100.0]) == {"mean": 66.67, "interval": [0, 100], "n": 3}
 
 
-def test_the_interval_covers_the_truth_about_95_times_in_100() -> None:
+def test_the_interval_covers_the_truth_about_95_times_in_100(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(metrics, "RESAMPLES", 300)
     rng = np.random.default_rng(3)
     covered = 0
     for _ in range(100):
-        _, low, high = bootstrap((100.0 * (rng.random(150) < 0.3)).tolist(), samples=300)
+        _, low, high = bootstrap((100.0 * (rng.random(150) < 0.3)).tolist())
         covered += low <= 30.0 <= high
     assert 88 <= covered <= 100
 
 
-@pytest.mark.parametrize("drawn", [1, 37, 100, 37 * 50, metrics.DRAWN])
+@pytest.mark.parametrize("drawn", [1, 37 * 50, metrics.DRAWN])
 def test_means_that_are_drawn_together_are_those_drawn_one_after_the_other(
     drawn: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = np.random.default_rng(4).normal(50, 20, 37).tolist()
-    rng = np.random.default_rng(5)
+    rng = np.random.default_rng(0)
     naive = []
     for _ in range(101):
         places = [int(rng.integers(len(values))) for _ in values]
         naive.append(sum(values[place] for place in places) / len(values))
     monkeypatch.setattr(metrics, "DRAWN", drawn)
-    assert resampled_means(values, 101, seed=5) == pytest.approx(naive, rel=1e-12)
-
-
-def test_a_summary_has_mean_interval_and_number() -> None:
-    summary = summarize([0.0, 100.0, 100.0])
-    assert summary["mean"] == 66.67
-    low, high = summary["interval"]
-    assert 0 <= low < 66.67 < high <= 100
-    assert summary["n"] == 3
+    monkeypatch.setattr(metrics, "RESAMPLES", 101)
+    assert resampled_means(values) == pytest.approx(naive, rel=1e-12)

@@ -77,8 +77,10 @@ def test_ranks_are_among_the_selected_blocks_if_no_others_are_ranked() -> None:
     assert values(record([LAKE, HILL], None, blocks=2), depth=2)["evidence_recall@2"] == 100
 
 
-def test_a_method_that_reads_everything_in_order_has_no_selection_metrics() -> None:
-    """Even though it cites every document, and the evidence first."""
+def test_a_method_that_selects_nothing_has_no_selection_metrics() -> None:
+    metrics = measure([record([], [HILL])])
+    assert not {name for name in metrics if "@" in name or name == "mrr"}
+    # One that reads everything in order cites every document, and here the evidence first.
     unscored = tuple(replace(c, score=None) for c in cited(HILL, LAKE))
     answer = replace(ANSWER, citations=unscored, k=2, blocks=2, ranking=None)
     found = to_record(EXAMPLE, answer)
@@ -105,11 +107,6 @@ def test_selection_is_measured_up_to_the_blocks_used_and_at_most_eight() -> None
     assert (metrics["recall@1"]["mean"], metrics["recall@8"]["mean"]) == (50, 50)
     assert "recall@9" not in metrics
     assert metrics["mrr"]["mean"] == pytest.approx((100 + 10) / 2)
-
-
-def test_a_method_that_selects_nothing_has_no_selection_metrics() -> None:
-    metrics = measure([record([], [HILL])])
-    assert not {name for name in metrics if "@" in name or name == "mrr"}
 
 
 def test_yes_no_questions_are_measured_apart_as_well() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -50,7 +51,7 @@ def test_a_killed_run_is_resumed(
     assert seen[-1] == (7, 7)
 
 
-@pytest.mark.parametrize("batch", [1, 2, 7, 32])
+@pytest.mark.parametrize("batch", [1, 2, 7])
 def test_a_failed_example_counts_as_wrong_and_the_others_are_answered(
     batch: int, examples: list[Example], tmp_path: Path
 ) -> None:
@@ -72,20 +73,14 @@ def test_a_failed_example_counts_as_wrong_and_the_others_are_answered(
     assert evaluate(Echo(batch), examples, SETTINGS, tmp_path)["counts"]["not_answered"] == 2
 
 
-def test_a_failed_example_is_wrong_even_if_an_empty_answer_would_be_right(
-    tmp_path: Path,
-) -> None:
-    example = Example("q", (Document("a", "a"),), "Which article?", ("the",))
-    metrics = evaluate(Echo(bad=["q"]), [example], SETTINGS, tmp_path)
-    assert metrics["em"]["mean"] == 0
-    assert "recall@1" not in metrics
-    assert "mrr" not in metrics
-
-
 def test_examples_without_evidence_have_no_selection_metrics(tmp_path: Path) -> None:
     bare = Example("q0", hill(0).documents, "Hill 0?", ("000 metres",))
-    metrics = evaluate(Echo(), [bare, hill(1)], SETTINGS, tmp_path)
+    metrics = evaluate(Echo(), [bare, hill(1)], SETTINGS, tmp_path / "one")
     assert (metrics["recall@1"]["n"], metrics["em"]["n"]) == (1, 2)
+    # A failed example is wrong even if an empty answer would be right.
+    empty = Example("q", (Document("a", "a"),), "Which article?", ("the",))
+    metrics = evaluate(Echo(bad=["q"]), [empty], SETTINGS, tmp_path / "two")
+    assert metrics["em"]["mean"] == 0 and "mrr" not in metrics
 
 
 # Provenance
@@ -129,19 +124,17 @@ def test_every_process_that_answered_is_named_once_and_the_last_one_signs(
     four = process("four")
     expected = {**four, "earlier": [one, two]}
     assert signature(evaluate(Echo(), examples, SETTINGS, tmp_path)) == expected
+    process("five")  # It answers nothing either.
+    assert signature(evaluate(Echo(), examples, SETTINGS, tmp_path)) == expected
 
 
-def test_a_process_that_answers_nothing_does_not_sign(
-    examples: list[Example], tmp_path: Path, process: Process
-) -> None:
-    one = process("one")
-    assert signature(evaluate(Echo(), examples, SETTINGS, tmp_path)) == one
-    process("two")
-    assert signature(evaluate(Echo(), examples, SETTINGS, tmp_path)) == one
-
-
-@pytest.mark.parametrize("damaged", ["provenance.json", "metrics.json"])
-@pytest.mark.parametrize("words", ["", '{"q1": {"mach', "[]"])
+@pytest.mark.parametrize(
+    ("damaged", "words"),
+    [
+        *itertools.product(("provenance.json", "metrics.json"), ("", '{"q1": {"mach', "[]")),
+        ("provenance.json", '{"q1": 3}'),
+    ],
+)
 def test_damaged_signatures_are_refused_and_results_kept(
     damaged: str, words: str, examples: list[Example], tmp_path: Path
 ) -> None:
@@ -156,13 +149,6 @@ def test_damaged_signatures_are_refused_and_results_kept(
     (tmp_path / damaged).unlink()
     metrics = evaluate(Echo(), examples, SETTINGS, tmp_path)
     assert metrics["counts"]["examples"] == len(examples)
-
-
-def test_signatures_of_the_wrong_type_are_refused(examples: list[Example], tmp_path: Path) -> None:
-    evaluate(Echo(), examples, SETTINGS, tmp_path)
-    (tmp_path / "provenance.json").write_text('{"q1": 3}')
-    with pytest.raises(ConfigError, match=r"provenance\.json', .* is damaged; remove it"):
-        evaluate(Echo(), examples, SETTINGS, tmp_path)
 
 
 @pytest.mark.parametrize("finished", [True, False])

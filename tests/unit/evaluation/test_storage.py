@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, DynamicCache
+from transformers import DynamicCache
 from unit.evaluation.conftest import Echo, hill
 
 from sedem.backbone.decoder import FAMILIES
@@ -33,14 +33,6 @@ def test_bytes_per_token_equal_those_of_a_cache(
     cached = sum(t.nbytes for layer in cache.layers for t in (layer.keys, layer.values))
     assert kv_bytes_per_token(backbone.model.config) == cached / 7
     assert state_bytes_per_token(backbone.model.config) == 2 * backbone.width
-
-
-def test_the_papers_backbone_caches_32_kilobytes_per_token() -> None:
-    shape = AutoConfig.for_model(
-        "llama", hidden_size=2048, num_hidden_layers=16, num_attention_heads=32,
-        num_key_value_heads=8, head_dim=64,
-    )  # fmt: skip
-    assert kv_bytes_per_token(shape) == 32 * 1024
 
 
 def test_a_run_reports_how_many_times_smaller_its_memory_is(
