@@ -77,13 +77,6 @@ def test_an_unknown_key_is_refused_with_the_nearest(save: Save, key: str, near: 
         load_recipe(Stage1Recipe, save(STAGE1), [f"{key}=1"])
 
 
-@pytest.mark.parametrize("key", ["model", "text", "optimization", "run"])
-def test_a_missing_section_is_named(save: Save, key: str) -> None:
-    recipe = {name: value for name, value in STAGE1.items() if name != key}
-    with pytest.raises(ConfigError, match=f"recipe.yaml: .*missing .*'{key}'"):
-        load_recipe(Stage1Recipe, save(recipe))
-
-
 # `test_validation.py` covers every sentence; here is what each setting accepts.
 
 ABOVE_0 = [
@@ -126,6 +119,7 @@ BOTH_WARMUPS = {"learning_rates": {"a": 1}, "steps": 9, "warmup": 3, "warmup_rat
         ("data.budgets", [1, "some"], r"budgets\[1\] is 'some'; "),
         ("losses.conditioning", "golden", "conditioning is 'golden'; it can be selected, mixed"),
         # Unknown keys
+        ("text", {}, "recipe.yaml: text: missing key 'path'"),
         ("text.zzz", 1, "unknown key 'zzz'; known are path, continuation"),
         ("data.training", [{"path": "a", "repeats": 2}], r"\[0\].*unknown key 'repeats'.*'repeat'"),
         # Together
