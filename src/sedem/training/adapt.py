@@ -175,7 +175,7 @@ def recipes(
         start: the checkpoint to start from; None means new parts.
         held_out: number of texts at the end of the documents that are held out.
     """
-    rates = NEW if start is None else TRAINED
+    rates, after = NEW if start is None else TRAINED, continuation_of(config)
     # A CPU without bfloat16 instructions emulates them, two to four times slower.
     half = torch.cuda.is_available()
 
@@ -204,16 +204,13 @@ def recipes(
 
     first = Stage1Recipe(
         text=TextSource(
-            path=DOCUMENTS,
-            continuation=continuation_of(config),
-            held_out=held_out,
-            evaluation_windows=WINDOWS,
+            path=DOCUMENTS, continuation=after, held_out=held_out, evaluation_windows=WINDOWS
         ),
         losses=_stage1_losses(config, new=start is None),
         start_from=start,
         **shared("stage1", ("compressor", "decompressor"), steps[0]),
     )
-    second = Stage2Recipe(
+    return first, Stage2Recipe(
         start_from=str(folder / "stage1" / FINAL),
         data=Stage2Data(
             training=(DataSource(path=QUESTIONS),),
@@ -226,7 +223,6 @@ def recipes(
         losses=Stage2Losses(normalize_scores=True, reconstruct=0.0),
         **shared("stage2", tuple(NEW), steps[1]),
     )
-    return first, second
 
 
 def _stage1_losses(config: SedemConfig, *, new: bool) -> Stage1Losses:

@@ -192,6 +192,7 @@ class BaselineTraining(nn.Module):
 
     @progress.setter
     def progress(self, value: float) -> None:
+        """Set by the trainer before every step."""
         self.reader.progress = value
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:

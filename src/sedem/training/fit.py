@@ -28,7 +28,7 @@ from sedem.checkpoint.model_card import SUMMARY_FILE
 from sedem.durable_files import write_text
 from sedem.provenance import provenance
 from sedem.training.checkpoints import last_complete_checkpoint
-from sedem.training.recipe import Optimization, Recipe, RunSettings
+from sedem.training.recipe import Recipe
 from sedem.training.run_setup import FINAL, processes, share_of_batches
 from sedem.training.trainer import SedemTrainer, Trainable
 
@@ -120,15 +120,14 @@ def fit(
     Returns:
         Folder of the final checkpoint.
     """
-    optimization, run = recipe.optimization, recipe.run
     # By default, it writes to the working directory when a finished run is only evaluated.
     tensorboard = TensorBoardCallback()
     tensorboard.logging_dir = str(output / "tensorboard")
     trainer = SedemTrainer(
         stage,
-        optimization.learning_rates,
-        _arguments(optimization, run, output, evaluation is not None, best),
-        run.keep,
+        recipe.optimization.learning_rates,
+        _arguments(recipe, output, evaluation is not None, best),
+        recipe.run.keep,
         train_dataset=training,
         eval_dataset=evaluation,
         callbacks=[tensorboard],
@@ -173,9 +172,8 @@ def fit(
     return final
 
 
-def _arguments(
-    optimization: Optimization, run: RunSettings, output: Path, evaluates: bool, best: bool
-) -> TrainingArguments:
+def _arguments(recipe: Recipe, output: Path, evaluates: bool, best: bool) -> TrainingArguments:
+    optimization, run = recipe.optimization, recipe.run
     evaluates_during_training = evaluates and run.eval_every > 0
     arguments = TrainingArguments(
         output_dir=str(output),
