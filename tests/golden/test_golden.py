@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from unit.training.runs import one_thread
 
 from sedem import SedemConfig
 from sedem.training.recipe import DataSource, Optimization, RunSettings, TextSource
@@ -38,12 +38,10 @@ TOLERANCE = 1e-5
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
+def single_thread() -> Iterator[None]:
     """The number of threads also changes the order of sums."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with one_thread():
+        yield
 
 
 def shared(config: SedemConfig, folder: Path, rates: dict[str, float]) -> dict[str, Any]:

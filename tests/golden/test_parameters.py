@@ -19,7 +19,6 @@ from sedem.errors import ConfigError
 from sedem.evaluation import cost as costs
 from sedem.evaluation.cost import Workload, cost, layer_flops
 
-PRESETS = ("llama-3.2-1b", "llama-3.2-3b")
 WIDTHS = {"llama-3.2-1b": 2048, "llama-3.2-3b": 3072}
 
 # Table "SeDeM parameters active at inference" (tab:ours_inference_params), in millions, and the
@@ -57,15 +56,19 @@ def millions(count: int) -> float:
     return round(count / 1e6, 2)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("part", ["decompressor", "selector", "lora"])
-def test_a_part_has_as_many_parameters_as_the_paper_prints(preset: str, part: str) -> None:
-    assert millions(parameters(preset)[part]) == PRINTED[preset][part]
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_the_compressor_is_w_in_and_nothing_else(preset: str) -> None:
-    assert parameters(preset)["compressor"] == WIDTHS[preset] ** 2
+@pytest.mark.parametrize("preset", PRINTED)
+def test_parameters_are_as_many_as_the_paper_prints(preset: str) -> None:
+    counts, printed = parameters(preset), PRINTED[preset]
+    for part in ("decompressor", "selector", "lora"):
+        assert millions(counts[part]) == printed[part]
+    # The compressor is W_in and nothing else.
+    assert counts["compressor"] == WIDTHS[preset] ** 2
+    assert round(counts["backbone"] / 1e9, 3) == printed["backbone"]
+    assert counts["percent"] == printed["percent"]
+    parts = ("compressor", "decompressor", "selector", "lora")
+    assert counts["total"] == sum(counts[part] for part in parts)
+    without_lora = 100 * (counts["total"] - counts["lora"]) / counts["backbone"]
+    assert round(without_lora, 2) == PRINTED_PERCENT_WITHOUT_LORA[preset]
 
 
 def test_the_papers_compressor_has_six_or_seven_widths_more_than_its_equation() -> None:
@@ -85,22 +88,6 @@ def test_the_papers_compressor_has_six_or_seven_widths_more_than_its_equation() 
         if fits:
             fitting.append(multiple)
     assert fitting == [6, 7]
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_the_backbone_and_the_percentages_are_the_papers(preset: str) -> None:
-    counts = parameters(preset)
-    assert round(counts["backbone"] / 1e9, 3) == PRINTED[preset]["backbone"]
-    assert counts["percent"] == PRINTED[preset]["percent"]
-    without_lora = 100 * (counts["total"] - counts["lora"]) / counts["backbone"]
-    assert round(without_lora, 2) == PRINTED_PERCENT_WITHOUT_LORA[preset]
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_the_total_is_the_sum_of_the_parts(preset: str) -> None:
-    counts = parameters(preset)
-    parts = ("compressor", "decompressor", "selector", "lora")
-    assert counts["total"] == sum(counts[part] for part in parts)
 
 
 def test_two_backbones_cost_a_projection_between_their_widths() -> None:

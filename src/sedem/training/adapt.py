@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
+from accelerate.utils import send_to_device
 from pydantic import Field
-from torch import Tensor
 from torch.utils.data import Subset
 from tqdm.auto import tqdm
 from transformers import set_seed
@@ -34,7 +34,6 @@ from sedem.data.document_questions import packed, questions, split_documents, to
 from sedem.data.windows import Windows
 from sedem.durable_files import write_text
 from sedem.errors import CheckpointError, ConfigError, DataError
-from sedem.model import SeDeM
 from sedem.provenance import provenance
 from sedem.training.block_batch import BlockCollator
 from sedem.training.block_dataset import BlockDataset
@@ -48,7 +47,7 @@ from sedem.training.recipe import (
     load_recipe,
 )
 from sedem.training.run_setup import FINAL, processes
-from sedem.training.sources import read_mixture
+from sedem.training.sources import open_windows, read_mixture
 from sedem.training.stage1 import Stage1, Stage1Losses
 from sedem.training.stage2 import Stage2, Stage2Losses
 from sedem.training.stages import (
@@ -58,7 +57,6 @@ from sedem.training.stages import (
     open_model,
     train_stage1,
     train_stage2,
-    windows_of,
 )
 from sedem.types import Document
 from sedem.validation import NumberFrom0, Settings, Whole, WholeAbove0
@@ -93,7 +91,6 @@ class Adaptation(Settings):
         layer: layers before states are read and injected; None means half of the backbone's.
         segment_length: tokens of a block; None means the checkpoint's, or the paper's.
         held_out: share of the documents that is held out from training.
-        seed: seed of all random choices.
     """
 
     backbone: str
@@ -106,20 +103,18 @@ class Adaptation(Settings):
 
 
 def start_of(wanted: Adaptation) -> tuple[SedemConfig, Backbone, str | None]:
-    """Open the model to adapt.
+    """Return the shape of the model, the backbone that reads, and the checkpoint to start from.
 
-    Returns:
-        The shape of the model, the backbone that reads, and the checkpoint to start from. The
-        checkpoint is None for a plain backbone, whose other parts are new.
+    The checkpoint is None for a plain backbone, whose other parts are new.
 
     Raises:
         ConfigError: the backbone cannot be used, or a checkpoint has another shape than requested.
         CheckpointError: weights are missing or damaged.
     """
+    shape = {"segment_length": wanted.segment_length, "compression": wanted.compression}
     if not is_checkpoint(wanted.backbone):
         backbone = open_named(wanted.backbone, None, None, dtype=torch.bfloat16)
         layer = middle_layer(backbone, wanted.backbone, wanted.layer)
-        given = {"segment_length": wanted.segment_length, "compression": wanted.compression}
         config = SedemConfig(
             encoder=portable_name(wanted.backbone),
             extract_layers=(layer,),
@@ -127,16 +122,12 @@ def start_of(wanted: Adaptation) -> tuple[SedemConfig, Backbone, str | None]:
             block_context="independent",
             guidance=True,
         )
-        changes = {name: value for name, value in given.items() if value is not None}
-        return config.with_changes(**changes), backbone, None
+        given = {name: value for name, value in shape.items() if value is not None}
+        return config.with_changes(**given), backbone, None
     folder = locate(wanted.backbone)
     config = SedemConfig.load(folder, extra=EXTRA_ENTRIES)
-    asked = {
-        "compression": (wanted.compression, config.compression),
-        "segment_length": (wanted.segment_length, config.segment_length),
-        "layer": (wanted.layer, config.inject_layer),
-    }
-    for name, (value, found) in asked.items():
+    for name, value in {**shape, "layer": wanted.layer}.items():
+        found = getattr(config, "inject_layer" if name == "layer" else name)
         if value not in (None, found):
             raise ConfigError(
                 f"{name} is {value}, but checkpoint '{wanted.backbone}' has {found}, which it "
@@ -154,20 +145,13 @@ def start_of(wanted: Adaptation) -> tuple[SedemConfig, Backbone, str | None]:
 
 
 def steps_of(wanted: Adaptation, windows: int, questions: int) -> tuple[int, int]:
-    """Steps of both stages: those requested, or several passes within bounds.
-
-    Args:
-        wanted: the request, which may give the steps.
-        windows: number of windows in a pass.
-        questions: number of questions in a pass.
-    """
+    """Steps of both stages: those requested, or several passes within bounds."""
     if wanted.steps is not None:
         return wanted.steps
+    passes = windows * PASSES[0] // BATCH, questions * PASSES[1] // BATCH
     one, two = (
-        min(max(count * passes // BATCH, fewest), most)
-        for count, passes, fewest, most in zip(
-            (windows, questions), PASSES, FEWEST, MOST, strict=True
-        )
+        min(max(steps, fewest), most)
+        for steps, fewest, most in zip(passes, FEWEST, MOST, strict=True)
     )
     return one, two
 
@@ -188,45 +172,57 @@ def recipes(
     """The recipes of both stages, in the form that `sedem train` takes.
 
     Args:
-        config: the shape of the model.
         start: the checkpoint to start from; None means new parts.
-        folder: the working folder, with the data.
         held_out: number of texts at the end of the documents that are held out.
     """
-    places: dict[str, Any] = {"data_root": str(folder), "cache": str(folder / "cache")}
-    rates = NEW if start is None else TRAINED
+    rates, after = NEW if start is None else TRAINED, continuation_of(config)
+    # A CPU without bfloat16 instructions emulates them, two to four times slower.
+    half = torch.cuda.is_available()
+
+    def shared(stage: str, parts: Sequence[str], count: int) -> dict[str, Any]:
+        return {
+            "model": config,
+            "data_root": str(folder),
+            "cache": str(folder / "cache"),
+            "optimization": Optimization(
+                learning_rates={name: rates[name] for name in parts},
+                steps=count,
+                batch_size=BATCH,
+                warmup_ratio=0.05,
+                weight_decay=0.01,
+                bf16=half,
+                backbone_dtype="bfloat16" if half else "float32",
+                seed=wanted.seed,
+            ),
+            "run": RunSettings(
+                output=str(folder / stage),
+                log_every=max(1, count // 50),
+                save_every=max(1, count // 20),
+                keep=1,
+            ),
+        }
+
     first = Stage1Recipe(
-        model=config,
         text=TextSource(
-            path=DOCUMENTS,
-            continuation=continuation_of(config),
-            held_out=held_out,
-            evaluation_windows=WINDOWS,
+            path=DOCUMENTS, continuation=after, held_out=held_out, evaluation_windows=WINDOWS
         ),
-        optimization=_optimization(rates, ("compressor", "decompressor"), steps[0], wanted.seed),
-        run=_run(folder / "stage1", steps[0]),
         losses=_stage1_losses(config, new=start is None),
         start_from=start,
-        **places,
+        **shared("stage1", ("compressor", "decompressor"), steps[0]),
     )
-    parts = ("compressor", "decompressor", "selector", "lora", "guidance")
-    second = Stage2Recipe(
-        model=config,
-        start_from=str(folder / "stage1" / "final"),
+    return first, Stage2Recipe(
+        start_from=str(folder / "stage1" / FINAL),
         data=Stage2Data(
             training=(DataSource(path=QUESTIONS),),
             evaluation=(DataSource(path=HELD_OUT),),
             max_blocks=12,
             budgets=(1, 2, 2, 4),
             # Caching frozen states is worth the disk space where steps are slow.
-            cache_states=not torch.cuda.is_available(),
+            cache_states=not half,
         ),
-        optimization=_optimization(rates, parts, steps[1], wanted.seed),
-        run=_run(folder / "stage2", steps[1]),
         losses=Stage2Losses(normalize_scores=True, reconstruct=0.0),
-        **places,
+        **shared("stage2", tuple(NEW), steps[1]),
     )
-    return first, second
 
 
 def _stage1_losses(config: SedemConfig, *, new: bool) -> Stage1Losses:
@@ -239,32 +235,6 @@ def _stage1_losses(config: SedemConfig, *, new: bool) -> Stage1Losses:
     return losses.with_changes(regress=1.0 if new else 0.1, regress_first=0.6 if new else 0.0)
 
 
-def _optimization(
-    rates: dict[str, float], parts: tuple[str, ...], steps: int, seed: int
-) -> Optimization:
-    # A CPU without bfloat16 instructions emulates them, two to four times slower.
-    half = torch.cuda.is_available()
-    return Optimization(
-        learning_rates={name: rates[name] for name in parts},
-        steps=steps,
-        batch_size=BATCH,
-        warmup_ratio=0.05,
-        weight_decay=0.01,
-        bf16=half,
-        backbone_dtype="bfloat16" if half else "float32",
-        seed=seed,
-    )
-
-
-def _run(output: Path, steps: int) -> RunSettings:
-    return RunSettings(
-        output=str(output),
-        log_every=max(1, steps // 50),
-        save_every=max(1, steps // 20),
-        keep=1,
-    )
-
-
 Scores = dict[str, float]
 
 
@@ -274,78 +244,53 @@ def held_out_scores(
     """Losses on held-out windows and questions, and recall of the blocks with the answers.
 
     Args:
-        first: recipe of stage 1; gives the windows.
-        second: recipe of stage 2; gives the questions.
         start: the checkpoint to measure; None means the new parts that stage 1 would start from.
-        what: label of the progress bars.
 
     Returns:
         "text loss": per token after a window, from the memory of the window. "answer loss": per
         token of the answer, from the selector's k best blocks, with the model's default k.
         "recall@k": percentage of questions with the answer in one of these blocks.
     """
-    set_seed(first.optimization.seed)
+    seed = first.optimization.seed
+    set_seed(seed)
     model = open_model(first.model, first.optimization, start).eval()
-    return {**_text(model, first, what), **_questions(model, second, what)}
-
-
-def _text(model: SeDeM, recipe: Stage1Recipe, what: str) -> Scores:
-    """Loss on held-out windows."""
-    _, windows = windows_of(recipe, model.encoder)
+    length = first.model.segment_length
+    _, windows = open_windows(first.text, first, model.encoder, length)
     assert windows is not None  # a recipe of `adapt` always holds some out
-    stage = Stage1(model, Stage1Losses(distill=0.0, reconstruct=0.0)).eval()
-    found = _means(stage, windows, ("context",), recipe.optimization.batch_size, f"{what}, text")
-    return {"text loss": found["context"]}
+    stage1 = Stage1(model, Stage1Losses(distill=0.0, reconstruct=0.0)).eval()
+    text = _means(stage1, windows, ("context",), f"{what}, text")
 
-
-def _questions(model: SeDeM, recipe: Stage2Recipe, what: str) -> Scores:
-    """Loss of the answers to held-out questions, and recall."""
-    dataset = BlockDataset(model, recipe.data.answer_limit, cache=Path(recipe.cache))
-    mixture = Mixture(training=recipe.data.evaluation)
-    read_mixture(dataset, mixture, Path(recipe.data_root), selects=True)
+    dataset = BlockDataset(model, second.data.answer_limit, cache=Path(second.cache))
+    mixture = Mixture(training=second.data.evaluation)
+    read_mixture(dataset, mixture, Path(second.data_root), selects=True)
     # If a block boundary splits an answer, no block contains it, so there is nothing to find.
     found = [index for index in range(len(dataset)) if any(dataset[index].evidence)]
-    k = recipe.model.k if isinstance(recipe.model.k, int) else recipe.model.auto_max
+    k = second.model.k if isinstance(second.model.k, int) else second.model.auto_max
     collator = BlockCollator(
-        dataset,
-        max_blocks=dataset.most_blocks,
-        budgets=(k,),
-        seed=recipe.optimization.seed,
-        cache=None,
+        dataset, max_blocks=dataset.most_blocks, budgets=(k,), seed=seed, cache=None
     )
     losses = Stage2Losses(reconstruct=0.0, conditioning="selected")
-    stage = Stage2(model, losses, collator).eval()
-    items, size = Subset(dataset, found), recipe.optimization.batch_size
-    means = _means(stage, items, ("answer", "recall"), size, f"{what}, questions")
-    return {"answer loss": means["answer"], f"recall@{k}": 100 * means["recall"]}
+    stage2 = Stage2(model, losses, collator).eval()
+    items = Subset(dataset, found)
+    means = _means(stage2, items, ("answer", "recall"), f"{what}, questions")
+    return {
+        "text loss": text["context"],
+        "answer loss": means["answer"],
+        f"recall@{k}": 100 * means["recall"],
+    }
 
 
 @torch.no_grad()
 def _means(
-    stage: Stage1 | Stage2,
-    items: Windows | Subset[Any],
-    names: Sequence[str],
-    size: int,
-    what: str,
+    stage: Stage1 | Stage2, items: Windows | Subset[Any], names: Sequence[str], what: str
 ) -> Scores:
-    """Means of the loss parts over items.
-
-    Args:
-        items: items of the stage's dataset.
-        names: names of the loss parts.
-        what: label of the progress bar.
-    """
+    """Means of some loss parts over the items of a stage's dataset."""
     totals = dict.fromkeys(names, 0.0)
     with tqdm(total=len(items), desc=what) as bar:
-        for start in range(0, len(items), size):
-            chosen: list[Any] = [
-                items[index] for index in range(start, min(start + size, len(items)))
-            ]
-            moved = {
-                name: value.to(stage.model.device) if isinstance(value, Tensor) else value
-                for name, value in stage.collate(chosen).items()
-            }
-            parts = stage(**moved)
+        for start in range(0, len(items), BATCH):
+            places = range(start, min(start + BATCH, len(items)))
+            chosen: list[Any] = [items[index] for index in places]
+            parts = stage(**send_to_device(stage.collate(chosen), stage.model.device))
             for name in names:
                 totals[name] += len(chosen) * float(parts[name])
             bar.update(len(chosen))
@@ -363,11 +308,9 @@ class Sizes:
     """Amount of data to train and to measure on.
 
     Attributes:
-        held_out_documents: number of held-out documents; 0 if it is the last part of a single one.
+        held_out_documents: 0 if the held-out text is the last part of a single document.
         windows: approximate number of windows of stage 1.
-        questions: number of questions of stage 2.
         questions_not_used: number of questions left out because of the maximum.
-        held_out_questions: number of questions about the held-out text.
     """
 
     documents: int
@@ -396,7 +339,7 @@ def finished(wanted: Adaptation, documents: Sequence[Document], out: Path) -> di
         return None
     if not (out / REPORT_FILE).is_file():
         raise CheckpointError(f"'{out}' exists already; give the name of a new folder")
-    report: dict[str, Any] = json.loads((out / REPORT_FILE).read_text(encoding="utf-8"))
+    report = _read(out / REPORT_FILE)
     _check_same(report["request"], _request(wanted, documents), out)
     return report
 
@@ -413,42 +356,19 @@ def prepare(
         DataError: there is not enough text.
         ConfigError: the folder contains another adaptation, or the backbone cannot be used.
     """
+    folder, request = working_folder(out), _request(wanted, documents)
     with processes().main_process_first():
-        return _prepare(wanted, documents, working_folder(out))
-
-
-def adapt(out: Path) -> dict[str, Any]:
-    """Run the prepared training to its end, and write the checkpoint.
-
-    Returns:
-        The report, which the checkpoint also contains: request, sizes, steps, and scores on the
-        held-out data before and after training.
-    """
-    folder = working_folder(out)
-    first = load_recipe(Stage1Recipe, folder / STAGE1_FILE)
-    second = load_recipe(Stage2Recipe, folder / STAGE2_FILE)
-    before = _before(first, second, folder / BEFORE_FILE)
-    if not (Path(first.run.output) / SUMMARY_FILE).is_file():
-        train_stage1(first)
-    if not (Path(second.run.output) / SUMMARY_FILE).is_file():
-        train_stage2(second)
-    final = Path(second.run.output) / FINAL
-    after = held_out_scores(first, second, str(final), "after")
-    report = _report(folder, before, after, (first, second))
-    if processes().is_main_process:
-        _write(final, report, out)
-    processes().wait_for_everyone()
-    return report
+        if not (folder / REQUEST_FILE).is_file():
+            return _prepare(wanted, documents, folder, request)
+        written = _read(folder / REQUEST_FILE)
+        _check_same(written["request"], request, folder)
+        one, two = written["steps"]
+        return Sizes(**written["sizes"]), (one, two)
 
 
 def _prepare(
-    wanted: Adaptation, documents: Sequence[Document], folder: Path
+    wanted: Adaptation, documents: Sequence[Document], folder: Path, request: dict[str, Any]
 ) -> tuple[Sizes, tuple[int, int]]:
-    place, request = folder / REQUEST_FILE, _request(wanted, documents)
-    if place.is_file():
-        written = json.loads(place.read_text(encoding="utf-8"))
-        _check_same(written["request"], request, folder)
-        return Sizes(**written["sizes"]), tuple(written["steps"])
     config, backbone, start = start_of(wanted)
     training, held_out = split_documents(documents, wanted.held_out, wanted.seed)
     learned = questions(training, training, count=MOST_QUESTIONS, seed=wanted.seed)
@@ -467,7 +387,15 @@ def _prepare(
         questions_not_used=sum(learned.noted.values()),
         held_out_questions=len(asked.examples),
     )
-    _check_enough(sizes, windows[1], width)
+    enough = min(sizes.windows, sizes.questions) >= BATCH
+    if not (enough and windows[1] and sizes.held_out_questions):
+        raise DataError(
+            f"the documents have {sizes.tokens:,} tokens, of which {sizes.held_out_tokens:,} are "
+            f"held out; to train, {sizes.windows} windows of {width} tokens and {sizes.questions} "
+            f"questions are left, and at least {BATCH} of each are needed; to measure, "
+            f"{windows[1]} and {sizes.held_out_questions}, and one of each is needed: give more or "
+            "longer documents"
+        )
     steps = steps_of(wanted, sizes.windows, sizes.questions)
     folder.mkdir(parents=True, exist_ok=True)
     dump(learned.examples, folder / QUESTIONS)
@@ -479,21 +407,8 @@ def _prepare(
     write_text(folder / STAGE2_FILE, as_yaml(second))
     entries = {"request": request, "sizes": asdict(sizes), "steps": steps}
     # Written last: a folder that contains this file is complete.
-    write_text(place, json.dumps(entries, indent=1) + "\n")
+    write_text(folder / REQUEST_FILE, json.dumps(entries, indent=1) + "\n")
     return sizes, steps
-
-
-def _check_enough(sizes: Sizes, held_out_windows: int, width: int) -> None:
-    """Refuse documents that are too short to train on or to measure on."""
-    enough = min(sizes.windows, sizes.questions) >= BATCH
-    if enough and held_out_windows and sizes.held_out_questions:
-        return
-    raise DataError(
-        f"the documents have {sizes.tokens:,} tokens, of which {sizes.held_out_tokens:,} are held "
-        f"out; to train, {sizes.windows} windows of {width} tokens and {sizes.questions} questions "
-        f"are left, and at least {BATCH} of each are needed; to measure, {held_out_windows} and "
-        f"{sizes.held_out_questions}, and one of each is needed: give more or longer documents"
-    )
 
 
 def _request(wanted: Adaptation, documents: Sequence[Document]) -> dict[str, Any]:
@@ -501,13 +416,9 @@ def _request(wanted: Adaptation, documents: Sequence[Document]) -> dict[str, Any
     digest = hashlib.sha256()
     for document in documents:
         digest.update(hashlib.sha256(document.text.encode()).digest())
-    entries = wanted.to_dict()
-    return {**entries, "backbone": _told(wanted.backbone), "documents": digest.hexdigest()}
-
-
-def _told(backbone: str) -> str:
-    name = portable_name(backbone)
-    return Path(name).name if Path(name).is_absolute() else name
+    name = portable_name(wanted.backbone)
+    backbone = Path(name).name if Path(name).is_absolute() else name
+    return {**wanted.to_dict(), "backbone": backbone, "documents": digest.hexdigest()}
 
 
 def _check_same(written: Mapping[str, Any], request: Mapping[str, Any], folder: Path) -> None:
@@ -525,39 +436,50 @@ def _check_same(written: Mapping[str, Any], request: Mapping[str, Any], folder: 
         )
 
 
-def _before(first: Stage1Recipe, second: Stage2Recipe, place: Path) -> Scores:
-    """Scores before any training, measured only once."""
-    if not place.is_file():
-        scores = held_out_scores(first, second, first.start_from, "before")
-        if processes().is_main_process:
-            write_text(place, json.dumps(scores) + "\n")
-        return scores
-    return dict(json.loads(place.read_text(encoding="utf-8")))
+def adapt(out: Path) -> dict[str, Any]:
+    """Run the prepared training to its end, and write the checkpoint.
 
-
-def _report(
-    folder: Path, before: Scores, after: Scores, stages: Sequence[Stage1Recipe | Stage2Recipe]
-) -> dict[str, Any]:
-    """The contents of the model card, in JSON types."""
-    entries = json.loads((folder / REQUEST_FILE).read_text(encoding="utf-8"))
-    runs = [
-        json.loads((Path(stage.run.output) / SUMMARY_FILE).read_text(encoding="utf-8"))
-        for stage in stages
-    ]
-    return {
-        **entries,
+    Returns:
+        The report, which the checkpoint also contains: request, sizes, steps, and scores on the
+        held-out data before and after training.
+    """
+    folder, own = working_folder(out), processes()
+    first = load_recipe(Stage1Recipe, folder / STAGE1_FILE)
+    second = load_recipe(Stage2Recipe, folder / STAGE2_FILE)
+    # Scores before any training are measured only once.
+    if (folder / BEFORE_FILE).is_file():
+        before: Scores = _read(folder / BEFORE_FILE)
+    else:
+        before = held_out_scores(first, second, first.start_from, "before")
+        if own.is_main_process:
+            write_text(folder / BEFORE_FILE, json.dumps(before) + "\n")
+    summaries = [Path(recipe.run.output) / SUMMARY_FILE for recipe in (first, second)]
+    if not summaries[0].is_file():
+        train_stage1(first)
+    if not summaries[1].is_file():
+        train_stage2(second)
+    final = Path(second.run.output) / FINAL
+    after = held_out_scores(first, second, str(final), "after")
+    runs = [_read(path) for path in summaries]
+    report = {
+        **_read(folder / REQUEST_FILE),
         "batch": BATCH,
         "seconds": sum(run["seconds"] for run in runs),
         "trained_parameters": runs[-1]["trained_parameters"],
         "scores": {name: [before[name], after[name]] for name in after},
         **provenance(),
     }
+    if own.is_main_process:
+        # The checkpoint appears complete or not at all.
+        with unfinished(out) as place:
+            shutil.copytree(final, place, dirs_exist_ok=True)
+            card = adapted_card(out.name, _read(final / CONFIG_FILE), report)
+            write_text(place / CARD_FILE, card)
+            write_text(place / REPORT_FILE, json.dumps(report, indent=1) + "\n")
+    own.wait_for_everyone()
+    return report
 
 
-def _write(final: Path, report: Mapping[str, Any], out: Path) -> None:
-    """Write the checkpoint with its card; it appears complete or not at all."""
-    entries = json.loads((final / CONFIG_FILE).read_text(encoding="utf-8"))
-    with unfinished(out) as place:
-        shutil.copytree(final, place, dirs_exist_ok=True)
-        write_text(place / CARD_FILE, adapted_card(out.name, entries, report))
-        write_text(place / REPORT_FILE, json.dumps(report, indent=1) + "\n")
+def _read(path: Path) -> dict[str, Any]:
+    entries: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return entries

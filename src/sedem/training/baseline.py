@@ -5,34 +5,35 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self, Unpack
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import SerializeAsAny, create_model, model_validator
 from torch import Tensor, nn
-from torch.utils.data import Subset
 
-from sedem.backbone.decoder import Backbone
 from sedem.baselines.rag import RAG
 from sedem.baselines.registry import reader_class
 from sedem.baselines.settings import ReaderConfig
 from sedem.baselines.trained import TrainedReader
 from sedem.checkpoint.folder import open_named
 from sedem.checkpoint.portable import portable_name
-from sedem.config import SedemConfig
 from sedem.data.windows import collate_windows
 from sedem.errors import ConfigError
 from sedem.method.selector import resolve_budget
-from sedem.training.block_batch import BlockBatch, BlockCollator, frozen_states, rows_at
-from sedem.training.block_dataset import BlockDataset, BlockItem
+from sedem.training.block_batch import (
+    BlockBatch,
+    BlockCollator,
+    frozen_states,
+    real_tokens,
+    rows_at,
+)
+from sedem.training.block_dataset import BlockDataset, BlockItem, BlockModel
 from sedem.training.fit import fit
-from sedem.training.question_dataset import QuestionDataset, QuestionItem, collate_questions
+from sedem.training.question_dataset import QuestionDataset, collate_questions
 from sedem.training.recipe import (
     Mixture,
     Optimization,
+    Recipe,
     RunSettings,
     TextSource,
     check_evaluation,
@@ -41,13 +42,14 @@ from sedem.training.recipe import (
 )
 from sedem.training.run_setup import backbone_options, check_start, start_run
 from sedem.training.selection_losses import (
-    CONDITIONING,
     ConditionedLosses,
     choose_blocks,
     evidence_recall,
 )
 from sedem.training.sources import open_windows, read_mixture
-from sedem.validation import Flag, Settings, WholeAbove0
+from sedem.validation import Flag, WholeAbove0
+
+logger = logging.getLogger(__name__)
 
 
 class WindowSource(TextSource):
@@ -62,8 +64,6 @@ class WindowSource(TextSource):
 
 class QuestionData(Mixture):
     """Questions that a baseline learns from.
-
-    With `run.eval_every` the final checkpoint has the weights with the lowest loss on `evaluation`.
 
     Attributes:
         answer_limit: examples with more answer tokens are left out and counted.
@@ -83,15 +83,11 @@ class QuestionData(Mixture):
     cache_states: Flag = False
 
 
-class BaselineRecipe(Settings):
+class BaselineRecipe(Recipe):
     """All settings of a run of a trained baseline.
 
     Attributes:
         text: the text to train on; give either `text` or `data`.
-        data: the questions to train on.
-        data_root: folder that data paths are relative to.
-        cache: folder for tokenized text and frozen states.
-        start_from: checkpoint to continue from; None means new parts.
         losses: selection losses of a method that picks paragraphs; None means the defaults.
     """
 
@@ -136,9 +132,6 @@ class BaselineRecipe(Settings):
 
 def load_baseline_recipe(method: str, path: Path, overrides: Sequence[str] = ()) -> BaselineRecipe:
     """Read the recipe of a trained baseline and check `model` against the method's settings.
-
-    Args:
-        overrides: as in `load_recipe`.
 
     Raises:
         ConfigError: there is no such method, or the recipe is invalid or for another method.
@@ -202,11 +195,6 @@ class BaselineTraining(nn.Module):
         """Set by the trainer before every step."""
         self.reader.progress = value
 
-    def train(self, mode: bool = True) -> Self:
-        """Set training mode; the reader decides which of its parts follow."""
-        super().train(mode)
-        return self
-
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """Trained parameters by the name of their learning rate."""
         return self.reader.parameter_groups()
@@ -215,9 +203,7 @@ class BaselineTraining(nn.Module):
 class TextTraining(BaselineTraining):
     """Training on windows of text."""
 
-    def collate(self, windows: list[dict[str, NDArray[np.int64]]]) -> dict[str, Tensor]:
-        """Collate windows into a batch."""
-        return collate_windows(windows)
+    collate = staticmethod(collate_windows)
 
     def tokens(self, batch: Mapping[str, Tensor]) -> int:
         """Number of tokens of contexts and continuations, which is the training budget.
@@ -235,9 +221,7 @@ class TextTraining(BaselineTraining):
 class QuestionTraining(BaselineTraining):
     """Training on questions."""
 
-    def collate(self, items: list[QuestionItem]) -> dict[str, Any]:
-        """Collate examples into a batch."""
-        return collate_questions(items)
+    collate = staticmethod(collate_questions)
 
     def tokens(self, batch: Mapping[str, Any]) -> int:
         """Number of tokens of contexts, prompts and answers."""
@@ -250,25 +234,10 @@ class QuestionTraining(BaselineTraining):
         return self.reader.question_loss(contexts, ids, valid, labels)
 
 
-@dataclass(frozen=True)
-class RAGBlocks:
-    """A reader's paragraphs described as blocks; a `BlockModel`."""
-
-    encoder: Backbone
-    decoder: Backbone
-    config: SedemConfig
-
-    @classmethod
-    def of(cls, reader: RAG) -> RAGBlocks:
-        """Describe the paragraphs of a reader."""
-        return cls(reader.backbone, reader.backbone, reader.config.blocks)
-
-
 class RAGTraining(BaselineTraining):
     """Trains selector and adapters; each loss has gradients for only one of the two.
 
     Args:
-        losses: weights of the losses, and the conditioning.
         context_limit: maximum tokens of the picked paragraphs; None means what the backbone takes.
     """
 
@@ -290,9 +259,7 @@ class RAGTraining(BaselineTraining):
         """Collate examples into the arguments of `forward`."""
         return self.collator(items, self.epoch)
 
-    def tokens(self, batch: Mapping[str, Tensor]) -> int:
-        """Number of tokens of paragraphs, questions (selector), prompts and answers."""
-        return int(sum(batch[name].sum() for name in ("segment_mask", "question_mask", "valid")))
+    tokens = staticmethod(real_tokens)
 
     def forward(self, **batch: Unpack[BlockBatch]) -> dict[str, Tensor]:
         """Losses of a batch of examples; a block is a paragraph and a slot a token.
@@ -303,55 +270,38 @@ class RAGTraining(BaselineTraining):
         """
         layers = (self.reader.config.extract_layer,)
         states, question_states = frozen_states(batch, self.reader.backbone, layers)
-        evidence_BN, valid_BP = batch["evidence"], batch["valid"]
-        question_mask_BQ = batch["question_mask"]
         real_BNJ = batch["slot_tokens"] > 0
         longest = int(real_BNJ.sum(-1).max())
         index_BNJ, real_BNJ = batch["slot_index"][..., :longest], real_BNJ[..., :longest]
         scores_BN = self.reader.selector(
             question_states[0].float(),
-            question_mask_BQ,
+            batch["question_mask"],
             rows_at(states[0].float().flatten(0, 1), index_BNJ),
             real_BNJ,
         )
-        share = CONDITIONING[self.losses.conditioning](self.progress if self.training else 1.0)
-        detached_BN = scores_BN.detach()
-        chosen_BK = choose_blocks(detached_BN, evidence_BN, batch["coins"], share, batch["budget"])
-        chosen_BK = chosen_BK.sort(1).values
+        progress = self.progress if self.training else 1.0
+        chosen_BK = choose_blocks(scores_BN, batch, self.losses.conditioning, progress)
         tokens_BNJ = rows_at(batch["segment_ids"].flatten(), index_BNJ)
-        contexts = [
-            self._context(tokens_BNJ[b], real_BNJ[b], chosen_BK[b], valid_BP[b])
-            for b in range(len(chosen_BK))
-        ]
-        answer = self.reader.question_loss(contexts, batch["ids"], valid_BP, batch["labels"])[
+        contexts = []
+        for row, chosen_K in enumerate(chosen_BK.sort(1).values.tolist()):
+            own = [tokens_BNJ[row, n][real_BNJ[row, n]] for n in chosen_K]
+            room = self.reader.backbone.max_positions - int(batch["valid"][row].sum())
+            joined = self.reader.join([ids for ids in own if len(ids)])
+            contexts.append(joined[: min(room, self.context_limit or room)])
+        answer = self.reader.question_loss(contexts, batch["ids"], batch["valid"], batch["labels"])[
             "loss"
         ]
-        select = self.losses.compute(scores_BN, evidence_BN, batch["blocks"], question_mask_BQ)
+        select = self.losses.compute(scores_BN, batch)
         return {
             "loss": answer + self.losses.select * select,
             "answer": answer,
             "select": select,
-            "recall": evidence_recall(detached_BN, evidence_BN, batch["budget"]),
+            "recall": evidence_recall(scores_BN, batch),
         }
-
-    def _context(
-        self, tokens_NJ: Tensor, real_NJ: Tensor, chosen_K: Tensor, valid_P: Tensor
-    ) -> Tensor:
-        """Tokens of an example's chosen paragraphs, truncated to the free positions."""
-        rows = [tokens_NJ[n][real_NJ[n]] for n in chosen_K.tolist() if bool(real_NJ[n].any())]
-        room = self.reader.backbone.max_positions - int(valid_P.sum())
-        return self.reader.join(rows)[: min(room, self.context_limit or room)]
 
 
 def train_rag(recipe: BaselineRecipe, output: Path) -> Path:
-    """Train raw-text RAG on the questions of a recipe.
-
-    Args:
-        recipe: a recipe of `rag`.
-        output: output folder, claimed by `start_run`.
-
-    Returns:
-        Folder of the final checkpoint.
+    """Train raw-text RAG on the questions of a recipe; see `train_baseline`.
 
     Raises:
         ConfigError: the recipe has no questions, or uses only documents with evidence.
@@ -364,7 +314,7 @@ def train_rag(recipe: BaselineRecipe, output: Path) -> Path:
     reader = open_reader(recipe)
     assert isinstance(reader, RAG)
     losses = recipe.losses or ConditionedLosses()
-    dataset = BlockDataset(RAGBlocks.of(reader), chosen.answer_limit, cache=Path(recipe.cache))
+    dataset = BlockDataset(blocks_of(reader), chosen.answer_limit, cache=Path(recipe.cache))
     training, evaluation = read_mixture(
         dataset, chosen, Path(recipe.data_root), selects=losses.select > 0
     )
@@ -376,19 +326,15 @@ def train_rag(recipe: BaselineRecipe, output: Path) -> Path:
         cache=Path(recipe.cache) if chosen.cache_states else None,
     )
     stage = RAGTraining(reader, losses, collator, chosen.context_limit)
+    left_out = {"left_out": dict(dataset.dropped)}
     return fit(
-        stage,
-        reader,
-        recipe,
-        output,
-        training,
-        evaluation,
-        data_summary={"left_out": dict(dataset.dropped)},
-        best=True,
+        stage, reader, recipe, output, training, evaluation, data_summary=left_out, best=True
     )
 
 
-logger = logging.getLogger(__name__)
+def blocks_of(reader: RAG) -> BlockModel:
+    """Describe the paragraphs of a reader as blocks."""
+    return BlockModel(reader.backbone, reader.backbone, reader.config.blocks)
 
 
 def train_baseline(recipe: BaselineRecipe) -> Path:
@@ -403,47 +349,17 @@ def train_baseline(recipe: BaselineRecipe) -> Path:
     output = start_run(recipe)
     if reader_class(recipe.method).has_selection_budget:
         return train_rag(recipe, output)
-    reader = open_reader(recipe)
-    _refuse_selection_settings(recipe)
-    if recipe.text is not None:
-        windows, held_out = open_windows(
-            recipe.text,
-            reader.backbone,
-            recipe.text.context,
-            recipe.optimization.seed,
-            data_root=Path(recipe.data_root),
-            cache=Path(recipe.cache),
-        )
-        stage = TextTraining(reader)
-        return fit(stage, reader, recipe, output, windows, held_out, best=True)
-    dataset, training, evaluation = _open_questions(reader, recipe)
-    return fit(
-        QuestionTraining(reader),
-        reader,
-        recipe,
-        output,
-        training,
-        evaluation,
-        data_summary={"left_out": dict(dataset.dropped), **dataset.cut},
-        best=True,
-    )
-
-
-def _refuse_selection_settings(recipe: BaselineRecipe) -> None:
-    """Refuse settings that apply only to a method that picks paragraphs."""
-    if (recipe.data and recipe.data.cache_states) or recipe.losses is not None:
+    reader, chosen = open_reader(recipe), recipe.data
+    if (chosen and chosen.cache_states) or recipe.losses is not None:
         raise ConfigError(
             f"losses and data.cache_states apply only to methods that pick paragraphs, but "
             f"'{recipe.method}' reads all of them; remove these settings"
         )
-
-
-def _open_questions(
-    reader: TrainedReader, recipe: BaselineRecipe
-) -> tuple[QuestionDataset, Subset[QuestionItem], Subset[QuestionItem] | None]:
-    """All examples, those to train on, and those to evaluate on."""
-    assert recipe.data is not None
-    chosen = recipe.data
+    if recipe.text is not None:
+        length = recipe.text.context
+        windows, held_out = open_windows(recipe.text, recipe, reader.backbone, length)
+        return fit(TextTraining(reader), reader, recipe, output, windows, held_out, best=True)
+    assert chosen is not None
     dataset = QuestionDataset(
         reader,
         chosen.answer_limit,
@@ -459,4 +375,6 @@ def _open_questions(
             f"no question of data.training can be used (left out: {dict(dataset.dropped)})"
         )
     logger.info("contexts: %s", dict(dataset.cut))
-    return dataset, training, evaluation
+    summary = {"left_out": dict(dataset.dropped), **dataset.cut}
+    stage = QuestionTraining(reader)
+    return fit(stage, reader, recipe, output, training, evaluation, data_summary=summary, best=True)

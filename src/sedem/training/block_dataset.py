@@ -8,10 +8,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Encoding
 
 from sedem.answering.prompts import all_answer_ids, all_question_ids
 from sedem.backbone.decoder import Backbone
@@ -20,47 +22,29 @@ from sedem.config import SedemConfig
 from sedem.data import labels
 from sedem.data.examples import Example
 from sedem.data.labels import Labelling
-from sedem.training.example_dataset import ExampleDataset
-from sedem.training.ragged import Ragged, RaggedBuilder
-from sedem.training.segmented_texts import segment_texts
+from sedem.method.segments import paragraphs
+from sedem.model import SeDeM
+from sedem.training.example_dataset import ExampleDataset, Ragged, RaggedBuilder
+from sedem.types import check_tokens
 
 
-class BlockModel(Protocol):
-    """A model that selects among blocks: its tokenizers and the shape of its blocks."""
+class BlockModel(NamedTuple):
+    """The tokenizers of a model that selects among blocks, and the shape of its blocks."""
 
-    @property
-    def encoder(self) -> Backbone:
-        """Backbone that reads documents and questions."""
-        ...
-
-    @property
-    def decoder(self) -> Backbone:
-        """Backbone that reads prompts and writes answers."""
-        ...
-
-    @property
-    def config(self) -> SedemConfig:
-        """Shape of segments, slots and blocks."""
-        ...
+    encoder: Backbone
+    decoder: Backbone
+    config: SedemConfig
 
 
 @dataclass(frozen=True)
 class BlockItem:
-    """One example.
+    """One example."""
 
-    Attributes:
-        blocks: document and block index of each of its blocks, in document order.
-        evidence: whether each block holds evidence.
-        question: index of its question among all questions of the dataset.
-        prefix: start token, prompt and question, in decoder tokens.
-        answer: target tokens, end token included.
-    """
-
-    blocks: list[tuple[int, int]]
-    evidence: list[bool]
-    question: int
-    prefix: list[int]
-    answer: list[int]
+    blocks: list[tuple[int, int]]  # document and block index of each, in document order
+    evidence: list[bool]  # whether each block holds evidence
+    question: int  # index of its question among all questions of the dataset
+    prefix: list[int]  # start token, prompt and question, in decoder tokens
+    answer: list[int]  # target tokens, end token included
 
 
 @dataclass
@@ -70,11 +54,10 @@ class BlockDataset(ExampleDataset[BlockItem]):
     A document is stored once even if several examples contain it.
 
     Attributes:
-        model: gives the tokenizers and the shape of blocks.
         answer_limit: examples with more answer tokens are left out and counted.
     """
 
-    model: BlockModel
+    model: BlockModel | SeDeM
     answer_limit: int
 
     @property
@@ -150,10 +133,7 @@ class BlockDataset(ExampleDataset[BlockItem]):
     def slots(
         self, blocks: Sequence[tuple[int, int]]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Locate the slots of blocks.
-
-        Args:
-            blocks: document and block index of each block.
+        """Locate the slots of blocks, which are given by document and block index.
 
         Returns:
             The segment of each slot, -1 where a block is padded; its position in the segment; and
@@ -173,11 +153,7 @@ class BlockDataset(ExampleDataset[BlockItem]):
 
 
 class _Builder:
-    """Builds the rows of a set of examples that is added to a dataset.
-
-    Args:
-        dataset: contains what was added before.
-    """
+    """Builds the rows of a set of examples that is added to a dataset."""
 
     def __init__(self, dataset: BlockDataset) -> None:
         self.model = dataset.model
@@ -205,20 +181,15 @@ class _Builder:
     def add(self, pairs: list[tuple[Example, list[int]]], labelling: Labelling) -> None:
         """Add examples with their answers' tokens; the examples are tokenized together."""
         examples = [example for example, _ in pairs]
-        contexts = self._documents(examples)
-        rows, encoder = self.rows, self.model.encoder
+        rows, model, contexts = self.rows, self.model, self._documents(examples)
         rows["contexts"].extend(contexts)
-        rows["evidence"].extend(
-            [
-                self._labels(example, context, labelling)
-                for example, context in zip(examples, contexts, strict=True)
-            ]
-        )
+        pairs_of = zip(examples, contexts, strict=True)
+        rows["evidence"].extend([self._labels(*pair, labelling) for pair in pairs_of])
         questions = [example.question for example in examples]
-        tokens = encoder.tokenize([question.strip() for question in questions])["input_ids"]
-        rows["questions"].extend(tokens)
-        chat = self.model.config.chat_template
-        rows["prefixes"].extend(all_question_ids(self.model.decoder, questions, chat=chat))
+        tokens = model.encoder.tokenize([question.strip() for question in questions])
+        rows["questions"].extend(tokens["input_ids"])
+        chat = model.config.chat_template
+        rows["prefixes"].extend(all_question_ids(model.decoder, questions, chat=chat))
         rows["answers"].extend([ids for _, ids in pairs])
 
     def _documents(self, examples: list[Example]) -> list[list[int]]:
@@ -234,13 +205,13 @@ class _Builder:
                     new[digest] = document.text
                 digests.append(digest)
             contexts.append([self.numbers[digest] for digest in digests])
-        config, rows = self.model.config, self.rows
-        for segmented in segment_texts(list(new.values()), self.model.encoder, config):
-            rows["segments"].extend(segmented.segments)
-            rows["owned"].extend([[self.segments, len(segmented.segments)]])
-            rows["blocks"].extend([[number for row in segmented.blocks for number in row]])
-            self.segments += len(segmented.segments)
-            self.blocks.append(segmented.blocks)
+        rows, cut = self.rows, segment_texts(list(new.values()), self.model)
+        for segments, blocks in cut:
+            rows["segments"].extend(segments)
+            rows["owned"].extend([[self.segments, len(segments)]])
+            rows["blocks"].extend([[number for row in blocks for number in row]])
+            self.segments += len(segments)
+            self.blocks.append(blocks)
         rows["digests"].extend(list(new))
         rows["texts"].extend([text.encode() for text in new.values()])
         return contexts
@@ -254,3 +225,56 @@ class _Builder:
         if labels.labelling_of(example, labelling) == "evidence":
             return labels.from_evidence(blocks, example.evidence)
         return labels.from_answers(blocks, example.documents, example.answers)
+
+
+Segmented = tuple[list[list[int]], list[tuple[int, int, int]]]
+"""The segments of a text, and for each block with a token: its index among all blocks, its first
+character and the character after its last."""
+
+
+def segment_texts(texts: Sequence[str], model: BlockModel | SeDeM) -> Iterator[Segmented]:
+    """Cut texts into segments and blocks, as `segment_text` and `partition` cut one.
+
+    Those two make tensors with every offset of a text. Training reads whole sets, and needs only
+    the ends of blocks among the offsets.
+
+    Raises:
+        DataError: a text has no tokens.
+    """
+    if not texts:
+        return
+    whole = model.config.segmentation == "window"
+    pieces = [[(0, t)] if whole else list(paragraphs(t)) or [(0, "")] for t in texts]
+    encodings = iter(model.encoder.encodings([piece for own in pieces for _, piece in own]))
+    for own in pieces:
+        yield _segmented([(origin, next(encodings)) for origin, _ in own], model.config)
+
+
+def _segmented(pieces: list[tuple[int, Encoding]], config: SedemConfig) -> Segmented:
+    """Segments and blocks of one text, given the first character and the tokens of its pieces."""
+    length, shift = config.segment_length, config.segment_shift
+    segments, places = [], []
+    for origin, encoding in pieces:
+        ids = encoding.ids
+        cuts = [0, *range(shift or length, len(ids), length), len(ids)] if ids else []
+        for first, stop in pairwise(cuts):
+            segments.append(ids[first:stop])
+            places.append((origin, encoding, first))
+    check_tokens(segments)
+    width = config.slots_per_block * config.compression
+    blocks = []
+    # Positions include the padding of short segments, as slots do.
+    for place, start in enumerate(range(0, len(segments) * length, width)):
+        spans = []
+        for number in range(start // length, min(-(-(start + width) // length), len(segments))):
+            first = max(start - number * length, 0)
+            stop = min(start + width - number * length, len(segments[number]))
+            if first < stop:
+                origin, encoding, offset = places[number]
+                begin = encoding.token_to_chars(offset + first)
+                end = encoding.token_to_chars(offset + stop - 1)
+                assert begin is not None and end is not None
+                spans.append((origin + begin[0], origin + end[1]))
+        if spans:
+            blocks.append((place, spans[0][0], spans[-1][1]))
+    return segments, blocks

@@ -40,7 +40,6 @@ class Calibration:
     """A fitted confidence, and its quality on held-out questions.
 
     Attributes:
-        fitted: number of questions used for fitting.
         held_out: number of questions measured; each counts twice, with and without evidence.
         left_out: number of questions without evidence, or with evidence everywhere.
         auroc: probability that a question with evidence has more confidence than one without.
@@ -72,11 +71,6 @@ def calibrate(
 
     Questions about one document are adjacent in a file, so the two parts mostly have different
     documents.
-
-    Args:
-        model: the model; it is not changed.
-        examples: questions with evidence, in the order of their file.
-        progress: called after every batch that is read.
 
     Raises:
         DataError: too few questions can be used.
@@ -110,10 +104,7 @@ def evidence_features(
 ) -> tuple[Tensor, Tensor]:
     """Features of questions against their documents, with the evidence and without.
 
-    Args:
-        model: the model; each text is read once.
-        examples: the questions; one without evidence, or with nothing else, is left out.
-        progress: called after every batch that is read.
+    A question without evidence, or with nothing else, is left out.
 
     Returns:
         Features `[B, F]` on the CPU, and whether the evidence is present `[B]`. Each question has

@@ -30,11 +30,6 @@ def seal(folder: Path) -> None:
     sync_folder(folder.parent)
 
 
-def is_sealed(folder: Path) -> bool:
-    """Whether a checkpoint was complete at some time."""
-    return (folder / COMPLETE).is_file()
-
-
 def is_complete(folder: Path) -> bool:
     """Whether a checkpoint is sealed and every file still has the recorded size and hash."""
     try:
@@ -60,15 +55,15 @@ def last_complete_checkpoint(run: Path) -> Path | None:
     for folder in checkpoints(run):
         if is_complete(folder):
             return folder
-        if is_sealed(folder):
-            set_aside(folder)
+        if (folder / COMPLETE).is_file():
+            _set_aside(folder)
         else:
             logger.warning("checkpoint '%s' is incomplete and is skipped", folder)
             shutil.rmtree(folder)
     return None
 
 
-def set_aside(folder: Path) -> None:
+def _set_aside(folder: Path) -> None:
     """Rename a damaged checkpoint, which may be all that is left of its training."""
     place = folder.with_name(f"damaged-{folder.name}")
     number = 1

@@ -1,4 +1,4 @@
-"""Examples converted into the items of a training set, with a count of those left out."""
+"""Examples converted into the items of a training set, kept as rows in flat arrays."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 
 from sedem.data.examples import Example, ExampleSet
 from sedem.data.labels import Labelling, labelling_of
 from sedem.durable_files import build_once, check_free_space, write_text
-from sedem.training.ragged import Ragged
 
 Item = TypeVar("Item")
 
@@ -26,6 +28,74 @@ TOGETHER = 64
 """Number of examples that are tokenized together."""
 COUNTS = "counts.json"
 """The file written last; a folder that contains it is complete."""
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Rows of numbers of different lengths, in memory or mapped from disk.
+
+    `values` has one row after another; `bounds` has the start of each, and the end of the last one.
+    """
+
+    values: NDArray[Any]
+    bounds: NDArray[np.int64]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Ragged]) -> Ragged:
+        """Concatenate the rows of several lists; a single list is not copied."""
+        if len(parts) == 1:
+            return parts[0]
+        starts = np.cumsum([0, *(part.bounds[-1] for part in parts)])
+        bounds = [part.bounds[1:] + start for part, start in zip(parts, starts, strict=False)]
+        first = np.zeros(1, np.int64)
+        return cls(np.concatenate([p.values for p in parts]), np.concatenate([first, *bounds]))
+
+    @classmethod
+    def load(cls, folder: Path, name: str) -> Ragged:
+        """Map rows from the files that `save` has written."""
+        bounds = np.load(folder / f"{name}-bounds.npy")
+        # An empty array cannot be mapped.
+        mode: Any = "r" if bounds[-1] else None
+        return cls(np.load(folder / f"{name}-values.npy", mmap_mode=mode), bounds)
+
+    def save(self, folder: Path, name: str) -> None:
+        """Write the rows to two files."""
+        np.save(folder / f"{name}-values.npy", self.values)
+        np.save(folder / f"{name}-bounds.npy", self.bounds)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows, with their bounds."""
+        return self.values.nbytes + self.bounds.nbytes
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def __getitem__(self, index: int) -> NDArray[Any]:
+        return self.values[self.bounds[index] : self.bounds[index + 1]]
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        return (self[index] for index in range(len(self)))
+
+
+@dataclass
+class RaggedBuilder:
+    """Collects rows for a `Ragged`, without keeping their numbers as Python objects."""
+
+    dtype: DTypeLike = np.int32
+    _values: list[NDArray[Any]] = field(default_factory=list)
+    _lengths: list[int] = field(default_factory=lambda: [0])
+
+    def extend(self, rows: Sequence[Sequence[int]]) -> None:
+        """Add rows."""
+        lengths = [len(row) for row in rows]
+        self._values.append(np.fromiter(chain.from_iterable(rows), self.dtype, sum(lengths)))
+        self._lengths += lengths
+
+    def build(self) -> Ragged:
+        """Return all rows that were added."""
+        values = [np.zeros(0, self.dtype), *self._values]
+        return Ragged(np.concatenate(values), np.cumsum(self._lengths, dtype=np.int64))
 
 
 @dataclass(kw_only=True)
@@ -40,7 +110,6 @@ class ExampleDataset(Dataset[Item], ABC, Generic[Item]):
         dropped: number of examples left out, by reason.
         by_answer: number of examples that are labelled by their answer strings.
         cut: counts of what was shortened; empty if a subclass shortens nothing.
-        arrays: all prepared data, by name.
     """
 
     cache: Path | None = None
@@ -126,7 +195,11 @@ class ExampleDataset(Dataset[Item], ABC, Generic[Item]):
     def _open(self, examples: ExampleSet, labelling: Labelling, cache: Path) -> dict[str, Ragged]:
         """Map a set from disk; prepare it first if it is not there."""
         # The key includes what was added before, because known documents are not stored again.
-        self._key = _digest([version("sedem"), self._key, dict(self.settings), labelling], examples)
+        given = [version("sedem"), self._key, dict(self.settings), labelling]
+        digest = hashlib.sha256(json.dumps(given, sort_keys=True).encode())
+        for example in examples.examples:
+            digest.update(repr(example).encode())
+        self._key = digest.hexdigest()
         folder = cache / f"examples-{self._key[:16]}"
         before = self.dropped.copy(), self.cut.copy()
 
@@ -144,11 +217,3 @@ class ExampleDataset(Dataset[Item], ABC, Generic[Item]):
         names, dropped, cut = json.loads((folder / COUNTS).read_text())
         self.dropped, self.cut = before[0] + Counter(dropped), before[1] + Counter(cut)
         return {name: Ragged.load(folder, name) for name in names}
-
-
-def _digest(settings: list[Any], examples: ExampleSet) -> str:
-    """SHA-256 of settings and of everything in the examples."""
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-    for example in examples.examples:
-        digest.update(repr(example).encode())
-    return digest.hexdigest()

@@ -28,7 +28,7 @@ from sedem.checkpoint.model_card import SUMMARY_FILE
 from sedem.durable_files import write_text
 from sedem.provenance import provenance
 from sedem.training.checkpoints import last_complete_checkpoint
-from sedem.training.recipe import Optimization, Recipe, RunSettings
+from sedem.training.recipe import Recipe
 from sedem.training.run_setup import FINAL, processes, share_of_batches
 from sedem.training.trainer import SedemTrainer, Trainable
 
@@ -111,7 +111,6 @@ def fit(
         stage: a `Trainable`.
         model: the model that the final checkpoint is written from.
         output: output folder, claimed by `start_run`.
-        evaluation: the set that losses are evaluated on; None means no evaluation.
         data_summary: facts about the data for training.json, such as how much was left out.
         best: if losses are evaluated during training (`run.eval_every`), write the weights with the
             lowest evaluated loss; otherwise the last ones.
@@ -121,15 +120,17 @@ def fit(
     Returns:
         Folder of the final checkpoint.
     """
-    optimization, run = recipe.optimization, recipe.run
+    # By default, it writes to the working directory when a finished run is only evaluated.
+    tensorboard = TensorBoardCallback()
+    tensorboard.logging_dir = str(output / "tensorboard")
     trainer = SedemTrainer(
         stage,
-        optimization.learning_rates,
-        _arguments(optimization, run, output, evaluation is not None, best),
-        run.keep,
+        recipe.optimization.learning_rates,
+        _arguments(recipe, output, evaluation is not None, best),
+        recipe.run.keep,
         train_dataset=training,
         eval_dataset=evaluation,
-        callbacks=[_tensorboard(output)],
+        callbacks=[tensorboard],
     )
     for own_bar in (ProgressCallback, PrinterCallback):
         trainer.remove_callback(own_bar)
@@ -147,52 +148,32 @@ def fit(
     final = output / FINAL
     if own.is_main_process:
         model.save_pretrained(final)
-        summary = _summary(trainer, recipe, started, checkpoint, data_summary, metrics)
+        summary = {
+            "recipe": recipe.to_dict(),
+            "steps": trainer.state.global_step,
+            "final_step": metrics.get("step", trainer.state.global_step),
+            "processes": trainer.args.world_size,
+            "examples_seen": trainer.examples_seen(),
+            "tokens_seen": trainer.state.num_input_tokens_seen,
+            "data": dict(data_summary or {}),
+            "trained_parameters": {
+                name: sum(p.numel() for p in parameters)
+                for name, parameters in cast(Trainable, stage).parameter_groups().items()
+                if parameters
+            },
+            "seconds": round(time.time() - started, 1),
+            "resumed_from": checkpoint.name if checkpoint else None,
+            "evaluation": metrics,
+            "log": trainer.state.log_history,
+            **provenance(),
+        }
         write_text(output / SUMMARY_FILE, json.dumps(summary, indent=1, default=str) + "\n")
     own.wait_for_everyone()
     return final
 
 
-def _summary(
-    trainer: SedemTrainer,
-    recipe: Recipe,
-    started: float,
-    checkpoint: Path | None,
-    data_summary: Mapping[str, Any] | None,
-    metrics: Mapping[str, float],
-) -> dict[str, Any]:
-    """What training.json records of a finished run."""
-    return {
-        "recipe": recipe.to_dict(),
-        "steps": trainer.state.global_step,
-        "final_step": metrics.get("step", trainer.state.global_step),
-        "processes": trainer.args.world_size,
-        "examples_seen": trainer.examples_seen(),
-        "tokens_seen": trainer.state.num_input_tokens_seen,
-        "data": dict(data_summary or {}),
-        "trained_parameters": {
-            name: sum(p.numel() for p in parameters)
-            for name, parameters in cast(Trainable, trainer.model).parameter_groups().items()
-            if parameters
-        },
-        "seconds": round(time.time() - started, 1),
-        "resumed_from": checkpoint.name if checkpoint else None,
-        "evaluation": metrics,
-        "log": trainer.state.log_history,
-        **provenance(),
-    }
-
-
-def _tensorboard(output: Path) -> TensorBoardCallback:
-    # By default, it writes to the working directory when a finished run is only evaluated.
-    callback = TensorBoardCallback()
-    callback.logging_dir = str(output / "tensorboard")
-    return callback
-
-
-def _arguments(
-    optimization: Optimization, run: RunSettings, output: Path, evaluates: bool, best: bool
-) -> TrainingArguments:
+def _arguments(recipe: Recipe, output: Path, evaluates: bool, best: bool) -> TrainingArguments:
+    optimization, run = recipe.optimization, recipe.run
     evaluates_during_training = evaluates and run.eval_every > 0
     arguments = TrainingArguments(
         output_dir=str(output),

@@ -63,7 +63,6 @@ class Predictions:
 
         Args:
             teacher: predictions at the same positions, by the same head.
-            mask_BP: True at positions that count.
         """
         if self.at_once is None:
             with torch.no_grad():

@@ -52,11 +52,8 @@ class ProbeSettings(Settings):
             injection no deeper than the extraction, as in the paper's best rows.
         compressions: values of C.
         full_grid: try every compression at every pair.
-        steps: optimizer steps of one run.
-        segment_length: T.
         continuation: A, tokens after each context.
         learning_rate: of the decompressor; the compressor's is a tenth.
-        seed: seed of windows and initial weights.
     """
 
     layers: tuple[tuple[WholeAbove0, WholeFrom0], ...] = ()
@@ -121,13 +118,7 @@ def cut_windows(
 
 
 class Runs:
-    """The runs of one probe, and their files.
-
-    Args:
-        backbone: the opened backbone, which all runs share.
-        windows: windows to train on, then windows to measure on.
-        progress: as for `probe`.
-    """
+    """The runs of one probe, and their files."""
 
     def __init__(
         self,
@@ -145,12 +136,11 @@ class Runs:
         self.count, self.progress, self.finished = count, progress, 0
 
     def row(self, candidate: Candidate) -> dict[str, Any]:
-        """Result of a candidate, from its file if it exists."""
-        path = self.out / f"{candidate.name}.json"
-        found = read_json(path)
-        if found is None:
-            found = {"run": self._run(candidate), **provenance(self.backbone.device)}
-            write_json(path, found)
+        """Result of a candidate."""
+        found = self._kept(
+            candidate.name,
+            lambda: {"run": self._run(candidate), **provenance(self.backbone.device)},
+        )
         self.finished += 1
         self._show(0)
         row: dict[str, Any] = found["run"]
@@ -158,10 +148,15 @@ class Runs:
 
     def ends(self, candidate: Candidate) -> dict[str, Any]:
         """Losses with the text itself and with nothing, which are the same for every candidate."""
-        path = self.out / "ends.json"
+        conditions = "raw_text", "nothing"
+        return self._kept("ends", lambda: self._losses(self._model(candidate), conditions))
+
+    def _kept(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """A result from its file, measured if the file does not exist."""
+        path = self.out / f"{name}.json"
         found = read_json(path)
         if found is None:
-            found = self._losses(self._model(candidate), ("raw_text", "nothing"))
+            found = measure()
             write_json(path, found)
         return found
 
@@ -184,12 +179,12 @@ class Runs:
         fit(stage, model, recipe, folder, self.training, None, progress=self._show)
         losses = self._losses(model, ("true_states", "memory"))
         shutil.rmtree(folder)
+        size = state_bytes_per_token(self.backbone.model.config)
         return {
             "extract_layers": [candidate.extract],
             "inject_layer": candidate.inject,
             "compression": candidate.compression,
-            "bytes_per_token": state_bytes_per_token(self.backbone.model.config)
-            / candidate.compression,
+            "bytes_per_token": size / candidate.compression,
             **losses,
             "seconds": round(time.time() - started, 1),
         }
@@ -264,24 +259,25 @@ def probe(
     """
     backbone = open_named(name, None, None, **backbone_options(optimization_of(settings)))
     pairs = list(dict.fromkeys(settings.layers or quarters(backbone)))
-    depths, compressions = _stages(pairs, settings)
+    compressions = sorted(set(settings.compressions), reverse=True)
+    first = compressions if settings.full_grid else compressions[:1]
+    depths = [Candidate(*pair, c) for pair in pairs for c in first]
     for pair in pairs:
         for compression in settings.compressions:
             config = config_of(Candidate(*pair, compression), backbone, settings)
             check_layers(config, backbone, backbone)
     windows = cut_windows(texts, backbone, settings)
-    claim(
-        out,
-        {
-            "backbone": backbone.digest,
-            "text": _digest(windows),
-            "settings": settings.to_dict(),
-        },
-    )
-    runs = Runs(backbone, windows, settings, out, len(depths) + len(compressions), progress)
+    tokens = hashlib.sha256()
+    for index in range(len(windows)):
+        for ids in windows[index].values():
+            tokens.update(ids.tobytes())
+    given = {"backbone": backbone.digest, "text": tokens.hexdigest()}
+    claim(out, {**given, "settings": settings.to_dict()})
+    left = compressions[len(first) :]
+    runs = Runs(backbone, windows, settings, out, len(depths) + len(left), progress)
     rows = [runs.row(candidate) for candidate in depths]
     best = best_pair(rows)
-    rows += [runs.row(Candidate(*best, compression)) for compression in compressions]
+    rows += [runs.row(Candidate(*best, compression)) for compression in left]
     rows.sort(key=lambda row: (_loss(row), row["bytes_per_token"]))
     result = {
         "backbone": {"name": name, "layers": backbone.depth, "digest": backbone.digest},
@@ -332,11 +328,7 @@ def best_pair(rows: Sequence[dict[str, Any]]) -> tuple[int, int]:
 
 
 def recommended(result: dict[str, Any]) -> dict[str, Any]:
-    """The recommended row: the best layers, and the largest compression that costs little.
-
-    Args:
-        result: what `probe` found.
-    """
+    """The recommended row: the best layers, and the largest compression that costs little."""
     best = best_pair(result["runs"])
     rows = sorted((r for r in result["runs"] if _pair(r) == best), key=lambda r: -r["compression"])
     most = max(kept(row, result["ends"]) for row in rows)
@@ -352,31 +344,12 @@ def kept(row: dict[str, Any], ends: dict[str, Any]) -> float:
     return (nothing - _loss(row)) / (nothing - text) if text < nothing else 0.0
 
 
-def _stages(
-    pairs: list[tuple[int, int]], settings: ProbeSettings
-) -> tuple[list[Candidate], list[int]]:
-    """Candidates that the best pair is chosen from, and compressions left to try on that pair."""
-    compressions = sorted(set(settings.compressions), reverse=True)
-    first = compressions if settings.full_grid else compressions[:1]
-    left = [c for c in compressions if c not in first]
-    return [Candidate(*pair, c) for pair in pairs for c in first], left
-
-
 def _pair(row: dict[str, Any]) -> tuple[int, int]:
     return row["extract_layers"][0], row["inject_layer"]
 
 
 def _loss(row: dict[str, Any]) -> float:
     return float(row["continuation"]["memory"]["mean"])
-
-
-def _digest(windows: Subset[dict[str, Any]]) -> str:
-    """Hash of the tokens of all windows."""
-    digest = hashlib.sha256()
-    for index in range(len(windows)):
-        for tokens in windows[index].values():
-            digest.update(tokens.tobytes())
-    return digest.hexdigest()
 
 
 COLORS = ("#1b6ca8", "#b7791f", "#2f855a", "#9b2c2c", "#6b46c1", "#4a5568")
@@ -389,19 +362,20 @@ def draw(result: dict[str, Any], path: Path) -> None:
     The left panel compares layers at the largest compression, the right one the compressions at the
     recommended layers. Lower is better. Dotted lines are the two ends: with nothing, and with the
     text itself. The dashed line is the loss with the decoder's own states, without any memory.
-
-    Args:
-        result: what `probe` found.
-        path: the file; its suffix sets the format.
     """
-    pyplot = pyplot_module()
-    figure, (depths, sizes) = pyplot.subplots(
+    figure, (depths, sizes) = pyplot_module().subplots(
         1, 2, figsize=(10, 4.4), sharey=True, layout="constrained"
     )
     _depths(depths, result)
     _sizes(sizes, result)
     for axis in (depths, sizes):
-        _ends(axis, result["ends"])
+        for end, name in (("nothing", "nothing"), ("raw_text", "the text itself")):
+            loss = result["ends"]["continuation"][end]["mean"]
+            axis.axhline(loss, color=GREY, linewidth=0.9, linestyle=":")
+            axis.annotate(
+                name, (0.01, loss), xycoords=("axes fraction", "data"), xytext=(0, 3),
+                textcoords="offset points", color=GREY, fontsize=8,
+            )  # fmt: skip
         axis.grid(alpha=0.3)
         axis.margins(x=0.15)
         axis.spines[["top", "right"]].set_visible(False)
@@ -418,49 +392,33 @@ def _depths(axis: Any, result: dict[str, Any]) -> None:
     largest = max(row["compression"] for row in result["runs"])
     rows = [row for row in result["runs"] if row["compression"] == largest]
     rows.sort(key=lambda row: row["inject_layer"])
-    for number, extract in enumerate(sorted({row["extract_layers"][0] for row in rows})):
-        own = [row for row in rows if row["extract_layers"][0] == extract]
-        color = COLORS[number % len(COLORS)]
-        axis.plot(
-            *_points(own, "memory"), "o-", color=color, label=f"extracted after layer {extract}"
-        )
-    axis.plot(*_points(rows, "true_states"), "--", color=GREY, label="own states, not a memory")
+
+    def plot(rows: list[dict[str, Any]], condition: str, style: str, **options: Any) -> None:
+        losses = [row["continuation"][condition]["mean"] for row in rows]
+        axis.plot([row["inject_layer"] for row in rows], losses, style, **options)
+
+    for number, extract in enumerate(sorted({_pair(row)[0] for row in rows})):
+        own = [row for row in rows if _pair(row)[0] == extract]
+        color, label = COLORS[number % len(COLORS)], f"extracted after layer {extract}"
+        plot(own, "memory", "o-", color=color, label=label)
+    plot(rows, "true_states", "--", color=GREY, label="own states, not a memory")
     axis.set_xticks(sorted({row["inject_layer"] for row in rows}))
     axis.set(title=f"layers, at C={largest}", xlabel="injected after layer")
 
 
-def _points(rows: list[dict[str, Any]], condition: str) -> tuple[list[int], list[float]]:
-    return (
-        [row["inject_layer"] for row in rows],
-        [row["continuation"][condition]["mean"] for row in rows],
-    )
-
-
 def _sizes(axis: Any, result: dict[str, Any]) -> None:
     chosen = result["recommended"]
-    layers = chosen["extract_layers"], chosen["inject_layer"]
-    rows = [r for r in result["runs"] if (r["extract_layers"], r["inject_layer"]) == layers]
+    extract, inject = _pair(chosen)
+    rows = [row for row in result["runs"] if _pair(row) == (extract, inject)]
     rows.sort(key=lambda row: row["bytes_per_token"])
     sizes = [row["bytes_per_token"] for row in rows]
-    losses = [row["continuation"]["memory"]["mean"] for row in rows]
-    axis.plot(sizes, losses, "o-", color=COLORS[0])
-    for row, size, loss in zip(rows, sizes, losses, strict=True):
-        text = f"C={row['compression']}" + "\nrecommended" * (row == chosen)
-        axis.annotate(text, (size, loss), xytext=(0, 6), textcoords="offset points", ha="center")
+    axis.plot(sizes, [_loss(row) for row in rows], "o-", color=COLORS[0])
+    for row, size in zip(rows, sizes, strict=True):
+        text, place = f"C={row['compression']}" + "\nrecommended" * (row == chosen), _loss(row)
+        axis.annotate(text, (size, place), xytext=(0, 6), textcoords="offset points", ha="center")
     # The axis is logarithmic: sizes that halve are equally spaced, so labels do not overlap.
     axis.set_xscale("log", base=2)
     axis.set_xticks(sizes, [f"{size:,.0f}" for size in sizes], minor=False)
     axis.minorticks_off()
-    axis.set(
-        title=f"compression, layers {layers[0][0]} to {layers[1]}", xlabel="bytes of memory a token"
-    )
-
-
-def _ends(axis: Any, ends: dict[str, Any]) -> None:
-    for end, name in (("nothing", "nothing"), ("raw_text", "the text itself")):
-        loss = ends["continuation"][end]["mean"]
-        axis.axhline(loss, color=GREY, linewidth=0.9, linestyle=":")
-        axis.annotate(
-            name, (0.01, loss), xycoords=("axes fraction", "data"), xytext=(0, 3),
-            textcoords="offset points", color=GREY, fontsize=8,
-        )  # fmt: skip
+    title = f"compression, layers {extract} to {inject}"
+    axis.set(title=title, xlabel="bytes of memory a token")

@@ -17,8 +17,7 @@ from sedem.answering.prompts import all_answer_ids, all_question_ids, context_pr
 from sedem.baselines.trained import TrainedReader
 from sedem.data.examples import Example
 from sedem.data.labels import Labelling, gold_documents, labelling_of, some_documents
-from sedem.training.example_dataset import ExampleDataset
-from sedem.training.ragged import Ragged, RaggedBuilder
+from sedem.training.example_dataset import ExampleDataset, Ragged, RaggedBuilder
 from sedem.training.targets import targets
 from sedem.types import Document
 
@@ -27,17 +26,11 @@ Documents = Literal["all", "gold"]
 
 @dataclass(frozen=True)
 class QuestionItem:
-    """One example.
+    """The tokens of one example."""
 
-    Attributes:
-        context: tokens of its documents, truncated to what the method takes.
-        prefix: start token, prompt and question.
-        answer: target tokens, end token included.
-    """
-
-    context: NDArray[np.int32]
-    prefix: list[int]
-    answer: list[int]
+    context: NDArray[np.int32]  # its documents, truncated to what the method takes
+    prefix: list[int]  # start token, prompt and question
+    answer: list[int]  # end token included
 
 
 @dataclass
@@ -47,7 +40,6 @@ class QuestionDataset(ExampleDataset[QuestionItem]):
     `cut` counts the shortened contexts, all context tokens, and the tokens left out.
 
     Attributes:
-        reader: the method, which decides how much of a context it takes.
         answer_limit: examples with more answer tokens are left out and counted.
         documents: "all" takes every document of an example, "gold" only those with evidence or,
             with answer labels, those that contain an answer string.
@@ -123,11 +115,7 @@ class QuestionDataset(ExampleDataset[QuestionItem]):
     def _chosen_documents(
         self, example: Example, answer: int, labelling: Labelling
     ) -> tuple[Document, ...]:
-        """The documents of an example that are read; empty if the example cannot be used.
-
-        Args:
-            labelling: source of the labels that decide which documents are "gold".
-        """
+        """The documents of an example that are read; empty if the example cannot be used."""
         if answer > self.answer_limit:
             self.dropped[f"answer longer than {self.answer_limit} tokens"] += 1
             return ()

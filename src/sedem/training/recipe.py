@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 import yaml
 from pydantic import BeforeValidator, Field, model_validator
@@ -39,15 +39,13 @@ BASE, VARIANTS = "base", "variants"
 BACKBONES = "backbones"
 """The folder of backbones that the recipes next to it can be trained on."""
 
-AUTO = "auto"
-
 
 def _mixed(value: Any) -> Any:
-    return multiplies_bfloat16() if value == AUTO else value
+    return multiplies_bfloat16() if value == "auto" else value
 
 
 def _frozen(value: Any) -> Any:
-    if value != AUTO:
+    if value != "auto":
         return value
     return "bfloat16" if multiplies_bfloat16() else "float32"
 
@@ -56,8 +54,7 @@ class Optimization(Settings):
     """AdamW and its schedule.
 
     Attributes:
-        learning_rates: learning rate of each trained part, such as compressor, decompressor,
-            selector and lora.
+        learning_rates: of each trained part, such as compressor, decompressor, selector and lora.
         steps: optimizer steps; give either steps or epochs.
         schedule: name of a learning-rate schedule of transformers.
         warmup_ratio: the same as a share of all steps; give one of the two.
@@ -71,7 +68,7 @@ class Optimization(Settings):
         compile: compile the layers of SeDeM's backbones with torch.compile, which needs a compiler.
         shard_backbone: divide the frozen layers among the processes, for backbones too large for
             one GPU. A single process keeps them whole.
-        seed: seed of order, sampling and initial values.
+        seed: of order, sampling and initial values.
     """
 
     learning_rates: Annotated[dict[str, NumberFrom0], Field(min_length=1)]
@@ -94,13 +91,9 @@ class Optimization(Settings):
     seed: Whole = 0
 
     @model_validator(mode="after")
-    def _length(self) -> Self:
+    def _has_one_length_and_one_warmup(self) -> Self:
         if (self.steps is None) == (self.epochs is None):
             raise ValueError(f"steps is {self.steps} and epochs {self.epochs}; give exactly one")
-        return self
-
-    @model_validator(mode="after")
-    def _warms_up_once(self) -> Self:
         if self.warmup and self.warmup_ratio:
             raise ValueError(
                 f"warmup is {self.warmup} and warmup_ratio {self.warmup_ratio}; give steps or a "
@@ -193,7 +186,6 @@ def check_evaluation(run: RunSettings, held_out: bool, source: str) -> None:
     """Refuse evaluations during training that have nothing to evaluate on.
 
     Args:
-        run: the settings of the run.
         held_out: whether the recipe keeps evaluation data.
         source: the setting that would do so, for the message.
 
@@ -207,33 +199,26 @@ def check_evaluation(run: RunSettings, held_out: bool, source: str) -> None:
         )
 
 
-class Recipe(Protocol):
-    """Settings that every kind of recipe has."""
+class Recipe(Settings):
+    """The settings of a training run.
 
-    @property
-    def optimization(self) -> Optimization:
-        """Optimizer and schedule."""
-        ...
+    Attributes:
+        data_root: folder that data paths are relative to.
+        start_from: checkpoint to continue from; None means new parts.
+    """
 
-    @property
-    def run(self) -> RunSettings:
-        """Output folder and intervals."""
-        ...
-
-    def to_dict(self) -> dict[str, Any]:
-        """All settings as JSON types: nested dicts and lists."""
-        ...
-
-    def without_defaults(self) -> dict[str, Any]:
-        """The settings that differ from their defaults, as JSON types."""
-        ...
+    if TYPE_CHECKING:  # Each subclass places these among its own, in the order of a written recipe.
+        optimization: Optimization
+        run: RunSettings
+        data_root: str
+        cache: str
+        start_from: str | None
 
 
 def load_recipe(kind: type[RecipeKind], path: Path, overrides: Sequence[str] = ()) -> RecipeKind:
     """Read and validate a recipe, including its inherited settings.
 
     Args:
-        kind: the class of the recipe.
         overrides: "dotted.key=value" entries that replace values of the file.
 
     Raises:
@@ -265,7 +250,8 @@ def _inherited(path: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
     Args:
         heirs: resolved paths of the files that inherit from it, outermost first.
     """
-    if (backbone := _backbone(path)) is not None:
+    backbone = path.parent.parent / BACKBONES / f"{path.parent.name}.yaml"
+    if os.path.isfile(backbone) and not os.path.exists(path.parent):
         return _on_backbone(path, backbone, heirs)
     entries = _read(path, heirs)
     # Path.resolve raises its own RuntimeError for a loop of links.
@@ -326,12 +312,6 @@ def _place(path: Path) -> tuple[Path, dict[str, Any] | None]:
             if os.path.isfile(file) and isinstance(entries := variants(file).get(path), dict):
                 return file, entries
     return path, None
-
-
-def _backbone(path: Path) -> Path | None:
-    """The file of the backbone that is the folder of a path, if there is such a backbone."""
-    file = path.parent.parent / BACKBONES / f"{path.parent.name}.yaml"
-    return file if os.path.isfile(file) and not os.path.exists(path.parent) else None
 
 
 def _on_backbone(path: Path, backbone: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:

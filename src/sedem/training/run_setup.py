@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import PartialState
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from transformers import set_seed
 
 from sedem.durable_files import write_text
 from sedem.errors import ConfigError
+from sedem.model import SeDeM
 from sedem.training.checkpoints import checkpoints
 from sedem.training.recipe import Optimization, Recipe, as_yaml, read_entries
 
@@ -75,9 +81,6 @@ def share_of_batches(optimization: Optimization, count: int) -> int:
     A step has `accumulation` batches, whatever the number of processes. So a recipe means the same
     training on one GPU and on several, and a run can resume on another number of them.
 
-    Args:
-        optimization: gives the batches of a step.
-
     Raises:
         ConfigError: the batches cannot be divided equally.
     """
@@ -88,6 +91,12 @@ def share_of_batches(optimization: Optimization, count: int) -> int:
             "optimization.batch_size as much smaller, or start another number of processes"
         )
     return optimization.accumulation // count
+
+
+# Frozen layers in parts: each process keeps a share of every layer (FSDP2). A layer is gathered
+# when it runs and dropped afterwards. Trained parts, embeddings and the head stay whole in every
+# process, so checkpoints are the same as in any other run. All processes must run the same layers
+# in the same order, because they gather each layer together.
 
 
 def shards_backbone(optimization: Optimization) -> bool:
@@ -106,12 +115,39 @@ def backbone_options(optimization: Optimization) -> dict[str, Any]:
     }
 
 
-def check_start(wanted: Any, found: Any, free: AbstractSet[str], checkpoint: str) -> None:
-    """Check that a checkpoint has the settings of the recipe that starts from it.
+def shard(model: SeDeM, optimization: Optimization) -> None:
+    """Divide the layers of a model's backbones among the processes, if the recipe says so.
 
     Args:
-        wanted: `model` of the recipe.
-        checkpoint: folder of the checkpoint, for the message.
+        model: opened with `backbone_options`, with adapters attached; it is moved to this process's
+            device.
+    """
+    if not shards_backbone(optimization):
+        return
+    own = processes()
+    mesh = init_device_mesh(own.device.type, (own.num_processes,))
+    for backbone in {model.encoder, model.decoder}:
+        for layer in backbone.model.get_decoder().layers:
+            # Only one layer at a time is whole on the device.
+            adapters = {p for name, p in layer.named_parameters() if "lora_" in name}
+            # By default, gathered weights would be dropped only after the backward pass.
+            fully_shard(layer, mesh=mesh, ignored_params=adapters, reshard_after_forward=True)
+    model.to(own.device)
+
+
+def divided(module: nn.Module) -> list[str]:
+    """Names of the weights that are divided among the processes."""
+    return [name for name, p in module.named_parameters() if isinstance(p, DTensor)]
+
+
+def averaging(module: nn.Module) -> nn.Module:
+    """Wrap a sharded module so that the gradients of whole weights are averaged over processes."""
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, divided(module))
+    return cast(nn.Module, DistributedDataParallel(module, find_unused_parameters=True))
+
+
+def check_start(wanted: Any, found: Any, free: AbstractSet[str], checkpoint: str) -> None:
+    """Check that a checkpoint has the settings of the recipe that starts from it.
 
     Raises:
         ConfigError: a setting differs and is not in `free`.

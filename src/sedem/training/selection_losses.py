@@ -1,6 +1,6 @@
 """Losses of a selector, and which blocks an answer is trained on.
 
-Letters: B batch, N blocks, K selected blocks, Q question tokens.
+Letters: B batch, N blocks, K selected blocks.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Literal
 from torch import Tensor
 
 from sedem.method.losses import selection_loss
+from sedem.training.block_batch import BlockBatch
 from sedem.validation import Flag, Number, NumberAbove0, Settings
 
 Conditioning = Literal["selected", "mixed", "gold", "gold-then-selected"]
@@ -38,22 +39,15 @@ class SelectionLosses(Settings):
     selection_temperature: NumberAbove0 = 0.07
     normalize_scores: Flag = False
 
-    def compute(
-        self, scores_BN: Tensor, evidence_BN: Tensor, blocks_BN: Tensor, question_mask_BQ: Tensor
-    ) -> Tensor:
-        """L_ret of a batch.
-
-        Args:
-            blocks_BN: False where a block is padding.
-            question_mask_BQ: False where a question token is padding.
-        """
+    def compute(self, scores_BN: Tensor, batch: BlockBatch) -> Tensor:
+        """L_ret of a batch."""
         temperature: float | Tensor = self.selection_temperature
         if self.normalize_scores:
-            temperature = self.selection_temperature * question_mask_BQ.sum(1, keepdim=True)
+            temperature = temperature * batch["question_mask"].sum(1, keepdim=True)
         return selection_loss(
             scores_BN,
-            evidence_BN,
-            blocks_BN,
+            batch["evidence"],
+            batch["blocks"],
             temperature=temperature,
             margin=self.margin,
             margin_weight=self.margin_weight,
@@ -71,25 +65,25 @@ class ConditionedLosses(SelectionLosses):
 
 
 def choose_blocks(
-    scores_BN: Tensor, evidence_BN: Tensor, coins_B: Tensor, share: float, budget: int
+    scores_BN: Tensor, batch: BlockBatch, conditioning: Conditioning, progress: float
 ) -> Tensor:
     """Choose the blocks that each answer is conditioned on `[B, K]`, best first.
 
     Args:
-        coins_B: a random number from 0 to 1 for each example.
-        share: share of examples whose evidence comes first.
-        budget: K.
+        progress: share of the training that is done.
     """
-    forced_BN = evidence_BN & (coins_B < share)[:, None]
+    share = CONDITIONING[conditioning](progress)
+    forced_BN = batch["evidence"] & (batch["coins"] < share)[:, None]
     # Two stable sorts, the second by whether a block is forced. Adding a large number to forced
     # scores would round them to one value in bfloat16 and lose their order.
     best_BN = scores_BN.sort(dim=1, descending=True, stable=True).indices
     first_BN = forced_BN.gather(1, best_BN).byte().sort(dim=1, descending=True, stable=True).indices
-    return best_BN.gather(1, first_BN)[:, :budget]
+    return best_BN.gather(1, first_BN)[:, : batch["budget"]]
 
 
-def evidence_recall(scores_BN: Tensor, evidence_BN: Tensor, budget: int) -> Tensor:
+def evidence_recall(scores_BN: Tensor, batch: BlockBatch) -> Tensor:
     """Among examples with evidence, the share with evidence in some of their K best blocks."""
-    best_BK = scores_BN.topk(min(budget, scores_BN.shape[1])).indices
+    best_BK = scores_BN.topk(min(batch["budget"], scores_BN.shape[1])).indices
+    evidence_BN = batch["evidence"]
     found_B = evidence_BN.gather(1, best_BK).any(1)[evidence_BN.any(1)]
     return found_B.float().mean() if len(found_B) else scores_BN.new_zeros(())

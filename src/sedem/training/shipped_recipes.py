@@ -18,9 +18,8 @@ LAUNCH = "launch"
 def shipped_recipes() -> dict[str, Path]:
     """The path of each recipe by its name, in alphabetical order; see `shipped_recipe`."""
     names = {
-        path.relative_to(folder).with_suffix("").as_posix()
-        for folder in shipped_folders("recipes")
-        for file in folder.rglob("*.yaml")
+        path.relative_to(_folder()).with_suffix("").as_posix()
+        for file in _folder().rglob("*.yaml")
         # Neither a shared base of recipes nor a file for accelerate is a recipe.
         if file.parent.name not in (LAUNCH, BACKBONES)
         for path in (file, *variants(file))
@@ -49,19 +48,12 @@ def _path(name: str, backbone: str | None) -> Path:
 
 
 def launch_file(name: str) -> Path:
-    """The file with which `accelerate launch` starts a training run.
-
-    Args:
-        name: a name such as "eight-gpus".
+    """The file with which `accelerate launch` starts a training run, such as "eight-gpus".
 
     Raises:
         ConfigError: there is no such file.
     """
-    known = {
-        path.stem: path
-        for folder in shipped_folders("recipes")
-        for path in sorted((folder / LAUNCH).glob("*.yaml"))
-    }
+    known = {path.stem: path for path in sorted((_folder() / LAUNCH).glob("*.yaml"))}
     if name not in known:
         raise ConfigError(f"there is no launch file '{name}'; there are {', '.join(known)}")
     return known[name]
@@ -83,14 +75,8 @@ def shipped_recipe(name: str, backbone: str | None = None) -> Path:
         name, backbone = common, backbone or parts[1]
     if name not in known:
         near = nearest(name, known)
-        raise ConfigError(
-            f"no recipe '{name}' ships with sedem"
-            + (
-                f"; did you mean '{near}'?"
-                if near
-                else "; 'sedem train --list' lists those that do"
-            )
-        )
+        hint = f"did you mean '{near}'?" if near else "'sedem train --list' lists those that do"
+        raise ConfigError(f"no recipe '{name}' ships with sedem; {hint}")
     if backbone is None:
         return known[name]
     choices = backbones_of(name)

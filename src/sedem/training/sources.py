@@ -15,27 +15,23 @@ from sedem.data.question_sets import open_examples
 from sedem.data.windows import Windows
 from sedem.errors import ConfigError, DataError
 from sedem.training.example_dataset import ExampleDataset
-from sedem.training.recipe import DataSource, Mixture, TextSource
+from sedem.training.recipe import DataSource, Mixture, Recipe, TextSource
 
 logger = logging.getLogger(__name__)
 
 
 def open_windows(
-    source: TextSource, backbone: Backbone, length: int, seed: int, *, data_root: Path, cache: Path
+    source: TextSource, recipe: Recipe, backbone: Backbone, length: int
 ) -> tuple[Windows, Windows | None]:
-    """Open a text source as training windows and evaluation windows of the held-out texts.
-
-    Args:
-        seed: seed of the order of training windows.
-        data_root: folder that the source's path is relative to.
+    """Open the text of a recipe as training windows, and those of the held-out texts, if any.
 
     Raises:
         ConfigError: `held_out` leaves no text to train on.
     """
     corpus = TokenizedCorpus.open(
-        source.path if hub_id(source.path) else data_root / source.path,
+        source.path if hub_id(source.path) else Path(recipe.data_root) / source.path,
         backbone,
-        cache,
+        Path(recipe.cache),
         source.exclude_titles,
         source.tokens,
         source.shard_seed,
@@ -45,9 +41,9 @@ def open_windows(
             f"text.held_out is {source.held_out}, the corpus has {len(corpus)} texts; "
             "some must be left to train on"
         )
-    training_texts = range(len(corpus) - source.held_out)
-    width = length, source.continuation
-    windows = Windows(corpus, *width, seed, training_texts, source.windows)
+    border = len(corpus) - source.held_out
+    width, seed = (length, source.continuation), recipe.optimization.seed
+    windows = Windows(corpus, *width, seed, range(border), source.windows)
     if source.windows is not None and source.windows > len(windows):
         logger.warning(
             "text.windows asks for %d windows, the text that is read has %d; raise text.tokens "
@@ -57,24 +53,17 @@ def open_windows(
         )
     if not source.held_out:
         return windows, None
-    held_out_texts = range(len(corpus) - source.held_out, len(corpus))
-    return windows, Windows(corpus, *width, 0, held_out_texts, source.evaluation_windows)
+    held_out = range(border, len(corpus))
+    return windows, Windows(corpus, *width, 0, held_out, source.evaluation_windows)
 
 
 def read_mixture(
     dataset: ExampleDataset[Any], data: Mixture, data_root: Path, *, selects: bool = False
 ) -> tuple[Subset[Any], Subset[Any] | None]:
-    """Read the sources of a mixture into a dataset.
-
-    Args:
-        data_root: folder that paths are relative to.
-        selects: as in `read_source`.
+    """Read the sources of a mixture into a dataset; see `read_source`.
 
     Returns:
         The items to train on, and the items to evaluate; None without `data.evaluation`.
-
-    Raises:
-        DataError: a selector would learn from a source without any positive block.
     """
     for source in data.training:
         read_source(dataset, source, data_root, selects=selects)
@@ -91,7 +80,6 @@ def read_source(
     """Read one source into a dataset, and log how many examples it gave and how they are labelled.
 
     Args:
-        data_root: folder that its path is relative to.
         selects: whether a selector learns from the labels of the dataset's blocks.
 
     Raises:

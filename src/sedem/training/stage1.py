@@ -11,7 +11,6 @@ from typing import Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import model_validator
 from torch import Tensor, nn
 
@@ -117,36 +116,36 @@ class Stage1(nn.Module):
         """Initialize the decompressor to the mean and scale of the decoder's states on a batch."""
         with self.model.decoder.without_lora():
             layer = self.model.config.inject_layer
-            states = states_at(self.model.decoder, self._decoder_context(batch)[0], [layer])[layer]
+            context_BP, _ = self._decoder_context(**batch)
+            states = states_at(self.model.decoder, context_BP, [layer])[layer]
         self.model.decompressor.calibrate(states[:, 1:].flatten(0, 1))
 
-    def collate(self, windows: list[dict[str, NDArray[np.int64]]]) -> dict[str, Tensor]:
-        """Collate windows into encoder tokens: `context` `[B, T]` and `continuation` `[B, A]`."""
-        return collate_windows(windows)
+    collate = staticmethod(collate_windows)
 
     def tokens(self, batch: Mapping[str, Tensor]) -> int:
         """Number of tokens of contexts and continuations."""
         return batch["context"].numel() + batch["continuation"].numel()
 
     def forward(self, context: Tensor, continuation: Tensor) -> dict[str, Tensor]:
-        """Losses of a batch of windows.
-
-        Args:
-            context: encoder tokens `[B, T]`.
-            continuation: the tokens that follow `[B, A]`.
+        """Losses of encoder tokens `[B, T]` and the tokens that follow `[B, A]`.
 
         Returns:
             `loss` (equation of the stage-1 objective) and its parts.
         """
         model, weights = self.model, self.losses
-        if self.training and self.progress < weights.regress_first:
-            return self._regress(context)
-        continuation, recalled_B = self._with_recall(context, continuation)
-        batch = {"context": context, "continuation": continuation}
-        context_BP, target_BA = self._decoder_context(batch)
-        states_XBTE, own_BTD, teacher_BAD = self._teach(context, context_BP, target_BA)
-        hidden_BTE = model.mixture(states_XBTE.float())
         mask_BT = torch.ones_like(context, dtype=torch.bool)
+        if self.training and self.progress < weights.regress_first:
+            states_XBTE, own_BTD, _ = self._teach(context, context, context[:, :0], distills=False)
+            hidden_BTE = model.mixture(states_XBTE.float())
+            restored_BTD = model.decompressor(model.compressor(hidden_BTE, mask_BT))
+            loss = state_regression_loss(restored_BTD, own_BTD, mask_BT, model.decompressor.spread)
+            return {"loss": loss, "regress": loss}
+        continuation, recalled_B = self._with_recall(context, continuation)
+        context_BP, target_BA = self._decoder_context(context, continuation)
+        states_XBTE, own_BTD, teacher_BAD = self._teach(
+            context, context_BP, target_BA, distills=bool(weights.distill)
+        )
+        hidden_BTE = model.mixture(states_XBTE.float())
         restored_BUD = model.decompressor(model.compressor(hidden_BTE, mask_BT))
         separator = len(model.decoder.token_ids(SEPARATOR))
         predicted = self._student(restored_BUD, target_BA)
@@ -175,23 +174,6 @@ class Stage1(nn.Module):
         total = [getattr(weights, name) * value for name, value in parts.items()]
         return {"loss": torch.stack(total).sum(), **parts}
 
-    def _regress(self, context: Tensor) -> dict[str, Tensor]:
-        """Compute only the regression; layers above injection and extraction are not run."""
-        model = self.model
-        mask_BT = torch.ones_like(context, dtype=torch.bool)
-        with torch.no_grad(), model.decoder.without_lora():
-            layers = {model.config.inject_layer, *model.config.extract_layers}
-            own = states_at(model.decoder, context, sorted(layers))
-        own_BTD = own[model.config.inject_layer][:, 1:]
-        if model.encoder is model.decoder:
-            encoded = torch.stack([own[layer][:, 1:] for layer in model.config.extract_layers])
-        else:
-            encoded = encode(model.encoder, context, model.config.extract_layers)
-        hidden_BTE = model.mixture(encoded.float())
-        restored_BTD = model.decompressor(model.compressor(hidden_BTE, mask_BT))
-        loss = state_regression_loss(restored_BTD, own_BTD, mask_BT, model.decompressor.spread)
-        return {"loss": loss, "regress": loss}
-
     def _with_recall(self, context: Tensor, continuation: Tensor) -> tuple[Tensor, Tensor]:
         """Continuations, some replaced by spans of their context, and a mask of those `[B]`."""
         length = continuation.shape[1]
@@ -218,26 +200,25 @@ class Stage1(nn.Module):
         asked_BA = torch.cat([separator.expand(len(context), -1), span_BA], dim=1)
         return torch.where(recalled_B[:, None], asked_BA, continuation), recalled_B
 
-    def _decoder_context(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def _decoder_context(self, context: Tensor, continuation: Tensor) -> tuple[Tensor, Tensor]:
         """Context and continuation in decoder tokens, trimmed to the shortest row."""
         if self.same_tokens:
-            return batch["context"], batch["continuation"]
+            return context, continuation
         decode = self.model.encoder.tokenizer.decode
-        device = self.model.device
-        rows = [
-            [self.model.decoder.token_ids(decode(ids)) for ids in batch[name].tolist()]
-            for name in ("context", "continuation")
-        ]
-        contexts, continuations = rows
-        shortest = min(map(len, contexts)), min(map(len, continuations))
+        contexts, continuations = (
+            [self.model.decoder.token_ids(decode(ids)) for ids in rows.tolist()]
+            for rows in (context, continuation)
+        )
+        before, after = min(map(len, contexts)), min(map(len, continuations))
         # Drop the tokens farthest from the boundary between the two.
-        context_BP = torch.tensor([ids[-shortest[0] :] for ids in contexts], device=device)
-        target_BA = torch.tensor([ids[: shortest[1]] for ids in continuations], device=device)
-        return context_BP, target_BA
+        return (
+            torch.tensor([ids[-before:] for ids in contexts], device=context.device),
+            torch.tensor([ids[:after] for ids in continuations], device=context.device),
+        )
 
     @torch.no_grad()
     def _teach(
-        self, context_BT: Tensor, context_BP: Tensor, target_BA: Tensor
+        self, context_BT: Tensor, context_BP: Tensor, target_BA: Tensor, *, distills: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """States of the encoder, the decoder's injection layer, and the teacher's last layer.
 
@@ -246,7 +227,7 @@ class Stage1(nn.Module):
         model = self.model
         extract, inject = model.config.extract_layers, model.config.inject_layer
         before = context_BP.shape[1]
-        last = model.decoder.depth if self.losses.distill else inject
+        last = model.decoder.depth if distills else inject
         layers = {inject, last}
         if model.encoder is model.decoder:
             layers |= set(extract)

@@ -7,7 +7,6 @@ width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Self, Unpack
 
 import torch
@@ -18,11 +17,16 @@ from sedem.errors import ConfigError
 from sedem.guidance.budgets import text_count
 from sedem.method.losses import reconstruction_loss
 from sedem.model import SeDeM
-from sedem.training.block_batch import BlockBatch, BlockCollator, frozen_states, rows_at
+from sedem.training.block_batch import (
+    BlockBatch,
+    BlockCollator,
+    frozen_states,
+    real_tokens,
+    rows_at,
+)
 from sedem.training.block_dataset import BlockItem
 from sedem.training.predictions import Predictions
 from sedem.training.selection_losses import (
-    CONDITIONING,
     Conditioning,
     SelectionLosses,
     choose_blocks,
@@ -50,7 +54,6 @@ class Stage2(nn.Module):
 
     Args:
         model: the model to train, adapters of its decoder included.
-        losses: weights of the losses, and the conditioning.
         collator: makes batches; None if `collate` is not called.
         logits_at_once: as in `Optimization`.
     """
@@ -67,18 +70,16 @@ class Stage2(nn.Module):
         self.model = model
         self.losses = losses
         self.collator = collator
-        self.progress = 0.0
-        self.epoch = 0
+        self.progress, self.epoch = 0.0, 0
         if losses.reconstruct and model.config.decompressor == "none":
             raise ConfigError(
                 f"losses.reconstruct is {losses.reconstruct}, but a model without a decompressor "
                 "restores no states: set it to 0"
             )
         model.requires_grad_(False)
-        for part in model.parts().values():
-            part.requires_grad_(True)
-        for parameter in model.decoder.lora_parameters():
-            parameter.requires_grad_(True)
+        for parameters in self.parameter_groups().values():
+            for parameter in parameters:
+                parameter.requires_grad_(True)
 
     def train(self, mode: bool = True) -> Self:
         """Set training mode; frozen backbones stay in evaluation mode, without dropout."""
@@ -102,9 +103,7 @@ class Stage2(nn.Module):
         assert self.collator is not None
         return self.collator(items, self.epoch)
 
-    def tokens(self, batch: Mapping[str, Tensor]) -> int:
-        """Number of tokens of segments, questions (encoder), prompts and answers (decoder)."""
-        return int(sum(batch[name].sum() for name in ("segment_mask", "question_mask", "valid")))
+    tokens = staticmethod(real_tokens)
 
     def forward(self, **batch: Unpack[BlockBatch]) -> dict[str, Tensor]:
         """Losses of a batch of examples.
@@ -114,7 +113,6 @@ class Stage2(nn.Module):
             with evidence, the share that have some among the selector's K best blocks.
         """
         model, weights = self.model, self.losses
-        evidence_BN, slot_tokens = batch["evidence"], batch["slot_tokens"]
         states, question_states = frozen_states(batch, model.encoder, model.config.extract_layers)
         hidden_STE = model.mixture(states.float())
         memory_SMD = model.compressor(hidden_STE, batch["segment_mask"])
@@ -123,12 +121,13 @@ class Stage2(nn.Module):
             model.mixture(question_states.float()),
             batch["question_mask"],
             memory_BNJD,
-            slot_tokens > 0,
+            batch["slot_tokens"] > 0,
         )
-        chosen_BK = self._choose(scores_BN.detach(), evidence_BN, batch["coins"], batch["budget"])
+        progress = self.progress if self.training else 1.0
+        chosen_BK = choose_blocks(scores_BN, batch, weights.conditioning, progress)
         predicted = self._predict(batch, memory_BNJD, scores_BN, chosen_BK)
         answer = predicted.next_token_loss(batch["labels"])
-        select = weights.compute(scores_BN, evidence_BN, batch["blocks"], batch["question_mask"])
+        select = weights.compute(scores_BN, batch)
         loss = answer + weights.select * select
         parts = {"answer": answer, "select": select}
         # This decompresses every block, selected or not: several times the work of the answer.
@@ -141,15 +140,7 @@ class Stage2(nn.Module):
                 weights.pool_weight,
             )
             loss = loss + weights.reconstruct * parts["reconstruct"]
-        found = evidence_recall(scores_BN.detach(), evidence_BN, batch["budget"])
-        return {"loss": loss, **parts, "recall": found}
-
-    def _choose(
-        self, scores_BN: Tensor, evidence_BN: Tensor, coins_B: Tensor, budget: int
-    ) -> Tensor:
-        """The blocks that condition each answer `[B, K]`, best first."""
-        share = CONDITIONING[self.losses.conditioning](self.progress if self.training else 1.0)
-        return choose_blocks(scores_BN, evidence_BN, coins_B, share, budget)
+        return {"loss": loss, **parts, "recall": evidence_recall(scores_BN, batch)}
 
     def _predict(
         self, batch: BlockBatch, memory_BNJD: Tensor, scores_BN: Tensor, chosen_BK: Tensor

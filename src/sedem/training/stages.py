@@ -10,11 +10,9 @@ from pydantic import Field, model_validator
 from torch.utils.data import Dataset
 
 from sedem.backbone.compiling import check_compiler
-from sedem.backbone.decoder import Backbone
 from sedem.checkpoint.folder import open_backbones
 from sedem.checkpoint.portable import portable
 from sedem.config import Condition, SedemConfig
-from sedem.data.windows import Windows
 from sedem.errors import ConfigError
 from sedem.guidance.bias import Guidance
 from sedem.method.selector import resolve_budget
@@ -25,28 +23,22 @@ from sedem.training.fit import fit
 from sedem.training.recipe import (
     Mixture,
     Optimization,
+    Recipe,
     RunSettings,
     TextSource,
     check_evaluation,
 )
-from sedem.training.run_setup import backbone_options, check_start, processes, start_run
-from sedem.training.sharding import shard
+from sedem.training.run_setup import backbone_options, check_start, processes, shard, start_run
 from sedem.training.sources import open_windows, read_mixture
 from sedem.training.stage1 import Stage1, Stage1Losses
 from sedem.training.stage2 import Stage2, Stage2Losses
-from sedem.validation import Flag, NumberAbove0, Settings, WholeAbove0
+from sedem.validation import Flag, NumberAbove0, WholeAbove0
 
 CALIBRATION_WINDOWS = 64
 
 
-class Stage1Recipe(Settings):
-    """All settings of a stage-1 run.
-
-    Attributes:
-        text: the text to train on.
-        data_root: folder that data paths are relative to.
-        start_from: checkpoint to continue from; None means new parts.
-    """
+class Stage1Recipe(Recipe):
+    """All settings of a stage-1 run."""
 
     model: SedemConfig
     text: TextSource
@@ -58,16 +50,12 @@ class Stage1Recipe(Settings):
     start_from: str | None = None
 
     @model_validator(mode="after")
-    def _recalled_spans_fit(self) -> Self:
+    def _can_be_trained(self) -> Self:
         if self.losses.recall and self.text.continuation > self.model.segment_length:
             raise ValueError(
                 f"text.continuation is {self.text.continuation}, more than segment_length "
                 f"{self.model.segment_length}; shorten it, or set losses.recall to 0"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _evaluates_on_something(self) -> Self:
         check_evaluation(self.run, self.text.held_out > 0, "text.held_out")
         return self
 
@@ -92,14 +80,10 @@ class Stage2Data(Mixture):
     cache_states: Flag = False
 
 
-class Stage2Recipe(Settings):
+class Stage2Recipe(Recipe):
     """All settings of a stage-2 run.
 
     Attributes:
-        start_from: the stage-1 checkpoint; None means new parts.
-        data: the questions to train on.
-        losses: weights of the losses, and the conditioning.
-        data_root: folder that data paths are relative to.
         best: write the weights with the lowest loss of all evaluations (`run.eval_every`), instead
             of the last ones.
     """
@@ -115,12 +99,8 @@ class Stage2Recipe(Settings):
     best: Flag = False
 
     @model_validator(mode="after")
-    def _evaluates_on_something(self) -> Self:
+    def _can_be_trained(self) -> Self:
         check_evaluation(self.run, bool(self.data.evaluation), "data.evaluation")
-        return self
-
-    @model_validator(mode="after")
-    def _processes_run_the_same_layers(self) -> Self:
         differing = {
             "data.cache_states": self.data.cache_states,
             "data.conditions other than memory": set(self.data.conditions) != {"memory"},
@@ -131,32 +111,12 @@ class Stage2Recipe(Settings):
                 "optimization.shard_backbone is true, so all processes must run the same layers, "
                 f"but with {names} each runs those of its own batch; leave one of the two out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _best_is_evaluated(self) -> Self:
         if self.best and not self.run.eval_every:
             raise ValueError(
                 "best is true, but run.eval_every is 0, so only the last weights are evaluated; "
                 "set run.eval_every, or best to false"
             )
         return self
-
-
-def windows_of(recipe: Stage1Recipe, encoder: Backbone) -> tuple[Windows, Windows | None]:
-    """Open the windows that a recipe trains on, and those it is evaluated on, if it holds any out.
-
-    Raises:
-        ConfigError: as `open_windows`.
-    """
-    return open_windows(
-        recipe.text,
-        encoder,
-        recipe.model.segment_length,
-        recipe.optimization.seed,
-        data_root=Path(recipe.data_root),
-        cache=Path(recipe.cache),
-    )
 
 
 def train_stage1(recipe: Stage1Recipe) -> Path:
@@ -171,7 +131,8 @@ def train_stage1(recipe: Stage1Recipe) -> Path:
     output = start_run(recipe)
     model = open_model(recipe.model, recipe.optimization, recipe.start_from)
     shard(model, recipe.optimization)
-    windows, held_out = windows_of(recipe, model.encoder)
+    length = recipe.model.segment_length
+    windows, held_out = open_windows(recipe.text, recipe, model.encoder, length)
     optimization = recipe.optimization
     stage = Stage1(model, recipe.losses, optimization.seed, optimization.logits_at_once)
     if recipe.start_from is None:
@@ -253,22 +214,20 @@ def _opened(config: SedemConfig, optimization: Optimization, start_from: str | N
     if not model.decoder.has_lora:
         free |= {"lora_rank", "lora_alpha"}
     check_start(config, model.config, free, start_from)
-    names = config.encoder, config.decoder
     given, found = portable(config), portable(model.config)
     if (given.encoder, given.decoder) != (found.encoder, found.decoder):
         # The path may differ, but the weights must be those that the parts were trained on.
         opened = [backbone.digest for backbone in open_backbones(config, dtype=options["dtype"])]
         if opened != [model.encoder.digest, model.decoder.digest]:
+            names = config.encoder, config.decoder
             raise ConfigError(
                 f"model.encoder and model.decoder are {names} in the recipe, checkpoint "
                 f"'{start_from}' was trained on other weights"
             )
-    learned = model.guidance
-    model.guidance = Guidance() if config.guidance else None
-    if model.guidance is not None:
-        if learned is not None:
-            model.guidance.load_state_dict(learned.state_dict())
-        model.guidance.to(options["device"])
+    if not config.guidance:
+        model.guidance = None
+    elif model.guidance is None:
+        model.guidance = Guidance().to(options["device"])
     model.config = config
     return model
 

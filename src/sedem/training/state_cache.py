@@ -14,11 +14,9 @@ import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
@@ -26,6 +24,7 @@ from tqdm.auto import tqdm
 from sedem.backbone.decoder import Backbone
 from sedem.durable_files import build_once, bytes_text, reserve, write_text
 from sedem.method.encoder import encode
+from sedem.training.example_dataset import Ragged
 
 logger = logging.getLogger(__name__)
 
@@ -34,9 +33,6 @@ FLUSH = 64
 """Number of batches after which progress is written to disk."""
 STATES = "states.bin"
 DONE = "done.json"
-
-
-Tokens = Sequence[int] | NDArray[Any]
 
 
 class StateCache:
@@ -56,7 +52,7 @@ class StateCache:
         cls,
         backbone: Backbone,
         layers: tuple[int, ...],
-        texts: Sequence[Tokens],
+        texts: Ragged,
         cache: Path,
         label: str,
     ) -> StateCache:
@@ -72,9 +68,9 @@ class StateCache:
         """
         key = hashlib.sha256(f"{backbone.digest} {backbone.dtype} {layers}".encode())
         for ids in texts:
-            key.update(np.asarray(ids, dtype=np.int32).tobytes() + b"|")
+            key.update(ids.astype(np.int32).tobytes() + b"|")
         folder = cache / f"states-{key.hexdigest()[:16]}"
-        bounds = np.cumsum([0, *map(len, texts)]).tolist()
+        bounds = texts.bounds.tolist()
         shape = (bounds[-1], len(layers), backbone.width)
         size = math.prod(shape) * np.dtype(np.int16).itemsize
         batches = _batches(texts)
@@ -96,10 +92,6 @@ class StateCache:
         build_once(folder, is_complete, build, f"the frozen states of {label}")
         return cls(np.memmap(folder / STATES, np.int16, "r", shape=shape), bounds)
 
-    def __len__(self) -> int:
-        """Number of texts."""
-        return len(self.bounds) - 1
-
     def batch(self, indices: Sequence[int]) -> Tensor:
         """States of texts by their indices `[X, S, T, E]`: bfloat16, zero-padded on the right."""
         rows = [
@@ -113,7 +105,7 @@ class StateCache:
         self,
         backbone: Backbone,
         layers: tuple[int, ...],
-        texts: Sequence[Tokens],
+        texts: Ragged,
         batches: list[list[int]],
         folder: Path,
         label: str,
@@ -122,7 +114,7 @@ class StateCache:
         done = _batches_done(folder)
         bar = tqdm(total=len(batches), initial=done, desc=f"encoding {label}")
         for number in range(done, len(batches)):
-            rows = [torch.as_tensor(np.array(texts[i], dtype=np.int64)) for i in batches[number]]
+            rows = [torch.from_numpy(texts[i].astype(np.int64)) for i in batches[number]]
             ids_ST = pad_sequence(rows, batch_first=True).to(backbone.device)
             states_XSTE = encode(backbone, ids_ST, layers).to("cpu", torch.bfloat16)
             for row, i in enumerate(batches[number]):
@@ -135,7 +127,7 @@ class StateCache:
         bar.close()
 
 
-def _batches(texts: Sequence[Tokens]) -> list[list[int]]:
+def _batches(texts: Ragged) -> list[list[int]]:
     """Indices of the texts of each batch; similar lengths are grouped to reduce padding."""
     order = sorted(range(len(texts)), key=lambda i: (-len(texts[i]), i))
     return [order[at : at + BATCH] for at in range(0, len(order), BATCH)]

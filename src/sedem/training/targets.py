@@ -26,12 +26,6 @@ def with_texts(
 ) -> tuple[Tensor, Tensor]:
     """Insert texts before the question of each row, in the same place as for answering.
 
-    Args:
-        ids_BP: start token, prompt and answer, padded on the left.
-        valid_BP: False where a token is padding.
-        texts: the texts of each row, as `prompts.question_ids` takes them.
-        chat: whether the rows use a chat template.
-
     Returns:
         Longer `ids` and `valid` `[B, P]`, padded on the left.
     """
@@ -45,9 +39,6 @@ def with_texts(
 
 def targets(pairs: Sequence[tuple[list[int], list[int]]]) -> dict[str, Tensor]:
     """Join prefixes and answers into decoder input, padded on the left, with the tokens to predict.
-
-    Args:
-        pairs: prefix and answer of each row, as token ids.
 
     Returns:
         `ids` and `valid` `[B, P]`, and `labels` of the last positions `[B, A]`; `valid` is False

@@ -7,7 +7,6 @@ parts, `parameter_groups()` names the trained parameters, and `collate` makes a 
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -27,7 +26,7 @@ from sedem.backbone.safetensors import check_weights, load_weights, save_tensors
 from sedem.data.windows import Windows
 from sedem.errors import ConfigError
 from sedem.training.checkpoints import checkpoints, is_complete, remove, seal
-from sedem.training.sharding import averaging, is_sharded
+from sedem.training.run_setup import averaging, divided
 
 logger = logging.getLogger(__name__)
 
@@ -56,24 +55,22 @@ class Trainable(Protocol):
         ...
 
 
-class _OwnIntervals(TrainerCallback):
-    """Logs and saves at this run's intervals; a resumed state has those of the previous run."""
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        state.compute_steps(args, state.max_steps)
-
-
-class _Epochs(TrainerCallback):
-    """Tells the module and its windows which epoch begins, before its first batch is made."""
+class _Intervals(TrainerCallback):
+    """Logs and saves at this run's intervals, and announces each epoch."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
 
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        # A resumed state has the intervals of the previous run.
+        state.compute_steps(args, state.max_steps)
+
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **options: Any
     ) -> None:
+        # The module and its windows must know the epoch before its first batch is made.
         epoch = int(state.epoch or 0)
         cast(Trainable, options["model"]).epoch = epoch
         if isinstance(self.dataset, Windows):
@@ -87,10 +84,9 @@ class SedemTrainer(Trainer):
     checkpoints.
 
     Args:
-        learning_rates: learning rate of each parameter group, by name.
+        learning_rates: by name of the parameter group.
         keep: number of newest checkpoints to keep, besides the best one if evaluations choose it;
             None keeps all.
-        options: datasets and callbacks, passed on to `Trainer`.
 
     Raises:
         ConfigError: a part has no learning rate, or a learning rate has no part.
@@ -108,18 +104,17 @@ class SedemTrainer(Trainer):
     ) -> None:
         self.learning_rates = learning_rates
         self.keep = keep
-        self.parts: dict[str, float] = defaultdict(float)
-        self.weights: dict[str, float] = defaultdict(float)
+        # Sums of each part of the loss since the last log line, and of their weights
+        self.parts: dict[str, list[float]] = {}
         self.tokens = 0
-        trainable = cast(Trainable, module)
-        _check_rates(learning_rates, trainable.parameter_groups())
-        super().__init__(module, args, data_collator=trainable.collate, **options)
-        self.add_callback(_OwnIntervals())
+        self.trainable = cast(Trainable, module)
+        _check_rates(learning_rates, self.trainable.parameter_groups())
+        super().__init__(module, args, data_collator=self.trainable.collate, **options)
         # Each loss is the mean of its batch, so the losses of a step's batches must be averaged.
         # Trainer sums them instead if it finds a `forward(**batch)`: it assumes that such a
         # forward divides by the number of items of the whole step.
         self.model_accepts_loss_kwargs = False
-        self.add_callback(_Epochs(self.train_dataset))
+        self.add_callback(_Intervals(self.train_dataset))
 
     def run(self, checkpoint: Path | None) -> None:
         """Train to the end, from a checkpoint if there is one.
@@ -171,7 +166,7 @@ class SedemTrainer(Trainer):
         """AdamW with one learning rate per part, and weight decay on matrices only."""
         if self.optimizer is None:
             groups = []
-            for name, parameters in cast(Trainable, self.model).parameter_groups().items():
+            for name, parameters in self.trainable.parameter_groups().items():
                 for decays in (True, False):
                     chosen = [p for p in parameters if (p.dim() > 1) == decays]
                     if chosen:
@@ -186,7 +181,7 @@ class SedemTrainer(Trainer):
         self, model: nn.Module, training: bool = True, dataloader: Any = None
     ) -> nn.Module:
         # Accelerate refuses to average gradients next to sharded weights, which have none here.
-        if training and model is self.model and is_sharded(model):
+        if training and model is self.model and divided(model):
             return averaging(self.accelerator.prepare_model(model, evaluation_mode=True))
         return super()._wrap_model(model, training, dataloader)
 
@@ -200,16 +195,16 @@ class SedemTrainer(Trainer):
         """Run the module and collect the parts of its loss for the next log line."""
         weight = self._evaluated_examples()
         if model.training and self.state.max_steps:
-            trainable = cast(Trainable, self.model)
-            trainable.progress = self.state.global_step / self.state.max_steps
-            self.tokens += trainable.tokens(inputs)
+            self.trainable.progress = self.state.global_step / self.state.max_steps
+            self.tokens += self.trainable.tokens(inputs)
             # The loss is averaged over the batches of a step and then over steps; so are its parts.
             weight = 1 / self.current_gradient_accumulation_steps
         outputs = model(**inputs)
         for name, value in outputs.items():
             if name != "loss":
-                self.parts[name] += weight * float(value.detach())
-                self.weights[name] += weight
+                sums = self.parts.setdefault(name, [0.0, 0.0])
+                sums[0] += weight * float(value.detach())
+                sums[1] += weight
         return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
 
     def _evaluated_examples(self) -> float:
@@ -226,17 +221,14 @@ class SedemTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log the losses, with the mean of each part since the last log line."""
         prefix = "eval_" if any(name.startswith("eval_") for name in logs) else ""
-        names = list(self.parts)
-        parts = self._of_all([self.parts[name] for name in names])
-        weights = self._of_all([self.weights[name] for name in names])
-        for name, part, weight in zip(names, parts, weights, strict=True):
+        sums = self._of_all(list(self.parts.values()))
+        for name, (part, weight) in zip(self.parts, sums, strict=True):
             logs[f"{prefix}{name}"] = part / weight
         self.parts.clear()
-        self.weights.clear()
         self._count_tokens()
         super().log(logs, start_time)
 
-    def _of_all(self, numbers: Sequence[float]) -> list[float]:
+    def _of_all(self, numbers: list[Any]) -> list[Any]:
         """Sums over all processes; each gives the same number of values in the same order."""
         own = torch.tensor(numbers, dtype=torch.float64, device=self.args.device)
         return self.accelerator.reduce(own, "sum").tolist()
@@ -251,12 +243,10 @@ class SedemTrainer(Trainer):
 
         The parts collected during training are kept.
         """
-        trainable = cast(Trainable, self.model)
-        training = self.parts, self.weights
-        self.parts, self.weights = defaultdict(float), defaultdict(float)
-        epoch, trainable.epoch = trainable.epoch, 0
+        parts, self.parts = self.parts, {}
+        epoch, self.trainable.epoch = self.trainable.epoch, 0
         metrics = super().evaluate(*args, **options)
-        (self.parts, self.weights), trainable.epoch = training, epoch
+        self.parts, self.trainable.epoch = parts, epoch
         return metrics
 
     def prediction_step(
@@ -273,8 +263,7 @@ class SedemTrainer(Trainer):
 
     # Checkpoints contain only the trained weights, and a manifest once they are complete.
 
-    def trained_weights(self) -> dict[str, Tensor]:
-        """Trained parameters, by name."""
+    def _trained_weights(self) -> dict[str, Tensor]:
         return {n: p.detach() for n, p in self.model.named_parameters() if p.requires_grad}
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
@@ -282,7 +271,7 @@ class SedemTrainer(Trainer):
             return
         folder = Path(output_dir or self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        weights = {name: tensor.contiguous() for name, tensor in self.trained_weights().items()}
+        weights = {name: tensor.contiguous() for name, tensor in self._trained_weights().items()}
         save_tensors(weights, folder / TRAINED)
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
@@ -310,7 +299,7 @@ class SedemTrainer(Trainer):
     ) -> None:
         path = Path(resume_from_checkpoint) / TRAINED
         weights = load_weights(path)
-        own = self.trained_weights()
+        own = self._trained_weights()
         check_weights(own, weights, str(path))
         with torch.no_grad():
             for name, parameter in own.items():
@@ -318,7 +307,6 @@ class SedemTrainer(Trainer):
 
 
 def _check_rates(rates: Mapping[str, float], groups: Mapping[str, Sequence[nn.Parameter]]) -> None:
-    """Refuse a trained part without a learning rate, and a learning rate without a part."""
     given = f"optimization.learning_rates has {', '.join(rates)}"
     missing = [name for name, parameters in groups.items() if parameters and name not in rates]
     unknown = [name for name in rates if name not in groups]

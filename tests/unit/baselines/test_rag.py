@@ -24,7 +24,7 @@ from sedem.evaluation.command import run_evaluation
 from sedem.evaluation.config import EvaluationConfig, MethodSettings
 from sedem.evaluation.trained import Trained
 from sedem.guidance import independent
-from sedem.training.baseline import BaselineRecipe, RAGBlocks, RAGTraining, train_baseline
+from sedem.training.baseline import BaselineRecipe, RAGTraining, blocks_of, train_baseline
 from sedem.training.block_batch import BlockCollator
 from sedem.training.block_dataset import BlockDataset
 from sedem.training.selection_losses import ConditionedLosses
@@ -169,7 +169,7 @@ def test_independent_paragraphs_are_cited_like_joint_ones(tiny_folder: Callable[
 
 
 def prepared(reader: RAG, fixtures: Path) -> BlockDataset:
-    found = BlockDataset(RAGBlocks.of(reader), 200)
+    found = BlockDataset(blocks_of(reader), 200)
     found.add(open_examples(fixtures / "squad.json", records=":1", distractors=2), "evidence")
     return found
 

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from unit.training.runs import Recipe, copied, killed_in_step, one_thread, train
@@ -70,30 +71,33 @@ def single_thread() -> Iterator[None]:
         yield
 
 
+def shared(output: Path, config: SedemConfig, **optimization: Any) -> dict[str, Any]:
+    """Settings of six steps that both recipes have."""
+    return {
+        "model": config,
+        "optimization": Optimization(
+            **optimization, steps=6, weight_decay=0.01, bf16=False, backbone_dtype="float32"
+        ),
+        "run": RunSettings(output=str(output), log_every=1, save_every=2, eval_every=3),
+        "data_root": str(FIXTURES),
+        "cache": str(output.parent / "cache"),
+    }
+
+
 def stage1_recipe_in(folder: Path, config: SedemConfig) -> Stage1Recipe:
     """Six steps of stage 1 on nine articles, the last two of them held out."""
+    rates = {"compressor": 1e-3, "decompressor": 2e-3}
     return Stage1Recipe(
-        model=config,
         text=TextSource(path="articles.jsonl", continuation=8, held_out=2, evaluation_windows=6),
-        optimization=Optimization(
-            learning_rates={"compressor": 1e-3, "decompressor": 2e-3},
-            steps=6,
-            batch_size=4,
-            weight_decay=0.01,
-            bf16=False,
-            backbone_dtype="float32",
-        ),
-        run=RunSettings(output=str(folder / "stage1"), log_every=1, save_every=2, eval_every=3),
         losses=Stage1Losses(regress=0.5, regress_first=0.5, recall=0.5),
-        data_root=str(FIXTURES),
-        cache=str(folder / "cache"),
+        **shared(folder / "stage1", config, learning_rates=rates, batch_size=4),
     )
 
 
 def stage2_recipe_in(folder: Path, config: SedemConfig) -> Stage2Recipe:
     """Six steps of stage 2 on the questions of one article, evaluated on those of another."""
+    rates = {"compressor": 1e-3, "decompressor": 2e-3, "selector": 3e-3, "lora": 4e-3}
     return Stage2Recipe(
-        model=config,
         data=Stage2Data(
             training=(DataSource(path="squad.json", records=":1", options={"distractors": 3}),),
             evaluation=(DataSource(path="squad.json", records="1:2", options={"distractors": 2}),),
@@ -101,23 +105,7 @@ def stage2_recipe_in(folder: Path, config: SedemConfig) -> Stage2Recipe:
             budgets=(1, 2),
             answer_limit=200,
         ),
-        optimization=Optimization(
-            learning_rates={
-                "compressor": 1e-3,
-                "decompressor": 2e-3,
-                "selector": 3e-3,
-                "lora": 4e-3,
-            },
-            steps=6,
-            batch_size=2,
-            accumulation=2,
-            weight_decay=0.01,
-            bf16=False,
-            backbone_dtype="float32",
-        ),
-        run=RunSettings(output=str(folder / "stage2"), log_every=1, save_every=2, eval_every=3),
-        data_root=str(FIXTURES),
-        cache=str(folder / "cache"),
+        **shared(folder / "stage2", config, learning_rates=rates, batch_size=2, accumulation=2),
     )
 
 

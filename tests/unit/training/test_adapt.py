@@ -73,12 +73,9 @@ def test_a_killed_adaptation_goes_on_to_a_checkpoint_with_a_card(
         prepare(wanted, TEXTS[1:], out)
 
 
-def test_another_folder_is_not_written_into(wanted: Adaptation, tmp_path: Path) -> None:
+def test_too_little_text_is_refused_with_what_is_needed(wanted: Adaptation, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="exists already; give the name of a new folder"):
         finished(wanted, TEXTS, tmp_path)
-
-
-def test_too_little_text_is_refused_with_what_is_needed(wanted: Adaptation, tmp_path: Path) -> None:
     short = [Document("a.txt", TEXTS[0].text[:300]), Document("b.txt", TEXTS[1].text[:300])]
     with pytest.raises(DataError, match=r"\d windows of 128 tokens and \d questions are left"):
         prepare(wanted, short, tmp_path / "mine")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import cycle, islice
 
 import pytest
 import torch
@@ -66,20 +67,16 @@ def test_questions_without_evidence_or_with_nothing_else_are_left_out(
     assert len(features) == len(present) == 0
 
 
-def many(examples: ExampleSet, count: int) -> list[Example]:
-    usable = [example for example in examples.examples if len(example.documents) > 1]
-    return [
-        replace(
-            usable[n % len(usable)], id=str(n), question=f"{usable[n % len(usable)].question} {n}"
-        )
-        for n in range(count)
-    ]
-
-
 def test_a_confidence_is_fitted_to_the_first_questions_and_measured_on_the_last(
     model: SeDeM, examples: ExampleSet
 ) -> None:
-    chosen = many(examples, 40)
+    usable = [example for example in examples.examples if len(example.documents) > 1]
+    chosen = [
+        replace(example, id=f"{example.id} {n}", question=f"{example.question} {n}")
+        for n, example in enumerate(islice(cycle(usable), 40))
+    ]
+    with pytest.raises(DataError, match=rf"4 of 4 questions have .* at least {LEAST} are"):
+        calibrate(model, examples.examples)
     found = calibrate(model, [*chosen, replace(chosen[0], id="unlabelled", evidence=())])
     assert (found.fitted, found.held_out, found.left_out) == (30, 10, 1)
     features, present = evidence_features(model, chosen)
@@ -90,10 +87,3 @@ def test_a_confidence_is_fitted_to_the_first_questions_and_measured_on_the_last(
         confidence = expected(features[60:])
     assert found.auroc == pytest.approx(calibration.auroc(confidence, present[60:]))
     assert found.to_dict()["auroc"] == round(found.auroc, 4)
-
-
-def test_too_few_questions_are_refused_with_their_number(
-    model: SeDeM, examples: ExampleSet
-) -> None:
-    with pytest.raises(DataError, match=rf"4 of 4 questions have .* at least {LEAST} are"):
-        calibrate(model, examples.examples)

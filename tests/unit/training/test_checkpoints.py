@@ -37,20 +37,12 @@ def half_sealed(folder: Path) -> None:
     (folder / COMPLETE).rename(folder / f".{COMPLETE}")
 
 
-def broken_seal(folder: Path) -> None:
-    (folder / COMPLETE).write_text('{"weights": [100')
-
-
-def truncated(folder: Path) -> None:
-    (folder / "weights").write_bytes(bytes(range(99)))
-
-
-def changed(folder: Path) -> None:
-    (folder / "weights").write_bytes(bytes(range(1, 101)))
-
-
-def missing(folder: Path) -> None:
-    (folder / "inner" / "state").unlink()
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "broken seal": lambda folder: (folder / COMPLETE).write_text('{"weights": [100'),
+    "truncated": lambda folder: (folder / "weights").write_bytes(bytes(range(99))),
+    "changed": lambda folder: (folder / "weights").write_bytes(bytes(range(1, 101))),
+    "missing": lambda folder: (folder / "inner" / "state").unlink(),
+}
 
 
 @pytest.mark.parametrize("damage", [unsealed, half_sealed])
@@ -64,16 +56,19 @@ def test_a_checkpoint_that_was_never_complete_is_removed_with_a_warning(
     assert "checkpoint-10' is incomplete and is skipped" in caplog.text
     # The resumed run will write a checkpoint of that name.
     assert not list(run.glob("*checkpoint-10*"))
+    for step in (8, 9):
+        damage(run / f"checkpoint-{step}")
+    assert last_complete_checkpoint(run) is None
 
 
-@pytest.mark.parametrize("damage", [broken_seal, truncated, changed, missing])
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_is_kept_under_another_name(
-    run: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+    run: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = run / "checkpoint-10"
     for name in ("damaged-checkpoint-10", "damaged-checkpoint-10-2"):
         shutil.copytree(run / "checkpoint-9", folder, dirs_exist_ok=True)
-        damage(folder)
+        DAMAGES[damage](folder)
         with caplog.at_level(logging.WARNING):
             assert last_complete_checkpoint(run) == run / "checkpoint-9"
         assert f"checkpoint-10' is damaged; it is kept as '{run / name}'" in caplog.text
@@ -115,25 +110,3 @@ def test_a_checkpoint_that_is_left_half_removed_was_never_complete(
     monkeypatch.undo()
     assert last_complete_checkpoint(run) == run / "checkpoint-9"
     assert not list(run.glob("damaged*"))
-
-
-def test_without_a_complete_checkpoint_there_is_none(run: Path) -> None:
-    for folder in run.iterdir():
-        unsealed(folder)
-    assert last_complete_checkpoint(run) is None
-
-
-def test_a_checkpoint_whose_sealing_failed_is_incomplete(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = run / "checkpoint-10"
-    unsealed(folder)
-
-    def fails(folder: Path, names: list[str]) -> None:
-        raise OSError("no space left")
-
-    monkeypatch.setattr(checkpoints, "survey", fails)
-    with pytest.raises(OSError, match="no space left"):
-        seal(folder)
-    monkeypatch.undo()
-    assert not is_complete(folder)

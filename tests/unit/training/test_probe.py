@@ -12,8 +12,10 @@ from sedem.backbone.loading import open_backbone
 from sedem.errors import ConfigError, DataError
 from sedem.training import probe as probe_runs
 from sedem.training.probe import (
+    PICTURE,
     ProbeSettings,
     best_pair,
+    draw,
     kept,
     probe,
     quarters,
@@ -93,6 +95,8 @@ def test_a_probe_tries_depths_then_compressions_and_goes_on(
     assert {r["compression"]: r["bytes_per_token"] for r in result["runs"]} == {2: 32, 4: 16}
     assert reported[-1] == (6, 6) and (1, 6) in reported
     assert not list(tmp_path.glob("run-*")), "no checkpoint of a run is kept"
+    draw(result, tmp_path / PICTURE)
+    assert (tmp_path / PICTURE).read_bytes().startswith(b"\x89PNG")
 
     monkeypatch.setattr(probe_runs, "fit", None)
     again = run()

@@ -1,23 +1,28 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 import yaml
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 from unit.training.runs import train
 
-from sedem import SedemConfig
+from sedem import SeDeM, SedemConfig
 from sedem.errors import ConfigError, DataError
 from sedem.training import run_setup
-from sedem.training.recipe import as_yaml
+from sedem.training.recipe import Optimization, as_yaml
 from sedem.training.run_setup import (
     backbone_options,
     check_start,
     share_of_batches,
     start_run,
 )
-from sedem.training.stages import Stage1Recipe, Stage2Recipe
+from sedem.training.stage1 import Stage1, Stage1Losses
+from sedem.training.stages import Stage1Recipe
 
 
 def test_a_run_writes_its_recipe_and_seeds_random_numbers(stage1_recipe: Stage1Recipe) -> None:
@@ -70,7 +75,9 @@ def test_a_resumed_run_may_change_what_no_weight_depends_on(stage1_recipe: Stage
         )
 
 
-def test_a_setting_that_a_newer_version_added_had_its_default(stage1_recipe: Stage1Recipe) -> None:
+def test_a_new_setting_had_its_default_and_one_that_is_no_more_another(
+    stage1_recipe: Stage1Recipe,
+) -> None:
     output = start_run(stage1_recipe)
     (output / "checkpoint-2").mkdir()
     older = yaml.safe_load((output / "recipe.yaml").read_text())
@@ -81,12 +88,6 @@ def test_a_setting_that_a_newer_version_added_had_its_default(stage1_recipe: Sta
     slow = stage1_recipe.optimization.with_changes(warmup_ratio=0.5)
     with pytest.raises(ConfigError, match=r"optimization\.warmup_ratio was None, is 0\.5"):
         start_run(stage1_recipe.with_changes(optimization=slow))
-
-
-def test_a_setting_that_is_no_more_was_another_one(stage1_recipe: Stage1Recipe) -> None:
-    output = start_run(stage1_recipe)
-    (output / "checkpoint-2").mkdir()
-    older = yaml.safe_load((output / "recipe.yaml").read_text())
     older["optimization"]["forgotten"] = 3
     (output / "recipe.yaml").write_text(yaml.safe_dump(older))
     with pytest.raises(ConfigError, match=r"optimization\.forgotten was 3, is None"):
@@ -113,12 +114,6 @@ def test_a_process_opens_its_backbones_on_its_own_device(
     assert str(backbone_options(stage1_recipe.optimization)["device"]) == "cuda:3"
 
 
-def test_a_killed_run_refuses_other_settings(stopped: Stage2Recipe) -> None:
-    other = stopped.with_changes(optimization=stopped.optimization.with_changes(steps=7))
-    with pytest.raises(ConfigError, match="holds a run with other settings"):
-        train(other)
-
-
 def test_a_run_that_failed_before_its_first_checkpoint_frees_its_folder(
     stage1_recipe: Stage1Recipe,
 ) -> None:
@@ -128,14 +123,61 @@ def test_a_run_that_failed_before_its_first_checkpoint_frees_its_folder(
     assert (output / "recipe.yaml").read_text() == as_yaml(stage1_recipe)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_backbones_open_in_the_type_of_the_recipe(stage1_recipe: Stage1Recipe, dtype: str) -> None:
-    optimization = stage1_recipe.optimization.with_changes(backbone_dtype=dtype)
-    assert backbone_options(optimization)["dtype"] == getattr(torch, dtype)
-
-
 def test_a_start_may_differ_only_in_free_settings(config: SedemConfig) -> None:
     other = config.with_changes(k=7)
     check_start(other, config, {"k"}, "start")
     with pytest.raises(ConfigError, match=r"model\.k is 7 in the recipe, checkpoint 'start' has 2"):
         check_start(other, config, {"encoder"}, "start")
+
+
+# Divided layers
+
+SHARDED = Optimization(learning_rates={"compressor": 1e-3}, steps=1, shard_backbone=True)
+
+
+@pytest.fixture
+def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A group of one process, which divides its layers all the same."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    monkeypatch.setattr(run_setup, "shards_backbone", lambda optimization: True)
+    yield
+    dist.destroy_process_group()
+
+
+def windows() -> dict[str, Tensor]:
+    ids = torch.randint(2, 258, (3, 21), generator=torch.Generator().manual_seed(0))
+    return {"context": ids[:, :16], "continuation": ids[:, 16:]}
+
+
+def divided(model: SeDeM) -> set[str]:
+    return {name for name, p in model.named_parameters() if isinstance(p, DTensor)}
+
+
+def test_frozen_layers_are_divided_and_what_is_trained_stays_whole(
+    model: SeDeM, group: None
+) -> None:
+    model.decoder.add_lora(2, 4)
+    names = {name for name, _ in model.named_parameters()}
+    stage = Stage1(model, Stage1Losses()).train()
+    expected = stage(**windows())
+    expected["loss"].backward()
+    wanted = {n: p.grad.clone() for n, p in stage.named_parameters() if p.grad is not None}
+    stage.zero_grad()
+    run_setup.shard(model, SHARDED)
+    frozen = {name for name in names if ".layers." in name and "lora_" not in name}
+    assert divided(model) == frozen and run_setup.divided(stage)
+    assert {name for name, _ in model.named_parameters()} == names
+    averaged = run_setup.averaging(stage)
+    found = averaged(**windows())
+    # What a layer gathers is dropped as soon as it has run.
+    assert divided(model) == frozen
+    found["loss"].backward()
+    torch.testing.assert_close(found, expected)
+    assert divided(model) == frozen
+    grads = {n: p.grad for n, p in stage.named_parameters() if p.grad is not None}
+    torch.testing.assert_close(grads, wanted)
+
+
+def test_a_process_alone_keeps_its_layers_whole(model: SeDeM) -> None:
+    run_setup.shard(model, SHARDED)
+    assert not divided(model)

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
 from sedem.errors import ConfigError
 from sedem.training.selection_losses import (
-    CONDITIONING,
     ConditionedLosses,
     SelectionLosses,
     choose_blocks,
@@ -18,52 +18,58 @@ SCORES = torch.tensor([[0.5, 3.0, -2.0, 9.0], [4.0, 1.0, 2.0, 0.0]])
 EVIDENCE = torch.tensor([[False, False, True, False], [False, True, False, True]])
 
 
-def test_schedules_by_training_progress() -> None:
-    shares = {name: [share(p) for p in (0.0, 0.5, 1.0)] for name, share in CONDITIONING.items()}
-    assert shares == {
-        "selected": [0.0, 0.0, 0.0],
-        "mixed": [0.5, 0.5, 0.5],
-        "gold": [1.0, 1.0, 1.0],
-        "gold-then-selected": [1.0, 0.25, 0.0],
-    }
-    with pytest.raises(ConfigError, match="conditioning is 'golden'; it can be selected, mixed"):
-        ConditionedLosses(conditioning="golden")  # type: ignore[arg-type]
+def batch(budget: int, evidence: torch.Tensor = EVIDENCE) -> Any:
+    return {"evidence": evidence, "coins": torch.tensor([0.4, 0.6]), "budget": budget}
+
+
+GOLD, SELECTED, MIXED = [[2, 3], [1, 3]], [[3, 1], [0, 2]], [[2, 3], [0, 2]]
 
 
 @pytest.mark.parametrize(
-    ("share", "budget", "chosen"),
+    ("conditioning", "progress", "budget", "chosen"),
     [
-        (0.0, 2, [[3, 1], [0, 2]]),
-        (0.5, 2, [[2, 3], [0, 2]]),  # only the first coin is below one half
-        (1.0, 2, [[2, 3], [1, 3]]),
-        (1.0, 1, [[2], [1]]),
-        (1.0, 9, [[2, 3, 1, 0], [1, 3, 0, 2]]),
+        ("selected", 0.0, 2, SELECTED),
+        ("mixed", 0.9, 2, MIXED),  # only the first coin is below one half
+        ("gold", 0.9, 2, GOLD),
+        ("gold", 0.9, 1, [[2], [1]]),
+        ("gold", 0.9, 9, [[2, 3, 1, 0], [1, 3, 0, 2]]),
+        ("gold-then-selected", 0.0, 2, GOLD),
+        ("gold-then-selected", 0.2, 2, GOLD),
+        ("gold-then-selected", 0.35, 2, MIXED),
+        ("gold-then-selected", 0.7, 2, SELECTED),
+        ("gold-then-selected", 1.0, 2, SELECTED),
     ],
 )
 def test_forced_evidence_comes_first_then_the_best_scores(
-    share: float, budget: int, chosen: list[list[int]]
+    conditioning: Any, progress: float, budget: int, chosen: list[list[int]]
 ) -> None:
-    coins = torch.tensor([0.4, 0.6])
-    assert choose_blocks(SCORES, EVIDENCE, coins, share, budget).tolist() == chosen
+    assert choose_blocks(SCORES, batch(budget), conditioning, progress).tolist() == chosen
+    nothing = batch(2, torch.zeros_like(EVIDENCE))
+    assert choose_blocks(SCORES, nothing, conditioning, progress).tolist() == SELECTED
+
+
+def test_an_unknown_conditioning_is_refused() -> None:
+    with pytest.raises(ConfigError, match="conditioning is 'golden'; it can be selected, mixed"):
+        ConditionedLosses(conditioning="golden")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_forced_evidence_is_ordered_by_its_scores_in_any_type(dtype: torch.dtype) -> None:
     scores = torch.tensor([[1.0, 1.25, 9.0, 1.5]], dtype=dtype)
-    evidence = torch.tensor([[True, True, False, True]])
-    assert choose_blocks(scores, evidence, torch.zeros(1), 1.0, 2).tolist() == [[3, 1]]
-    assert choose_blocks(scores, evidence, torch.zeros(1), 1.0, 9).tolist() == [[3, 1, 0, 2]]
+    given: Any = {"evidence": torch.tensor([[True, True, False, True]]), "coins": torch.zeros(1)}
+    chosen = choose_blocks(scores, {**given, "budget": 9}, "gold", 0.0)
+    assert chosen.tolist() == [[3, 1, 0, 2]]
 
 
 @pytest.mark.parametrize(("budget", "recall"), [(1, 0.0), (3, 0.5), (4, 1.0), (9, 1.0)])
 def test_recall_is_the_share_with_evidence_among_the_best(budget: int, recall: float) -> None:
-    assert float(evidence_recall(SCORES, EVIDENCE, budget)) == recall
+    assert float(evidence_recall(SCORES, batch(budget))) == recall
 
 
 def test_recall_counts_only_examples_with_evidence() -> None:
     without = EVIDENCE & torch.tensor([[False], [True]])
-    assert float(evidence_recall(SCORES, without, 3)) == 1.0
-    assert float(evidence_recall(SCORES, torch.zeros_like(EVIDENCE), 3)) == 0.0
+    assert float(evidence_recall(SCORES, batch(3, without))) == 1.0
+    assert float(evidence_recall(SCORES, batch(3, torch.zeros_like(EVIDENCE)))) == 0.0
 
 
 @pytest.mark.parametrize("normalize", [False, True])
@@ -71,11 +77,14 @@ def test_the_selection_loss_of_one_example_written_out(normalize: bool) -> None:
     losses = SelectionLosses(
         margin_weight=0.5, margin=2.0, selection_temperature=0.5, normalize_scores=normalize
     )
-    scores, evidence = torch.tensor([[1.0, 0.0, 7.0]]), torch.tensor([[True, False, False]])
-    blocks, question = torch.tensor([[True, True, False]]), torch.ones(1, 4, dtype=torch.bool)
-    # Normalized scores are means over the four question tokens; the third block is padding.
+    given: Any = {
+        "evidence": torch.tensor([[True, False, False]]),
+        "blocks": torch.tensor([[True, True, False]]),  # the third block is padding
+        "question_mask": torch.ones(1, 4, dtype=torch.bool),
+    }
+    # Normalized scores are means over the four question tokens.
     scale = 0.5 * 4 if normalize else 0.5
     contrast = math.log(1 + math.exp(-1 / scale))
     margin = max(0.0, 2.0 - 1.0 + 0.0)
-    found = losses.compute(scores, evidence, blocks, question)
+    found = losses.compute(torch.tensor([[1.0, 0.0, 7.0]]), given)
     assert float(found) == pytest.approx(contrast + 0.5 * margin, rel=1e-6)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,8 +27,10 @@ def windows_of(backbone: Backbone, fixtures: Path, tmp_path: Path) -> Any:
     """Opens training and evaluation windows of 16 and 8 tokens."""
 
     def opened(**changes: Any) -> Any:
-        source = TEXT.with_changes(**changes)
-        return open_windows(source, backbone, 16, 0, data_root=fixtures, cache=tmp_path)
+        recipe: Any = SimpleNamespace(
+            optimization=SimpleNamespace(seed=0), data_root=fixtures, cache=tmp_path
+        )
+        return open_windows(TEXT.with_changes(**changes), recipe, backbone, 16)
 
     return opened
 
@@ -49,13 +52,6 @@ def test_held_out_texts_are_evaluated_and_never_trained_on(
     assert len(training) > 500
 
 
-def test_tokens_can_be_limited(windows_of: Any) -> None:
-    training, evaluation = windows_of(tokens=240, held_out=0)
-    # Windows of 16 and 8 tokens of the first 240; an offset may cost one.
-    assert 9 <= len(training) <= 10
-    assert evaluation is None
-
-
 def test_text_of_the_hub_is_not_looked_for_in_a_folder(
     windows_of: Any, fixtures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,17 +68,15 @@ def test_text_of_the_hub_is_not_looked_for_in_a_folder(
     assert asked == [(source, ((), 9000, None))]
 
 
-def test_windows_can_be_limited(windows_of: Any) -> None:
-    training, _ = windows_of(windows=5, held_out=0)
-    assert len(training) == 5
-
-
-def test_fewer_windows_than_the_limit_are_logged(
+def test_tokens_and_windows_can_be_limited(
     windows_of: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    training, _ = windows_of(tokens=240, windows=11, held_out=0)
+    training, evaluation = windows_of(tokens=240, windows=11, held_out=0)
+    # Windows of 16 and 8 tokens of the first 240; an offset may cost one.
+    assert 9 <= len(training) <= 10 and evaluation is None
     message = f"text.windows asks for 11 windows, the text that is read has {len(training)};"
     assert message in caplog.text
+    assert len(windows_of(windows=5, held_out=0)[0]) == 5
 
 
 def test_holding_out_every_text_is_refused(windows_of: Any) -> None:
@@ -128,12 +122,6 @@ def test_a_source_may_be_a_public_name_whose_training_split_is_read(
     assert asked == [
         ("musique", "train"), ("musique", "validation"), (tmp_path / "musique", None)
     ]  # fmt: skip
-
-
-def test_a_missing_source_is_named(model: SeDeM, tmp_path: Path) -> None:
-    dataset = BlockDataset(model, answer_limit=8)
-    with pytest.raises(DataError, match=r"there is no file '.*nowhere\.json'"):
-        read_source(dataset, DataSource(path="nowhere.json"), tmp_path)
 
 
 RENT = {"name": "lease.txt", "text": "The rent is 900 euros a month. Pets are welcome."}

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -45,10 +44,8 @@ def naive_parts(
     """Section 4's stage-1 losses of one window, term by term.
 
     Args:
-        model: whose parts count.
         context: what the teacher reads, in decoder tokens.
         target: the continuation, in decoder tokens.
-        losses: weights.
         encoded: the context in encoder tokens.
         given: tokens at the continuation's start that are no target.
     """
@@ -123,15 +120,22 @@ LOSSES = Stage1Losses(distill=0.5, reconstruct=0.7, pool_weight=0.3, distill_tem
         {"extract_layers": (1, 3)},
         {"inject_layer": 0, "extract_layers": (2,)},
         {"compression": 2, "extract_layers": (3,), "inject_layer": 3},
+        {"decoder": "another of the same tokens"},
     ],
     ids=lambda changes: ",".join(changes) or "plain",
 )
 @torch.no_grad()
 def test_losses_equal_those_written_out(
-    backbone: Backbone, config: SedemConfig, changes: dict[str, Any]
+    backbone: Backbone,
+    config: SedemConfig,
+    tiny_folder: Callable[..., str],
+    changes: dict[str, Any],
 ) -> None:
     torch.manual_seed(1)
-    model = SeDeM(config.with_changes(**changes), backbone, backbone)
+    decoder = backbone
+    if "decoder" in changes:
+        decoder = open_backbone(tiny_folder("mistral", width=48, depth=3, seed=2))
+    model = SeDeM(config.with_changes(**changes), backbone, decoder)
     stage = Stage1(model, LOSSES)
     batch = windows(3)
     stage.calibrate(batch)
@@ -144,28 +148,14 @@ def test_losses_equal_those_written_out(
 
 
 @torch.no_grad()
-def test_another_decoder_of_the_same_tokens(
-    backbone: Backbone, config: SedemConfig, tiny_folder: Callable[..., str]
-) -> None:
-    wide = open_backbone(tiny_folder("mistral", width=48, depth=3, seed=2))
-    model = SeDeM(config.with_changes(decoder=wide.name), backbone, wide)
-    stage = Stage1(model, LOSSES)
-    assert stage.same_tokens
-    batch = windows(3)
-    stage.calibrate(batch)
-    found = stage(**batch)
-    pairs = zip(batch["context"].tolist(), batch["continuation"].tolist(), strict=True)
-    assert_parts(found, mean_parts([naive_parts(model, a, b, LOSSES, a) for a, b in pairs]))
-
-
-@torch.no_grad()
 def test_another_decoder_of_other_tokens(
     backbone: Backbone, config: SedemConfig, other_decoder: str
 ) -> None:
     other = open_backbone(other_decoder)
     model = SeDeM(config.with_changes(decoder=other.name), backbone, other)
+    with pytest.raises(ConfigError, match=r"losses\.regress is 0\.5; .* different tokenizers"):
+        Stage1(model, Stage1Losses(regress=0.5))
     stage = Stage1(model, LOSSES)
-    assert not stage.same_tokens
     texts = [("then the dog ran", " then it"), ("a barn of red hay", "thenthen")]
     context = torch.tensor([backbone.token_ids(text)[:LENGTH] for text, _ in texts])
     after = torch.tensor([backbone.token_ids(text) for _, text in texts])
@@ -187,15 +177,6 @@ def test_another_decoder_of_other_tokens(
     assert_parts(found, mean_parts(expected))
 
 
-def test_the_regression_needs_one_tokenizer(
-    backbone: Backbone, config: SedemConfig, other_decoder: str
-) -> None:
-    other = open_backbone(other_decoder)
-    model = SeDeM(config.with_changes(decoder=other.name), backbone, other)
-    with pytest.raises(ConfigError, match=r"losses\.regress is 0\.5; .* different tokenizers"):
-        Stage1(model, Stage1Losses(regress=0.5))
-
-
 # The regression, ours
 
 
@@ -205,14 +186,11 @@ def naive_regression(model: SeDeM, context: list[int]) -> float:
     slots = hidden.unflatten(0, (-1, model.config.compression)).mean(1)
     restored = model.decompressor(model.compressor.w_in(slots))
     own = hugging_face_states(model.decoder, context)[0][model.config.inject_layer][1:]
-    square = sum(
-        float((((a - b) / model.decompressor.spread) ** 2).mean())
-        for a, b in zip(restored, own, strict=True)
-    )
-    cosine = sum(
-        float(F.cosine_similarity(a, b, dim=0)) for a, b in zip(restored, own, strict=True)
-    )
-    return square / len(own) + 1 - cosine / len(own)
+    total = 0.0
+    for a, b in zip(restored, own, strict=True):
+        square = (((a - b) / model.decompressor.spread) ** 2).mean()
+        total += float(square + 1 - F.cosine_similarity(a, b, dim=0))
+    return total / len(own)
 
 
 @pytest.mark.parametrize("decoder", ["same", "other"])
@@ -232,6 +210,8 @@ def test_the_regression_comes_first_and_alone(
     stage.progress = 0.49
     first = stage(**batch)
     assert set(first) == {"loss", "regress"}
+    assert "context" in stage.eval()(**batch), "an evaluation sees all losses"
+    stage.train()
     assert float(first["loss"]) == pytest.approx(expected, rel=2e-4)
     stage.progress = 0.5
     then = stage(**batch)
@@ -239,12 +219,6 @@ def test_the_regression_comes_first_and_alone(
     assert float(then["regress"]) == pytest.approx(expected, rel=2e-4)
     without = Stage1(model, Stage1Losses())(**batch)
     assert float(then["loss"]) == pytest.approx(float(without["loss"]) + 0.25 * expected, rel=2e-4)
-
-
-def test_evaluation_sees_the_whole_loss_from_the_start(model: SeDeM) -> None:
-    stage = Stage1(model, Stage1Losses(regress=0.25, regress_first=0.5)).eval()
-    stage.progress = 0.0
-    assert "context" in stage(**windows(2))
 
 
 def test_the_regression_runs_no_layer_it_does_not_need(model: SeDeM) -> None:
@@ -291,15 +265,6 @@ def test_adapters_have_no_part_in_stage_1(model: SeDeM) -> None:
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_windows_become_a_batch(model: SeDeM) -> None:
-    batch = windows(3)
-    rows = [
-        {name: ids[row].numpy().astype(np.int64) for name, ids in batch.items()} for row in range(3)
-    ]
-    collated = Stage1(model, Stage1Losses()).collate(rows)
-    assert all(torch.equal(collated[name], batch[name]) for name in batch)
-
-
 # Recall windows, ours
 
 
@@ -315,51 +280,30 @@ def recalled(separator: list[int], context: Tensor, before: Tensor, after: Tenso
     return replaced
 
 
-def with_recall(
-    model: SeDeM, share: float, batch: dict[str, Tensor], seed: int = 0
-) -> tuple[Tensor, list[bool]]:
-    """Continuations after some were replaced, and which the stage says those are."""
-    stage = Stage1(model, Stage1Losses(recall=share), seed=seed)
-    after, flags = stage._with_recall(**batch)
+@pytest.mark.parametrize("after", [AFTER, LENGTH])
+def test_a_share_of_the_windows_recalls_its_context(model: SeDeM, after: int) -> None:
+    batch = windows(400, after)
     separator = model.encoder.token_ids("\n\n")
-    assert len(separator) == 2
-    assert flags.tolist() == recalled(separator, batch["context"], batch["continuation"], after)
-    return after, flags.tolist()
+    for share in (0.0, 0.25, 1.0):
+        new, flags = Stage1(model, Stage1Losses(recall=share))._with_recall(**batch)
+        assert flags.tolist() == recalled(separator, batch["context"], batch["continuation"], new)
+        assert int(flags.sum()) / 400 == pytest.approx(share, abs=0.07)
 
 
-def test_a_share_of_the_windows_recalls_its_context(model: SeDeM) -> None:
-    batch = windows(400)
-    for share in (0.25, 0.5):
-        _, flags = with_recall(model, share, batch)
-        assert sum(flags) / 400 == pytest.approx(share, abs=0.07)
-    assert all(with_recall(model, 1.0, batch)[1])
-    assert torch.equal(with_recall(model, 0.0, batch)[0], batch["continuation"])
-
-
-def test_which_windows_recall_is_decided_by_window_and_seed(model: SeDeM) -> None:
+def test_window_seed_and_epoch_decide_which_windows_recall(model: SeDeM) -> None:
     batch = windows(100)
-    once, _ = with_recall(model, 0.5, batch, seed=3)
-    order = torch.randperm(100, generator=torch.Generator().manual_seed(0))
-    shuffled = {name: ids[order] for name, ids in batch.items()}
-    again, _ = with_recall(model, 0.5, shuffled, seed=3)
-    assert torch.equal(once[order], again)
-    other, _ = with_recall(model, 0.5, batch, seed=4)
-    assert not torch.equal(once, other)
 
-
-def test_every_epoch_draws_other_recall_windows(model: SeDeM) -> None:
-    stage, drawn = Stage1(model, Stage1Losses(recall=0.5), seed=3), []
-    for epoch in (0, 1, 2, 1, 0):
+    def drawn(seed: int, epoch: int, rows: Tensor | None = None) -> list[list[int]]:
+        stage = Stage1(model, Stage1Losses(recall=0.5), seed=seed)
         stage.epoch = epoch
-        drawn.append(stage._with_recall(**windows(100))[0].tolist())
-    first, second, third, *again = drawn
-    assert first != second != third != first
-    assert again == [second, first]
+        given = {name: ids if rows is None else ids[rows] for name, ids in batch.items()}
+        return list(stage._with_recall(**given)[0].tolist())
 
-
-def test_a_continuation_as_long_as_the_context_recalls_nearly_all_of_it(model: SeDeM) -> None:
-    _, flags = with_recall(model, 1.0, windows(20, after=LENGTH))
-    assert all(flags)
+    once = drawn(3, 0)
+    order = torch.randperm(100, generator=torch.Generator().manual_seed(0))
+    assert drawn(3, 0, order) == [once[row] for row in order]
+    assert once == drawn(3, 0) != drawn(4, 0)
+    assert once != drawn(3, 1) == drawn(3, 1) != drawn(3, 2)
 
 
 @torch.no_grad()

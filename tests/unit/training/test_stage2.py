@@ -190,23 +190,28 @@ LOSSES = Stage2Losses(
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "normalize"),
     [
-        {},
-        {"block_slots": 2},
-        {"block_slots": 8},
-        {"segmentation": "paragraph", "segment_length": 32},
-        {"extract_layers": (1, 3), "layer_mixing": "learned"},
+        ({}, False),
+        ({"block_slots": 2}, True),
+        ({"block_slots": 8}, False),
+        ({"segmentation": "paragraph", "segment_length": 32}, True),
+        ({"extract_layers": (1, 3), "layer_mixing": "learned"}, False),
+        ({"inject_layer": 1, "decoder": "another of other width, depth and tokens"}, False),
     ],
-    ids=lambda changes: ",".join(changes) or "plain",
+    ids=lambda value: ",".join(value) or "plain" if isinstance(value, dict) else "",
 )
-@pytest.mark.parametrize("normalize", [False, True])
 @torch.no_grad()
 def test_losses_equal_those_written_out(
-    adapted: SeDeM, examples: ExampleSet, changes: dict[str, Any], normalize: bool
+    adapted: SeDeM,
+    examples: ExampleSet,
+    other_decoder: str,
+    changes: dict[str, Any],
+    normalize: bool,
 ) -> None:
     torch.manual_seed(3)
-    model = SeDeM(adapted.config.with_changes(**changes), adapted.encoder, adapted.decoder)
+    decoder = open_backbone(other_decoder) if "decoder" in changes else adapted.decoder
+    model = SeDeM(adapted.config.with_changes(**changes), adapted.encoder, decoder)
     losses = LOSSES.with_changes(normalize_scores=normalize)
     stage = staged(model, examples, losses)
     found = stage(**stage.collate(items(stage)))
@@ -233,43 +238,6 @@ def test_losses_equal_those_written_out(
         assert float(found[name]) == pytest.approx(value, rel=2e-4, abs=2e-5), name
     loss = expected["answer"] + 0.8 * expected["select"] + 0.3 * expected["reconstruct"]
     assert float(found["loss"]) == pytest.approx(loss, rel=2e-4)
-
-
-@torch.no_grad()
-def test_another_decoder_of_other_width_depth_and_tokens(
-    backbone: Backbone, config: SedemConfig, examples: ExampleSet, other_decoder: str
-) -> None:
-    other = open_backbone(other_decoder)
-    torch.manual_seed(1)
-    model = SeDeM(config.with_changes(decoder=other.name, inject_layer=1), backbone, other)
-    stage = staged(model, examples, LOSSES)
-    found = stage(**stage.collate(items(stage)))
-    each = [Naive(model, example) for example in examples.examples]
-    answers = [float(naive.answer_loss(best(naive.scores(), 2))) for naive in each]
-    assert float(found["answer"]) == pytest.approx(sum(answers) / 4, rel=2e-4)
-    assert float(found["select"]) == pytest.approx(selection(each, LOSSES), rel=2e-4)
-
-
-@torch.no_grad()
-def test_scores_equal_those_of_the_trained_model(adapted: SeDeM, examples: ExampleSet) -> None:
-    for example in examples.examples:
-        bank = adapted.read(example.documents)
-        asked = adapted.scores(bank, example.question)
-        # A bank stores bfloat16.
-        assert asked.tolist() == pytest.approx(Naive(adapted, example).scores(), abs=0.05)
-
-
-# Batches
-
-
-@torch.no_grad()
-def test_a_batch_is_the_mean_of_its_examples(adapted: SeDeM, examples: ExampleSet) -> None:
-    stage = staged(adapted, examples, LOSSES)
-    together = stage(**stage.collate(items(stage)))
-    alone = [stage(**stage.collate([item])) for item in items(stage)]
-    for name in ("answer", "select", "recall"):
-        mean = sum(float(parts[name]) for parts in alone) / 4
-        assert float(together[name]) == pytest.approx(mean, rel=1e-5), name
 
 
 @torch.no_grad()
@@ -308,75 +276,26 @@ def test_cached_states_give_the_losses_of_online_encoding(
 # Blocks that condition the answer
 
 
-def conditioned(model: SeDeM, how: str, progress: float = 0.0, training: bool = True) -> Any:
-    stage = Stage2(model, Stage2Losses(conditioning=how), None).train(training)
-    stage.progress = progress
-    return lambda *choice: stage._choose(*choice).sort(1).values
-
-
-SCORES = torch.tensor([[0.5, 3.0, -2.0, 9.0, 1.0], [4.0, 1.0, 2.0, 0.0, -torch.inf]])
-EVIDENCE = torch.tensor([[False, False, True, False, False], [False, True, False, True, False]])
-COINS = torch.tensor([0.4, 0.6])
-
-
-def test_selected_blocks_are_the_best_in_document_order(model: SeDeM) -> None:
-    condition = conditioned(model, "selected")
-    assert condition(SCORES, EVIDENCE, COINS, 1).tolist() == [[3], [0]]
-    assert condition(SCORES, EVIDENCE, COINS, 2).tolist() == [[1, 3], [0, 2]]
-    assert condition(SCORES, EVIDENCE, COINS, 9).tolist() == [[0, 1, 2, 3, 4]] * 2
-
-
-def test_forced_evidence_comes_before_every_score(model: SeDeM) -> None:
-    condition = conditioned(model, "gold")
-    # Evidence first, then the best of the rest; a budget below the evidence takes the best of it.
-    assert condition(SCORES, EVIDENCE, COINS, 2).tolist() == [[2, 3], [1, 3]]
-    assert condition(SCORES, EVIDENCE, COINS, 1).tolist() == [[2], [1]]
-    assert condition(SCORES, EVIDENCE, COINS, 3).tolist() == [[1, 2, 3], [0, 1, 3]]
-
-
-def test_mixed_forces_gold_for_half_of_the_examples(model: SeDeM) -> None:
-    condition = conditioned(model, "mixed")
-    # The first coin is below one half, the second above.
-    assert condition(SCORES, EVIDENCE, COINS, 2).tolist() == [[2, 3], [0, 2]]
-
-
-def test_gold_then_selected_follows_progress(model: SeDeM) -> None:
-    gold, selected = [[2, 3], [1, 3]], [[1, 3], [0, 2]]
-    for progress, expected in (
-        (0.0, gold),
-        (0.2, gold),
-        (0.35, [gold[0], selected[1]]),
-        (0.7, selected),
-    ):
-        condition = conditioned(model, "gold-then-selected", progress)
-        assert condition(SCORES, EVIDENCE, COINS, 2).tolist() == expected
-    # Evaluation conditions as at the end of training.
-    condition = conditioned(model, "gold-then-selected", 0.0, training=False)
-    assert condition(SCORES, EVIDENCE, COINS, 2).tolist() == selected
-
-
-def test_without_evidence_the_selector_chooses(model: SeDeM) -> None:
-    condition = conditioned(model, "gold")
-    nothing = torch.zeros_like(EVIDENCE)
-    assert condition(SCORES, nothing, COINS, 2).tolist() == [[1, 3], [0, 2]]
-
-
 @torch.no_grad()
 def test_the_answer_is_conditioned_on_the_forced_evidence(
     adapted: SeDeM, examples: ExampleSet
 ) -> None:
-    stage = staged(adapted, examples, LOSSES.with_changes(conditioning="gold"), budget=1).train()
-    found = stage(**stage.collate(items(stage)))
-    losses = []
+    how = LOSSES.with_changes(conditioning="gold-then-selected")
+    stage = staged(adapted, examples, how, budget=1).train()
+    batch = stage.collate(items(stage))
+    found, evaluated = stage(**batch), stage.eval()(**batch)
+    losses, own, hits = [], [], []
     for example in examples.examples:
         naive = Naive(adapted, example)
         scores = naive.scores()
         gold = [n for n, label in enumerate(naive.evidence) if label]
         losses.append(float(naive.answer_loss([max(gold, key=lambda n: scores[n])])))
+        own.append(float(naive.answer_loss(best(scores, 1))))
+        hits.append(naive.evidence[best(scores, 1)[0]])
     assert float(found["answer"]) == pytest.approx(sum(losses) / 4, rel=2e-4)
+    # Evaluation conditions as at the end of training.
+    assert float(evaluated["answer"]) == pytest.approx(sum(own) / 4, rel=2e-4)
     # Recall counts the selector's own choice, not the forced one.
-    own = [best(Naive(adapted, e).scores(), 1)[0] for e in examples.examples]
-    hits = [Naive(adapted, e).evidence[n] for e, n in zip(examples.examples, own, strict=True)]
     assert float(found["recall"]) == pytest.approx(sum(hits) / 4)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from unit.training.runs import train
 
 from sedem import SeDeM
 from sedem.checkpoint.folder import copy_with_part
@@ -17,40 +18,32 @@ from sedem.errors import ConfigError, DataError
 from sedem.guidance.confidence import Confidence
 from sedem.training import stages
 from sedem.training.recipe import DataSource
-from sedem.training.stages import (
-    Stage1Recipe,
-    Stage2Recipe,
-    open_model,
-    train_stage1,
-    train_stage2,
-)
+from sedem.training.stages import Stage1Recipe, Stage2Recipe, open_model
 
 
 class StoppedError(Exception):
     """Raised instead of training."""
 
 
+Prepared = Callable[[Stage1Recipe | Stage2Recipe], dict[str, Any]]
+
+
 @pytest.fixture
-def fitted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The arguments of `fit`, which does not train."""
+def prepared(monkeypatch: pytest.MonkeyPatch) -> Prepared:
+    """Return what a recipe hands to `fit`, which does not train."""
     given: dict[str, Any] = {}
 
-    def fit(
-        stage: Any, model: Any, recipe: Any, output: Any, *sets: Any, best: bool = False
-    ) -> None:
-        given.update(stage=stage, model=model, training=sets[0], evaluation=sets[1])
+    def fit(stage: Any, model: Any, *rest: Any, best: bool = False) -> None:
+        given.update(stage=stage, model=model, training=rest[2], evaluation=rest[3])
         raise StoppedError
 
+    def run(recipe: Stage1Recipe | Stage2Recipe) -> dict[str, Any]:
+        with pytest.raises(StoppedError):
+            train(recipe)
+        return given
+
     monkeypatch.setattr(stages, "fit", fit)
-    return given
-
-
-def prepared_for(
-    recipe: Any, train: Callable[[Any], Path], fitted: dict[str, Any]
-) -> dict[str, Any]:
-    with pytest.raises(StoppedError):
-        train(recipe)
-    return fitted
+    return run
 
 
 # Stage 1
@@ -71,34 +64,27 @@ def test_a_recipe_that_cannot_be_compiled_fails_before_anything_is_opened(
         open_model(missing, optimization, None)
 
 
-def test_stage_1_trains_on_windows_and_evaluates_held_out_texts(
-    stage1_recipe: Stage1Recipe, fitted: dict[str, Any]
+def test_fresh_parts_are_calibrated_and_a_checkpoint_is_not(
+    stage1_recipe: Stage1Recipe, prepared: Prepared, tmp_path: Path
 ) -> None:
-    prepared_for(stage1_recipe, train_stage1, fitted)
-    assert len(fitted["evaluation"]) == 6
-    assert len(fitted["training"]) > 500
+    fitted = prepared(stage1_recipe)
+    model = fitted["model"]
+    assert len(fitted["evaluation"]) == 6 and len(fitted["training"]) > 500
     window = fitted["training"][0]
     assert (len(window["context"]), len(window["continuation"])) == (16, 8)
-
-
-def test_fresh_parts_are_calibrated_and_a_checkpoint_is_not(
-    stage1_recipe: Stage1Recipe, fitted: dict[str, Any], tmp_path: Path
-) -> None:
-    model = prepared_for(stage1_recipe, train_stage1, fitted)["model"]
     assert not torch.equal(model.decompressor.spread, torch.ones(32))
     model.decompressor.spread.fill_(7.0)
     model.save_pretrained(tmp_path / "start")
     again = stage1_recipe.with_changes(start_from=str(tmp_path / "start"))
-    model = prepared_for(again, train_stage1, fitted)["model"]
+    model = prepared(again)["model"]
     assert torch.equal(model.decompressor.spread, torch.full((32,), 7.0))
 
 
-def test_a_seed_decides_fresh_parts(stage2_recipe: Stage2Recipe, fitted: dict[str, Any]) -> None:
+def test_a_seed_decides_fresh_parts(stage2_recipe: Stage2Recipe, prepared: Prepared) -> None:
     def selector(seed: int) -> torch.Tensor:
         optimization = stage2_recipe.optimization.with_changes(seed=seed)
         recipe = stage2_recipe.with_changes(optimization=optimization)
-        weight = prepared_for(recipe, train_stage2, fitted)["model"].selector.w_query.weight
-        return weight.detach().clone()
+        return prepared(recipe)["model"].selector.w_query.weight
 
     assert torch.equal(selector(0), selector(0))
     assert not torch.equal(selector(0), selector(1))
@@ -108,35 +94,31 @@ def test_a_seed_decides_fresh_parts(stage2_recipe: Stage2Recipe, fitted: dict[st
 
 
 def test_every_block_can_be_restored_and_none_ranked(
-    stage2_recipe: Stage2Recipe, fitted: dict[str, Any]
+    stage2_recipe: Stage2Recipe, prepared: Prepared
 ) -> None:
-    data = stage2_recipe.data.with_changes(
-        training=(DataSource(path="musique.jsonl"),), max_blocks="all", budgets=("all",)
-    )
+    few = DataSource(path="squad.json", records=":1", options={"distractors": 1})
+    data = stage2_recipe.data.with_changes(training=(few,), max_blocks="all", budgets=("all",))
     losses = stage2_recipe.losses.with_changes(select=0.0, conditioning="selected")
-    prepared_for(stage2_recipe.with_changes(data=data, losses=losses), train_stage2, fitted)
-    stage, items = fitted["stage"], list(fitted["training"])
+    fitted = prepared(stage2_recipe.with_changes(data=data, losses=losses))
+    stage, items = fitted["stage"], [fitted["training"][index] for index in range(2)]
     counts = [len(item.blocks) for item in items]
     batch = stage.collate(items)
     assert batch["blocks"].sum(1).tolist() == counts
-    chosen = stage._choose(
-        torch.randn(batch["blocks"].shape), batch["evidence"], batch["coins"], batch["budget"]
-    )
-    assert [sorted(row) for row in chosen.tolist()] == [list(range(max(counts)))] * len(items)
+    assert batch["budget"] == stage.collator.dataset.most_blocks >= max(counts)
     stage(**batch)["loss"].backward()
     assert not any(p.grad.any() for p in stage.model.selector.parameters())
     assert all(p.grad.any() for p in stage.model.compressor.parameters())
 
 
 def test_sources_are_mixed_and_followed_ones_kept_apart(
-    stage2_recipe: Stage2Recipe, fitted: dict[str, Any]
+    stage2_recipe: Stage2Recipe, prepared: Prepared
 ) -> None:
     sources = (
         DataSource(path="musique.jsonl", label="answer"),
         DataSource(path="squad.json", records=":1", repeat=3),
     )
     mixed = stage2_recipe.with_changes(data=stage2_recipe.data.with_changes(training=sources))
-    prepared_for(mixed, train_stage2, fitted)
+    fitted = prepared(mixed)
     assert len(fitted["training"]) == 2 + 3 * 12
     assert len(fitted["evaluation"]) == 12
     trained = {item.question for item in fitted["training"]}
@@ -145,31 +127,14 @@ def test_sources_are_mixed_and_followed_ones_kept_apart(
 
 
 def test_states_are_kept_where_the_recipe_says(
-    stage2_recipe: Stage2Recipe, fitted: dict[str, Any], tmp_path: Path
+    stage2_recipe: Stage2Recipe, prepared: Prepared, tmp_path: Path
 ) -> None:
     data = stage2_recipe.data.with_changes(cache_states=True)
     cached = stage2_recipe.with_changes(data=data, cache=str(tmp_path / "states"))
-    prepared_for(cached, train_stage2, fitted)
+    fitted = prepared(cached)
     assert len(list((tmp_path / "states").glob("states-*/states.bin"))) == 2
     batch = fitted["stage"].collate([fitted["training"][0]])
     assert "states" in batch and "question_states" in batch
-
-
-def test_cached_and_online_training_agree(stage2_recipe: Stage2Recipe, tmp_path: Path) -> None:
-    # Frozen weights in bfloat16: what is cached is what would be computed.
-    optimization = stage2_recipe.optimization.with_changes(backbone_dtype="bfloat16", steps=3)
-
-    def answers(name: str, **data: Any) -> list[float]:
-        recipe = stage2_recipe.with_changes(
-            optimization=optimization,
-            data=stage2_recipe.data.with_changes(**data),
-            run=stage2_recipe.run.with_changes(output=str(tmp_path / name)),
-        )
-        train_stage2(recipe)
-        log = json.loads((tmp_path / name / "training.json").read_text())["log"]
-        return [line["loss"] for line in log if "loss" in line]
-
-    assert answers("cached", cache_states=True) == pytest.approx(answers("online"), rel=0.02)
 
 
 # Models
@@ -223,24 +188,18 @@ def test_a_start_on_another_backbone_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change",
     [
-        ({"compression": 2}, "model.compression is 2 in the recipe, .* has 4"),
-        ({"segment_length": 32}, "model.segment_length is 32 in the recipe, .* has 16"),
-        ({"inject_layer": 1}, "model.inject_layer is 1 in the recipe, .* has 2"),
+        {"compression": 2},
+        {"segment_length": 32},
+        {"inject_layer": 1},
+        {"lora_rank": 8},
+        {"lora_rank": 0},
+        {"lora_alpha": 16},
     ],
+    ids=str,
 )
-def test_a_start_of_another_shape_is_refused(
-    stage2_recipe: Stage2Recipe, model: SeDeM, tmp_path: Path, change: dict[str, int], message: str
-) -> None:
-    model.save_pretrained(tmp_path / "start")
-    config = stage2_recipe.model.with_changes(**change)
-    with pytest.raises(ConfigError, match=message):
-        open_model(config, stage2_recipe.optimization, str(tmp_path / "start"))
-
-
-@pytest.mark.parametrize("change", [{"lora_rank": 8}, {"lora_rank": 0}, {"lora_alpha": 16}])
-def test_a_start_with_other_adapters_is_refused(
+def test_a_start_of_another_shape_or_with_other_adapters_is_refused(
     finished_stage2: Stage2Recipe, change: dict[str, int]
 ) -> None:
     (name,) = change
@@ -251,7 +210,7 @@ def test_a_start_with_other_adapters_is_refused(
 
 
 def test_a_set_without_any_positive_block_is_refused_while_selection_is_trained(
-    stage2_recipe: Stage2Recipe, fitted: dict[str, Any], tmp_path: Path
+    stage2_recipe: Stage2Recipe, prepared: Prepared, tmp_path: Path
 ) -> None:
     row = {"documents": [{"name": "a", "text": "The rent is due."}], "question": "What is owed?"}
     (tmp_path / "own.jsonl").write_text(json.dumps({**row, "answers": ["money"]}))
@@ -262,9 +221,9 @@ def test_a_set_without_any_positive_block_is_refused_while_selection_is_trained(
         run=stage2_recipe.run.with_changes(eval_every=0),
     )
     with pytest.raises(DataError, match="cannot train a selector"):
-        train_stage2(recipe)
+        train(recipe)
     without = recipe.with_changes(losses=recipe.losses.with_changes(select=0.0))
-    assert len(prepared_for(without, train_stage2, fitted)["training"]) == 1
+    assert len(prepared(without)["training"]) == 1
 
 
 def test_a_backbone_that_both_name_is_opened_once(

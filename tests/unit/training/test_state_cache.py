@@ -12,7 +12,6 @@ import pytest
 import torch
 from processes import in_two_processes
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from sedem import durable_files
 from sedem.backbone.decoder import Backbone
@@ -20,18 +19,23 @@ from sedem.backbone.loading import open_backbone
 from sedem.errors import ConfigError
 from sedem.method.encoder import encode
 from sedem.training import state_cache
+from sedem.training.example_dataset import RaggedBuilder
 from sedem.training.state_cache import StateCache
 
 LAYERS = (3, 1)
 
 
-def ragged(count: int, longest: int = 12) -> list[list[int]]:
+def random_texts(count: int) -> list[list[int]]:
     rng = random.Random(count)
-    return [[rng.randrange(2, 258) for _ in range(rng.randint(1, longest))] for _ in range(count)]
+    return [[rng.randrange(2, 258) for _ in range(rng.randint(1, 12))] for _ in range(count)]
 
 
-def padded(texts: list[list[int]]) -> Tensor:
-    return pad_sequence([torch.tensor(ids) for ids in texts], batch_first=True)
+def kept(
+    backbone: Backbone, texts: list[list[int]], cache: Path, layers: tuple[int, ...] = LAYERS
+) -> StateCache:
+    rows = RaggedBuilder()
+    rows.extend(texts)
+    return StateCache.open(backbone, layers, rows.build(), cache, "texts")
 
 
 @pytest.fixture
@@ -49,58 +53,27 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def test_states_equal_direct_encoding_bit_for_bit(backbone: Backbone, tmp_path: Path) -> None:
-    texts = ragged(20)
-    kept = StateCache.open(backbone, LAYERS, texts, tmp_path, "texts")
-    order = sorted(range(20), key=lambda i: -len(texts[i]))
-    direct = encode(backbone, padded([texts[i] for i in order]), LAYERS).to(torch.bfloat16)
-    states = kept.batch(order)
-    assert states.shape == direct.shape == (2, 20, 12, 32)
-    assert states.dtype == torch.bfloat16
-    for row, i in enumerate(order):
-        assert torch.equal(states[:, row, : len(texts[i])], direct[:, row, : len(texts[i])])
-
-
-def test_states_do_not_depend_on_what_was_encoded_with_them(
+def test_states_equal_direct_encoding_whatever_they_are_encoded_with(
     backbone: Backbone, tmp_path: Path
 ) -> None:
-    texts = ragged(40)  # more than one batch
-    kept = StateCache.open(backbone, LAYERS, texts, tmp_path, "texts")
-    for i in (0, 17, 39):
-        alone = encode(backbone, torch.tensor([texts[i]]), LAYERS)
-        torch.testing.assert_close(kept.batch([i]).float(), alone, rtol=8e-3, atol=1e-3)
-
-
-def test_a_batch_is_padded_on_the_right_with_zeros(backbone: Backbone, tmp_path: Path) -> None:
-    texts = [[5, 6, 7], [8], [9, 10]]
-    states = StateCache.open(backbone, LAYERS, texts, tmp_path, "texts").batch([1, 2, 1])
-    assert states.shape == (2, 3, 2, 32)
-    assert torch.equal(states[:, 0], states[:, 2])
-    assert not states[:, 0, 1].any()
-    assert states[:, 0, 0].any() and states[:, 1, 1].any()
-
-
-def test_adapters_have_no_part_in_states(backbone: Backbone, tmp_path: Path) -> None:
-    texts = ragged(4)
-    before = StateCache.open(backbone, LAYERS, texts, tmp_path / "before", "texts").batch(range(4))
+    texts = random_texts(40)  # more than one batch
+    found = kept(backbone, texts, tmp_path / "before")
+    states = found.batch(range(40))
+    assert states.shape == (2, 40, 12, 32) and states.dtype == torch.bfloat16
+    for row, ids in enumerate(texts):
+        alone = encode(backbone, torch.tensor([ids]), LAYERS)[:, 0]
+        own = states[:, row, : len(ids)].float()
+        torch.testing.assert_close(own, alone, rtol=8e-3, atol=1e-3)
+        assert not states[:, row, len(ids) :].any()
+    assert torch.equal(found.batch([17, 3])[:, 0], found.batch([3, 17])[:, 1])
+    # Adapters have no part in them.
     backbone.add_lora(2, 4)
     for parameter in backbone.lora_parameters():
         torch.nn.init.ones_(parameter)
-    after = StateCache.open(backbone, LAYERS, texts, tmp_path / "after", "texts").batch(range(4))
-    assert torch.equal(before, after)
+    assert torch.equal(kept(backbone, texts, tmp_path / "after").batch(range(40)), states)
 
 
-def test_texts_are_encoded_once(backbone: Backbone, tmp_path: Path, batches: list[int]) -> None:
-    texts = ragged(10)
-    first = StateCache.open(backbone, LAYERS, texts, tmp_path, "texts")
-    assert sorted(batches) == [2, 4, 4]
-    second = StateCache.open(backbone, LAYERS, texts, tmp_path, "texts")
-    assert len(batches) == 3
-    assert len(first) == len(second) == 10
-    assert torch.equal(first.batch(range(10)), second.batch(range(10)))
-
-
-@pytest.mark.parametrize(("flush", "again"), [(1, [4, 2]), (2, [4, 2]), (3, [4, 4, 4, 2])])
+@pytest.mark.parametrize(("flush", "again"), [(1, [4, 2]), (3, [4, 4, 4, 2])])
 def test_a_killed_encoding_goes_on_where_it_was_noted(
     backbone: Backbone,
     tmp_path: Path,
@@ -109,7 +82,7 @@ def test_a_killed_encoding_goes_on_where_it_was_noted(
     flush: int,
     again: list[int],
 ) -> None:
-    texts = ragged(14)
+    texts = random_texts(14)
     monkeypatch.setattr(state_cache, "FLUSH", flush)
     counted = state_cache.encode
 
@@ -120,35 +93,36 @@ def test_a_killed_encoding_goes_on_where_it_was_noted(
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(state_cache, "encode", killed)
-        StateCache.open(backbone, LAYERS, texts, tmp_path / "cache", "texts")
+        kept(backbone, texts, tmp_path / "cache")
     batches.clear()
-    resumed = StateCache.open(backbone, LAYERS, texts, tmp_path / "cache", "texts")
+    resumed = kept(backbone, texts, tmp_path / "cache")
     assert batches == again
-    whole = StateCache.open(backbone, LAYERS, texts, tmp_path / "whole", "texts")
+    whole = kept(backbone, texts, tmp_path / "whole")
     assert torch.equal(resumed.batch(range(14)), whole.batch(range(14)))
+    batches.clear()
+    assert torch.equal(
+        kept(backbone, texts, tmp_path / "cache").batch(range(14)), whole.batch(range(14))
+    )
+    assert not batches, "texts are encoded once"
 
 
 def test_two_processes_encode_each_text_once(
     backbone: Backbone, tmp_path: Path, batches: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    texts = ragged(14)
-    whole = StateCache.open(backbone, LAYERS, texts, tmp_path / "whole", "texts")
+    texts = random_texts(14)
+    expected = kept(backbone, texts, tmp_path / "whole").batch(range(14)).float().numpy()
     counted = state_cache.encode
+    monkeypatch.setattr(
+        state_cache, "encode", lambda *inputs: (time.sleep(0.05), counted(*inputs))[1]
+    )
 
-    def slow(*inputs: Any) -> Tensor:
-        time.sleep(0.05)
-        return counted(*inputs)
-
-    monkeypatch.setattr(state_cache, "encode", slow)
-
-    def ask() -> tuple[int, list[float]]:
+    def ask() -> tuple[int, Any]:
         batches.clear()
-        kept = StateCache.open(backbone, LAYERS, texts, tmp_path / "cache", "texts")
-        return len(batches), kept.batch(range(14)).float().numpy()
+        states = kept(backbone, texts, tmp_path / "cache").batch(range(14))
+        return len(batches), states.float().numpy()
 
     (first, states), (second, others) = in_two_processes(ask)
     assert {first, second} == {0, 4}
-    expected = whole.batch(range(14)).float().numpy()
     assert (states == expected).all() and (others == expected).all()
 
 
@@ -168,7 +142,7 @@ def test_the_size_is_told_and_compared_with_the_disk_before_anything_is_encoded(
         caplog.at_level(logging.INFO),
         pytest.raises(ConfigError, match=needed + r" 25\.6 kB, but .* has 20 kB free"),
     ):
-        StateCache.open(backbone, LAYERS, texts, tmp_path, "texts")
+        kept(backbone, texts, tmp_path)
     assert caplog.messages == [
         f"25.6 kB for the frozen states of 200 tokens of texts, in '{tmp_path}'"
     ]
@@ -178,12 +152,12 @@ def test_the_size_is_told_and_compared_with_the_disk_before_anything_is_encoded(
 def test_a_note_without_its_states_is_not_believed(
     backbone: Backbone, tmp_path: Path, batches: list[int]
 ) -> None:
-    texts = ragged(6)
-    whole = StateCache.open(backbone, LAYERS, texts, tmp_path, "texts").batch(range(6))
+    texts = random_texts(6)
+    whole = kept(backbone, texts, tmp_path).batch(range(6))
     (folder,) = tmp_path.glob("states-*")
     (folder / "states.bin").unlink()
     batches.clear()
-    again = StateCache.open(backbone, LAYERS, texts, tmp_path, "texts").batch(range(6))
+    again = kept(backbone, texts, tmp_path).batch(range(6))
     assert batches == [4, 2]
     assert torch.equal(again, whole)
 
@@ -192,14 +166,14 @@ def test_the_folder_is_named_after_model_type_layers_and_texts(
     backbone: Backbone, tmp_path: Path, tiny_folder: Callable[..., str]
 ) -> None:
     texts = [[5, 6], [7]]
-    StateCache.open(backbone, (3,), texts, tmp_path, "texts")
-    StateCache.open(backbone, (2,), texts, tmp_path, "texts")
-    StateCache.open(backbone, (3,), [[5], [6, 7]], tmp_path, "texts")
+    kept(backbone, texts, tmp_path, (3,))
+    kept(backbone, texts, tmp_path, (2,))
+    kept(backbone, [[5], [6, 7]], tmp_path, (3,))
     other = open_backbone(tiny_folder(seed=7))
-    StateCache.open(other, (3,), texts, tmp_path, "texts")
+    kept(other, texts, tmp_path, (3,))
     rounded = open_backbone(backbone.name, dtype=torch.bfloat16)
-    StateCache.open(rounded, (3,), texts, tmp_path, "texts")
+    kept(rounded, texts, tmp_path, (3,))
     assert len(list(tmp_path.glob("states-*"))) == 5
     # Opened again, it is the same model.
-    StateCache.open(open_backbone(backbone.name), (3,), texts, tmp_path, "texts")
+    kept(open_backbone(backbone.name), texts, tmp_path, (3,))
     assert len(list(tmp_path.glob("states-*"))) == 5
