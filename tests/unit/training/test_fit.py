@@ -40,16 +40,19 @@ from sedem.training.trainer import TRAINED
 # Killed and resumed
 
 
-@pytest.mark.parametrize("stage", ["stage1", "stage2"])
-def test_a_run_killed_in_the_middle_resumes_with_the_same_losses(
-    stage: str, request: pytest.FixtureRequest
+@pytest.mark.parametrize(
+    ("stage", "killed", "start"),
+    [("stage1", 5, "checkpoint-4"), ("stage2", 5, "checkpoint-4"), ("stage1", 2, None)],
+)
+def test_a_killed_run_resumes_from_its_last_checkpoint_with_the_same_losses(
+    stage: str, killed: int, start: str | None, request: pytest.FixtureRequest
 ) -> None:
     recipe: Recipe = request.getfixturevalue(f"{stage}_recipe")
     finished: Recipe = request.getfixturevalue(f"finished_{stage}")
-    with killed_in_step(5):
+    with killed_in_step(killed):
         train(recipe)
     train(recipe)
-    assert summary(recipe)["resumed_from"] == "checkpoint-4"
+    assert summary(recipe)["resumed_from"] == start
     assert summary(finished)["resumed_from"] is None
     assert_same_training(recipe, finished)
     steps = [line["step"] for line in losses(recipe) if "loss" in line]
