@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
-from answers import RENT, SHORT, assert_cites
+from answers import RENT, SHORT
 from conftest import LEASE, RECIPE
 
 from sedem import Document, SeDeM
@@ -31,21 +29,6 @@ def test_bm25_reads_the_paragraphs_that_share_words_with_the_question(model: SeD
         none = BM25(model.decoder, SHORT, k)
         with pytest.raises(ConfigError, match=f"k is {k!r}; it must be a whole number"):
             none.answer(memory, RENT)
-
-
-def test_only_what_was_read_is_cited(model: SeDeM) -> None:
-    """A long paragraph is read in pieces, with a blank line between two of them."""
-    documents = [
-        Document("a.txt", f"  {LEASE}\n"),
-        Document("b.txt", f"\n{LEASE}"),
-        Document("c.txt", "lost"),
-    ]
-    reader = BM25(model.decoder, SHORT, "all")
-    answer = reader.answer(reader.read(documents), RENT)
-    assert_cites(answer, documents)
-    fit = int(re.search(r"first (\d+) fit", answer.cut[1]).group(1))
-    assert sum(len(c.text) + 2 for c in answer.citations) - 2 == fit
-    assert answer.blocks == 5 > answer.k
 
 
 def test_paragraphs_are_read_in_document_order_however_they_score(model: SeDeM) -> None:

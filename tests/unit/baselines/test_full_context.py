@@ -32,16 +32,18 @@ def test_a_question_too_long_for_raw_text_is_refused_with_the_numbers(
 
 
 def test_only_what_was_read_is_cited(model: SeDeM) -> None:
-    """Text that does not fit the positions conditioned nothing."""
-    documents = [
-        Document("a.txt", f"  {LEASE}\n"),
-        Document("b.txt", f"\n{LEASE}"),
-        Document("c.txt", "lost"),
-    ]
-    reader = FullContext(model.decoder, SHORT)
-    answer = reader.answer(reader.read(documents), RENT)
+    """Text that does not fit the positions conditioned nothing; BM25 reads it in pieces."""
+    texts = {"a.txt": f"  {LEASE}\n", "b.txt": f"\n{LEASE}", "c.txt": "lost"}
+    documents = [Document(name, text) for name, text in texts.items()]
+    whole, pieces = FullContext(model.decoder, SHORT), BM25(model.decoder, SHORT, "all")
+    answer = whole.answer(whole.read(documents), RENT)
     assert_cites(answer, documents)
     fit = int(re.search(r"first (\d+) fit", answer.cut[0]).group(1))
     cited = {c.document: c.text for c in answer.citations}
-    assert cited == {"a.txt": documents[0].text, "b.txt": f"\n{LEASE}"[: fit - len(LEASE) - 1]}
+    assert cited == {"a.txt": texts["a.txt"], "b.txt": texts["b.txt"][: fit - len(LEASE) - 1]}
     assert answer.blocks == 3
+    answer = pieces.answer(pieces.read(documents), RENT)
+    assert_cites(answer, documents)
+    fit = int(re.search(r"first (\d+) fit", answer.cut[1]).group(1))
+    assert sum(len(c.text) + 2 for c in answer.citations) - 2 == fit
+    assert answer.blocks == 5 > answer.k
