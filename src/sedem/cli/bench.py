@@ -113,7 +113,8 @@ def bench(
     from sedem.bench.plan import Plan
 
     given = context.params | {"k": chosen_k, "checkpoint": model or DEFAULT_MODEL}
-    entries = {n: v for n, v in given.items() if n in Plan.model_fields and v not in (None, [])}
+    empty = (None, ())  # an option that was not given, or a repeatable one
+    entries = {n: v for n, v in given.items() if n in Plan.model_fields and v not in empty}
     plan = Plan.from_entries(entries, "sedem bench")
     for caveat in notes(plan):
         output.note(caveat)
