@@ -41,8 +41,10 @@ class BM25(FullContext):
         k: number of paragraphs to read, or "all".
     """
 
+    name = "bm25"
+
     def __init__(self, backbone: Backbone, decoding: Decoding, k: Budget) -> None:
-        super().__init__(backbone, decoding, "bm25")
+        super().__init__(backbone, decoding)
         self.k = k
         self.longest = min(PARAGRAPH, backbone.max_positions // 2)
 

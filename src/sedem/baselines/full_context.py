@@ -25,10 +25,11 @@ from sedem.types import Answer, Citation, Document, check_documents, check_token
 class FullContext:
     """The frozen backbone reads every document: the paper's "Backbone (Frozen)"."""
 
-    def __init__(self, backbone: Backbone, decoding: Decoding, name: str = "full-context") -> None:
+    name = "full-context"
+
+    def __init__(self, backbone: Backbone, decoding: Decoding) -> None:
         self.backbone = backbone
         self.decoding = decoding
-        self.name = name
 
     def read(self, documents: Sequence[Document]) -> list[Document]:
         """Return the documents: for raw text there is no memory to build in advance.

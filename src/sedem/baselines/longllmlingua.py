@@ -22,15 +22,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor
 from transformers import DynamicCache
 
-from sedem.answering.decoding import Decoding
 from sedem.answering.prompts import SEPARATOR, question_ids
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.masks import KeyAxis
@@ -39,7 +36,6 @@ from sedem.baselines.paragraphs import Paragraph, split, split_notes
 from sedem.engine.device import Clock
 from sedem.errors import DataError
 from sedem.types import Answer, Document
-from sedem.validation import Settings, Share, Whole, WholeAbove0, WholeFrom0
 
 RESTRICTIVE_STATEMENT = " The answer to this question can be found in the documents above."
 """Follows the question when paragraphs are ranked; means the same as the official sentence."""
@@ -49,25 +45,6 @@ SCORED_TOGETHER = 512
 
 Window = list[tuple[int, float]]
 """The parts of a window: number of tokens, and the share of them to keep."""
-
-
-class LongLLMLinguaConfig(Settings):
-    """Settings; the defaults are the paper's (appendix LongLLMLingua).
-
-    Attributes:
-        rate: share of the tokens of question and context to keep, the question included.
-        extra: tokens that the kept paragraphs may have beyond that share (`context_budget`).
-        spread: the best paragraph keeps this share more than the mean, the worst this share less
-            (`dynamic_context_compression_ratio`).
-        window: tokens that are pruned together (`iterative_size`).
-        paragraph: longest paragraph in tokens; longer ones are cut.
-    """
-
-    rate: Share = 0.25
-    extra: WholeFrom0 = 100
-    spread: Share = 0.4
-    window: Annotated[Whole, Field(ge=2)] = 200
-    paragraph: WholeAbove0 = 1024
 
 
 @dataclass(frozen=True)
@@ -90,13 +67,23 @@ class SelectedParagraphs:
 
 
 class LongLLMLingua(FullContext):
-    """The frozen backbone prunes a context for each question, then reads it."""
+    """The frozen backbone prunes a context for each question, then reads it.
 
-    def __init__(
-        self, backbone: Backbone, decoding: Decoding, config: LongLLMLinguaConfig | None = None
-    ) -> None:
-        super().__init__(backbone, decoding, "longllmlingua")
-        self.config = config or LongLLMLinguaConfig()
+    The attributes are the paper's settings (appendix LongLLMLingua).
+    """
+
+    name = "longllmlingua"
+    rate = 0.25
+    """Share of the tokens of question and context to keep, the question included."""
+    extra = 100
+    """Tokens that the kept paragraphs may have beyond that share (`context_budget`)."""
+    spread = 0.4
+    """The best paragraph keeps this share more than the mean, the worst this share less
+    (`dynamic_context_compression_ratio`)."""
+    window = 200
+    """Tokens that are pruned together (`iterative_size`)."""
+    paragraph = 1024
+    """Longest paragraph in tokens; longer ones are cut."""
 
     def answer(self, memory: Sequence[Document], question: str) -> Answer:
         """Answer from the pruned documents.
@@ -130,7 +117,7 @@ class LongLLMLingua(FullContext):
 
     def longest(self) -> int:
         """Longest paragraph in tokens: half of the positions are reserved for the question."""
-        return min(self.config.paragraph, self.backbone.max_positions // 2)
+        return min(self.paragraph, self.backbone.max_positions // 2)
 
     # Paragraphs
 
@@ -160,9 +147,7 @@ class LongLLMLingua(FullContext):
             ranked = sorted(range(len(scores)), key=lambda i: -scores[i])
             kept, notes = self._affordable(ranked, lengths, target, question)
         mean = target / (sum(lengths[i] + 2 for i in kept) + 1)
-        rates = [
-            min(1.0, max(0.0, mean + more)) for more in rate_offsets(len(kept), self.config.spread)
-        ]
+        rates = [min(1.0, max(0.0, mean + more)) for more in rate_offsets(len(kept), self.spread)]
         return SelectedParagraphs(ranked, scores, kept, rates, notes)
 
     @torch.no_grad()
@@ -180,13 +165,13 @@ class LongLLMLingua(FullContext):
         """
         asked = len(self.backbone.token_ids(question)) + 1
         every = 1 + asked + sum(length + 1 for length in lengths)
-        return every * self.config.rate - 1 - asked
+        return every * self.rate - 1 - asked
 
     def _affordable(
         self, ranked: Sequence[int], lengths: Sequence[int], target: float, question: str
     ) -> tuple[list[int], tuple[str, ...]]:
         most = self.backbone.max_positions
-        budget = (target if target >= 0 else 100) + self.config.extra
+        budget = (target if target >= 0 else 100) + self.extra
         room = most - len(self.backbone.token_ids(question + SEPARATOR))
         kept: list[int] = []
         for index in ranked:
@@ -211,7 +196,7 @@ class LongLLMLingua(FullContext):
         Args:
             rates: share of its tokens that each paragraph keeps.
         """
-        backbone, size = self.backbone, self.config.window
+        backbone, size = self.backbone, self.window
         head = question + SEPARATOR
         text = head + SEPARATOR.join(paragraph.text for paragraph in kept)
         encoded = backbone.tokenize([text], offsets=True)
