@@ -19,15 +19,7 @@ from typing import Any, Protocol
 
 @dataclass
 class Result:
-    """The figures of a campaign.
-
-    Attributes:
-        unit: what is counted, in the plural.
-        cases: number of cases by their kind.
-        counts: what else was counted.
-        figures: what was measured, with its unit.
-        wrong: one sentence for each case that went wrong.
-    """
+    """The figures of a campaign: cases by kind, and one sentence for each that went wrong."""
 
     unit: str
     cases: Counter[str] = field(default_factory=Counter)
@@ -78,18 +70,9 @@ def run_campaigns(
     description: str,
     long: int,
 ) -> int:
-    """Run campaigns one after the other, as the command line says.
+    """Run campaigns one after the other, as the command line says; return 1 if one went wrong.
 
-    Args:
-        campaigns: the campaigns by name.
-        write_report: is given the name and the figures of each campaign when it has ended, so that
-            those that have ended are kept if a later one is stopped.
-        program: how the command is called.
-        description: what it does.
-        long: factor of the long form.
-
-    Returns:
-        1 if anything went wrong.
+    Each is reported when it has ended, so that it is kept if a later one is stopped.
     """
     parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument(
@@ -142,9 +125,6 @@ def keep(path: Path, name: str, figures: Mapping[str, Any], names: Iterable[str]
     """Replace the entry of one campaign in a report that is committed; the others stay.
 
     Args:
-        path: the report.
-        name: of the campaign.
-        figures: its entry. `run` holds when, how and where it was run.
         names: of all campaigns, in the order of the report; entries of others are left out.
     """
     entries = {**entries_of(path), name: figures}
@@ -172,13 +152,7 @@ def with_table(page: str, mark: str, table: str) -> str:
 
 
 def table(kind: str, entries: Mapping[str, Mapping[str, Any]], campaigns: Mapping[str, Any]) -> str:
-    """What was tried, what went wrong and what has not been run.
-
-    Args:
-        kind: what a campaign is called.
-        entries: of the report, by campaign.
-        campaigns: all campaigns by name; `meaning` says what one shows.
-    """
+    """What was tried, what went wrong and what has not been run."""
     if not entries:
         return "Not run as a whole yet: it needs a machine that does nothing else."
     lines = [f"| {kind} | cases | wrong | minutes | what is shown |", "|---|---|---|---|---|"]

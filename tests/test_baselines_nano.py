@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from commands import prints_json, succeeds
 from unit.baselines.conftest import make
 
 from experiments.tools.shipping import shrunk
@@ -16,7 +15,6 @@ from sedem import Document
 from sedem.backbone.loading import open_backbone
 from sedem.baselines.registry import TRAINED
 from sedem.checkpoint.folder import locate
-from sedem.cli.main import app
 from sedem.errors import ConfigError
 from sedem.evaluation.registry import METHODS, default_checkpoint
 
@@ -28,22 +26,19 @@ def test_every_listed_method_answers_with_its_default_checkpoint(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    squad = ["--data", str(SQUAD), "--limit", "1", "--max-new-tokens", "3"]
-    runner = CliRunner()
-    assert f"\n{method} " in "\n" + runner.invoke(app, ["eval", "--list"]).stdout
-    result = runner.invoke(app, ["eval", method, *squad, "--json"])
-    assert result.exit_code == 0, result.output
-    metrics = json.loads(result.stdout)
+    assert f"\n{method} " in "\n" + succeeds("eval", "--list")
+    squad = ("--data", SQUAD, "--limit", 1, "--max-new-tokens", 3)
+    metrics = prints_json("eval", method, *squad, "--json")
     assert metrics["counts"]["not_answered"] == 0
     assert metrics["settings"]["checkpoint"] == default_checkpoint(method)
 
 
-@pytest.mark.parametrize("method", TRAINED)
-def test_shipped_checkpoints_are_small_and_contain_no_backbone(method: str) -> None:
-    files = [path for path in locate(default_checkpoint(method)).rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) < 2_000_000
-    assert {path.suffix for path in files} == {".json", ".safetensors", ".md"}
-    assert not any("backbone" in path.parts for path in files)
+def test_shipped_checkpoints_are_small_and_contain_no_backbone() -> None:
+    for method in TRAINED:
+        files = [path for path in locate(default_checkpoint(method)).rglob("*") if path.is_file()]
+        assert sum(path.stat().st_size for path in files) < 2_000_000
+        assert {path.suffix for path in files} == {".json", ".safetensors", ".md"}
+        assert not any("backbone" in path.parts for path in files)
 
 
 DOCUMENTS = [Document("lease", "The rent is 900 euros, due on the third. Pets need a word. " * 2)]

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 import typer.main
+from commands import succeeds
 from conftest import LEASE, RECIPE
 from document_files import pdf_of
 from servers import serving
 from serving import SECRET
-from typer.testing import CliRunner
 
 from experiments import pages
 from sedem import Document, MemoryBank, SeDeM
@@ -120,9 +120,7 @@ def test_readmes_walk_from_files_to_answers(
     walk = [words for words in commands(ROOT / "README.md") if words[1] in ("build", "ask", "bank")]
     assert len(walk) >= 4
     for words in walk:
-        result = CliRunner().invoke(app, words[1:])
-        assert result.exit_code == 0, result.output
-        assert result.stdout.strip()
+        assert succeeds(*words[1:]).strip()
 
 
 def test_thirty_documents_are_trained_on_as_shown(
@@ -145,9 +143,7 @@ def test_thirty_documents_are_trained_on_as_shown(
             words = shlex.split(line)
             if words[0] != "sedem":
                 continue
-            words = [name for word in words for name in sorted(glob(word)) or [word]]
-            result = CliRunner().invoke(app, words[1:])
-            assert result.exit_code == 0, (line, result.output)
+            succeeds(*(name for word in words[1:] for name in sorted(glob(word)) or [word]))
     bank = MemoryBank.open(Path("notes.bank"))
     assert len(bank.documents) == 30
     assert bank.made_by["model"] == str(Path("runs/mine/final").resolve())
@@ -164,7 +160,7 @@ def test_links_lead_somewhere() -> None:
 
 def test_the_demo_prints_what_the_readme_shows() -> None:
     [shown] = fenced(ROOT / "README.md", "text")
-    printed = CliRunner().invoke(app, ["demo"]).stdout.splitlines()
+    printed = succeeds("demo").splitlines()
     assert {line for line in shown.splitlines() if line.strip() != "..."} <= set(printed)
 
 

@@ -26,8 +26,7 @@ from sedem.answering.decoding import Decoding
 from sedem.answering.prompts import context_prompt, question_ids
 from sedem.backbone.compiling import check_compiler
 from sedem.backbone.decoder import Backbone
-from sedem.baselines.full_context import generate_timed
-from sedem.baselines.memory import text_bytes
+from sedem.baselines.full_context import generate_timed, text_bytes
 from sedem.bench.command import Opener
 from sedem.bench.measure import Subject
 from sedem.engine.device import Clock

@@ -6,15 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from commands import sedem
 
 from sedem import SeDeM
 from sedem.bench import command
-from sedem.cli.main import app
-
-
-def bench(*words: object) -> Result:
-    return CliRunner().invoke(app, ["bench", *map(str, words)])
 
 
 def test_a_bench_is_printed_saved_and_plotted(
@@ -23,10 +18,10 @@ def test_a_bench_is_printed_saved_and_plotted(
     model.decoder.add_lora(4, 8)
     model.save_pretrained(tmp_path / "tiny")
     words = (
-        "sedem", "full-context", "-m", tmp_path / "tiny", "--context", 40, "--context", 600,
-        "--runs", 1, "--answer-tokens", 3, "--device", "cpu", "--out", tmp_path / "out",
+        "bench", "sedem", "full-context", "-m", tmp_path / "tiny", "--context", 40, "--context",
+        600, "--runs", 1, "--answer-tokens", 3, "--device", "cpu", "--out", tmp_path / "out",
     )  # fmt: skip
-    result = bench(*words, "--json")
+    result = sedem(*words, "--json")
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout.splitlines()[-1])
     assert document == json.loads((tmp_path / "out" / "bench.json").read_text())
@@ -35,7 +30,7 @@ def test_a_bench_is_printed_saved_and_plotted(
     assert "times of the CPU" in result.stderr
     assert (tmp_path / "out" / "ttft.svg").is_file() and (tmp_path / "out" / "ttft.png").is_file()
     monkeypatch.setattr(command, "measure_cold_start", lambda *_: {"imports": 2.0, "all": 3.0})
-    again = bench(*words, "--cold-start")
+    again = sedem(*words, "--cold-start")
     assert "processor seconds: imports 2.00, all 3.00" in again.stderr
     table = again.stdout.splitlines()
     assert [line.split()[:2] for line in table[1:]] == [
@@ -57,7 +52,7 @@ def test_a_bench_is_printed_saved_and_plotted(
     ],
 )
 def test_an_impossible_bench_is_an_error_of_one_line(words: list[str], message: str) -> None:
-    result = bench(*words)
+    result = sedem("bench", *words)
     assert result.exit_code == 1
     last = result.stderr.splitlines()[-1]
     assert last.startswith("error: ") and message in last

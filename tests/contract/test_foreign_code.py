@@ -7,29 +7,22 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import commands as command_line
 import pytest
 import torch
 from conftest import LEASE
 from safetensors.torch import load_file
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from sedem import Document, MemoryBank, SeDeM, SedemConfig
+from sedem import SeDeM, SedemConfig
 from sedem.backbone.loading import open_backbone
 from sedem.bank.file import BankFile
-from sedem.cli.main import app
 from sedem.errors import CheckpointError
 
 ARTICLES = Path(__file__).parents[1] / "fixtures" / "articles.jsonl"
 CONSENT = "y\ny\ny\ny\n"
 QUESTION = "What is the rent?"
 OWN_CODE = "needs code of its own, which sedem never runs; choose one whose"
-
-
-@pytest.fixture(autouse=True)
-def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Act as with HF_HUB_OFFLINE=1, which the hub's client reads only at import."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
 @pytest.fixture
@@ -98,22 +91,14 @@ def make_pickled(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
 
-def sedem(*words: object, stdin: str = CONSENT) -> Result:
+def sedem(*words: object) -> Result:
     """Run the command line with consent to everything on stdin."""
-    result = CliRunner().invoke(app, [str(word) for word in words], input=stdin)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
+    return command_line.sedem(*words, stdin=CONSENT)
 
 
-def error_of(*words: object, stdin: str = CONSENT) -> str:
+def error_of(*words: object) -> str:
     """Return the one line of error of a command that fails without a prompt."""
-    result = sedem(*words, stdin=stdin)
-    assert result.exit_code == 1, result.output
-    assert result.stdout == ""
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("error: ")
-    return line
+    return command_line.error_of(*words, stdin=CONSENT)
 
 
 def write_checkpoint(path: Path, backbone: Path) -> Path:
@@ -161,51 +146,45 @@ def commands(folder: Path, here: Path) -> dict[str, list[object]]:
     }
 
 
-COMMANDS = (
-    "build", "extend", "ask", "eval", "eval raw", "train", "cost", "cost of a checkpoint",
-    "cost of a baseline", "data",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("command", COMMANDS)
 def test_a_custom_layout_is_refused_and_its_code_not_run(
-    command: str, commands: dict[str, list[object]], folder: Path, marker: Path
+    commands: dict[str, list[object]], folder: Path, marker: Path
 ) -> None:
     make_hostile(folder, marker, "own", "Tokenizer")
-    told = error_of(*commands[command])
-    assert OWN_CODE in told and f"'{folder}'" in told
+    for words in commands.values():
+        told = error_of(*words)
+        assert OWN_CODE in told and f"'{folder}'" in told
+        assert command_line.error_of(*words, stdin="") == told
     assert not marker.exists()
-    assert error_of(*commands[command], stdin="") == told
 
 
-@pytest.mark.parametrize("command", ["build", "ask", "eval", "cost", "data"])
 def test_code_beside_a_known_layout_is_ignored(
-    command: str, commands: dict[str, list[object]], folder: Path, marker: Path
+    commands: dict[str, list[object]], folder: Path, marker: Path
 ) -> None:
     make_hostile(folder, marker, "llama", "PreTrainedTokenizerFast")
-    result = sedem(*commands[command])
-    assert result.exit_code == 0, result.output
+    for command in ("build", "ask", "eval", "cost", "data"):
+        result = sedem(*commands[command])
+        assert result.exit_code == 0, result.output
+        assert "[y/N]" not in result.output
     assert not marker.exists()
-    assert "[y/N]" not in result.output
 
 
-@pytest.mark.parametrize("command", ["build", "ask", "eval", "train", "data"])
 def test_a_custom_tokenizer_is_refused_and_its_code_not_run(
-    command: str, commands: dict[str, list[object]], folder: Path, marker: Path
+    commands: dict[str, list[object]], folder: Path, marker: Path
 ) -> None:
     make_hostile(folder, marker, "llama", "Tokenizer")
-    assert OWN_CODE in error_of(*commands[command])
+    for command in ("build", "ask", "eval", "train", "data"):
+        assert OWN_CODE in error_of(*commands[command])
     assert not marker.exists()
 
 
-@pytest.mark.parametrize("command", ["build", "ask", "eval", "train"])
 def test_weights_in_pickle_format_are_refused_by_every_command_that_reads_them(
-    command: str, commands: dict[str, list[object]], folder: Path
+    commands: dict[str, list[object]], folder: Path
 ) -> None:
     make_pickled(folder)
-    told = error_of(*commands[command])
-    assert f"'{folder}' are in pickle format (pytorch_model.bin)" in told
-    assert "convert them to safetensors" in told
+    for command in ("build", "ask", "eval", "train"):
+        told = error_of(*commands[command])
+        assert f"'{folder}' are in pickle format (pytorch_model.bin)" in told
+        assert "convert them to safetensors" in told
 
 
 def test_an_index_of_shards_must_not_name_pickles(folder: Path) -> None:
@@ -263,76 +242,35 @@ BANK_COMMANDS: tuple[tuple[str, ...], ...] = (
 )
 
 
-@pytest.mark.parametrize("words", BANK_COMMANDS, ids=" ".join)
-def test_a_bank_that_names_a_hostile_model_is_refused(
-    words: tuple[str, ...],
-    commands: dict[str, list[object]],
-    folder: Path,
-    marker: Path,
-    here: Path,
+MODELS = (
+    ("owner/name", "-m owner/name if"),
+    ("a b'; rm -rf $HOME", """-m 'a b'"'"'; rm -rf $HOME' if"""),
+    ("\x1b]0;title\x07\n\u202e", r"model '\x1b]0;title\x07\n\u202e'; "),
+    ("../checkpoint", "-m ../checkpoint if"),
+    ("x" * 5000, f"model '{'x' * 5000}'"),
+    (["sedem-nano"], "model '['sedem-nano']'"),
+)
+"""What a bank names as its model, and a part of the sentence about it."""
+
+
+def test_a_bank_that_names_a_hostile_model_is_refused_and_the_name_quoted(
+    commands: dict[str, list[object]], folder: Path, marker: Path, here: Path
 ) -> None:
     checkpoint = here / "checkpoint"
     make_hostile(folder, marker, "own", "Tokenizer")
-    told = error_of(*words)
-    assert f"bank 'a.bank' says that it was built by model '{checkpoint}'; " in told
-    assert told.endswith(f"; give -m {checkpoint} if you trust it")
-    claim(Path("a.bank"), "checkpoint")
-    assert told.replace(str(checkpoint), "checkpoint") == error_of(*words)
-    assert OWN_CODE in error_of(*words, "-m", "checkpoint")
-    assert not marker.exists()
-
-
-@pytest.mark.parametrize("words", BANK_COMMANDS, ids=" ".join)
-@pytest.mark.parametrize(
-    ("model", "shown"),
-    [
-        ("owner/name", "-m owner/name if"),
-        ("a b'; rm -rf $HOME", """-m 'a b'"'"'; rm -rf $HOME' if"""),
-        ("\x1b]0;title\x07\n\u202e", r"model '\x1b]0;title\x07\n\u202e'; "),
-        ("../checkpoint", "-m ../checkpoint if"),
-        ("x" * 5000, f"model '{'x' * 5000}'"),
-        (["sedem-nano"], "model '['sedem-nano']'"),
-    ],
-)
-def test_the_model_that_a_bank_names_is_quoted(
-    model: object, shown: str, words: tuple[str, ...], commands: dict[str, list[object]]
-) -> None:
-    claim(Path("a.bank"), model)
-    told = error_of(*words)
-    assert shown in told
-    assert told.isprintable()
-
-
-@pytest.mark.parametrize("words", BANK_COMMANDS, ids=" ".join)
-def test_the_name_of_a_shipped_model_is_not_looked_up_in_the_working_directory(
-    words: tuple[str, ...],
-    commands: dict[str, list[object]],
-    folder: Path,
-    marker: Path,
-    here: Path,
-) -> None:
-    (here / "checkpoint").rename("sedem-nano")
-    make_hostile(folder, marker, "own", "Tokenizer")
+    for words in BANK_COMMANDS:
+        told = error_of(*words)
+        assert f"bank 'a.bank' says that it was built by model '{checkpoint}'; " in told
+        assert told.endswith(f"; give -m {checkpoint} if you trust it")
+        assert OWN_CODE in error_of(*words, "-m", "checkpoint")
+    for model, shown in MODELS:
+        claim(Path("a.bank"), model)
+        for words in BANK_COMMANDS:
+            told = error_of(*words)
+            assert shown in told and told.isprintable()
+    # The name of a shipped model is not looked up in the working directory.
+    checkpoint.rename("sedem-nano")
     claim(Path("a.bank"), "sedem-nano")
-    assert "was built by model" in error_of(*words) and not marker.exists()
-
-
-def test_names_in_a_bank_do_not_steer_the_terminal(commands: dict[str, list[object]]) -> None:
-    claim(Path("a.bank"), "\x1b[2J")
-    bank = MemoryBank.open("a.bank")
-    bank.append(
-        MemoryBank(
-            bank.fingerprint,
-            bank.made_by,
-            [Document("\x1b[2J.txt", bank.documents[0].text)],
-            bank.blocks,
-            bank.stored(range(len(bank))),
-        )
-    )
-    bank.remove("lease.txt")
-    shown = sedem("bank", "show", "a.bank").stdout
-    assert r"\x1b[2J" in shown and "\x1b" not in shown
-    listed = sedem("bank", "ls", "a.bank").stdout
-    assert r"\x1b[2J.txt" in listed and "\x1b" not in listed
-    asked = sedem("ask", "a.bank", QUESTION, "-m", "checkpoint").stdout
-    assert r"\x1b[2J.txt:" in asked
+    for words in BANK_COMMANDS:
+        assert "was built by model" in error_of(*words)
+    assert not marker.exists()

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from typer.testing import CliRunner
+from commands import error_of, sedem, succeeds
 
 from sedem.baselines.registry import TRAINED
-from sedem.cli.main import app
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 BY_COMMAND = {
@@ -26,10 +25,9 @@ def test_the_complete_recipe_is_printed_and_nothing_trained(
     monkeypatch.chdir(tmp_path)
     words = ["train", command, "--print-config", "--config"]
     changes = ["--set", "optimization.seed=7", "--set", "run.output=here"]
-    shown = CliRunner().invoke(app, [*words, str(RECIPES / BY_COMMAND[command]), *changes])
-    assert shown.exit_code == 0, shown.output
+    shown = succeeds(*words, RECIPES / BY_COMMAND[command], *changes)
     assert list(tmp_path.iterdir()) == []
-    entries = yaml.safe_load(shown.stdout)
+    entries = yaml.safe_load(shown)
     assert "base" not in entries
     # Overrides, defaults, and a value inherited over two files.
     assert entries["optimization"]["seed"] == 7
@@ -39,51 +37,35 @@ def test_the_complete_recipe_is_printed_and_nothing_trained(
     backbone = entries["model"].get("decoder") or entries["model"].get("backbone")
     assert (backbone or entries["model"]["encoder"]) == "meta-llama/Llama-3.2-3B"
     # The output is itself the same recipe.
-    (tmp_path / "printed.yaml").write_text(shown.stdout)
-    again = CliRunner().invoke(app, [*words, "printed.yaml"])
-    assert again.exit_code == 0, again.output
-    assert again.stdout == shown.stdout
+    (tmp_path / "printed.yaml").write_text(shown)
+    assert succeeds(*words, "printed.yaml") == shown
 
 
 @pytest.mark.parametrize("command", ["stage1", "stage2", "icae"])
 def test_an_invalid_recipe_is_not_printed(command: str) -> None:
     path = str(RECIPES / BY_COMMAND[command])
     words = ["train", command, "--config", path, "--print-config", "--set", "run.kep=1"]
-    result = CliRunner().invoke(app, words)
-    assert result.exit_code == 1
-    assert result.stdout == ""
-    assert f"error: {path}: run: unknown key 'kep'; did you mean 'keep'?" in result.stderr
+    assert f"{path}: run: unknown key 'kep'; did you mean 'keep'?" in error_of(*words)
 
 
-@pytest.mark.parametrize(
-    ("command", "name"), [("stage1", "nano/stage1"), ("icae", "nano/icae-text")]
-)
 def test_a_shipped_recipe_is_named_from_any_folder(
-    command: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["train", command, "--print-config"]
-    named = CliRunner().invoke(app, [*words, "--recipe", name])
-    given = CliRunner().invoke(app, [*words, "--config", str(RECIPES / f"{name}.yaml")])
-    assert named.exit_code == 0, named.output
-    assert named.stdout == given.stdout
-
-
-def test_a_backbone_is_an_option_or_a_folder_of_the_name() -> None:
+    for command, name in (("stage1", "nano/stage1"), ("icae", "nano/icae-text")):
+        words = ["train", command, "--print-config"]
+        named = succeeds(*words, "--recipe", name)
+        assert named == succeeds(*words, "--config", RECIPES / f"{name}.yaml")
+    # A backbone is an option, or a folder of the name.
     words = ["train", "stage1", "--print-config", "--recipe"]
-    chosen = CliRunner().invoke(app, [*words, "paper/stage1", "--backbone", "llama-3.2-3b"])
-    named = CliRunner().invoke(app, [*words, "paper/llama-3.2-3b/stage1"])
-    assert chosen.exit_code == 0 and chosen.stdout == named.stdout
-    assert "encoder: meta-llama/Llama-3.2-3B" in chosen.stdout
-
-
-def test_the_shipped_recipes_are_listed_with_their_commands() -> None:
-    listed = CliRunner().invoke(app, ["train", "--list"])
-    assert listed.exit_code == 0, listed.output
-    assert "sedem train stage1 --recipe nano/stage1" in listed.stdout
-    assert "sedem train beacon --recipe paper/beacon-text" in listed.stdout
-    assert "llama-3.2-1b, llama-3.2-3b" in listed.stdout
-    assert "_base" not in listed.stdout
+    chosen = succeeds(*words, "paper/stage1", "--backbone", "llama-3.2-3b")
+    assert chosen == succeeds(*words, "paper/llama-3.2-3b/stage1")
+    assert "encoder: meta-llama/Llama-3.2-3B" in chosen
+    listed = succeeds("train", "--list")
+    assert "sedem train stage1 --recipe nano/stage1" in listed
+    assert "sedem train beacon --recipe paper/beacon-text" in listed
+    assert "llama-3.2-1b, llama-3.2-3b" in listed
+    assert "_base" not in listed
 
 
 @pytest.mark.parametrize(
@@ -96,6 +78,6 @@ def test_the_shipped_recipes_are_listed_with_their_commands() -> None:
     ids=["neither", "both", "file"],
 )
 def test_a_training_needs_exactly_one_recipe(words: list[str]) -> None:
-    result = CliRunner().invoke(app, ["train", "stage1", *words])
+    result = sedem("train", "stage1", *words)
     assert result.exit_code == 2
     assert "give either --recipe NAME" in " ".join(result.output.split())

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
+import io
 import json
-import os
 import re
 import shutil
-import struct
-import subprocess
 import sys
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import sedem as run
 from conftest import LEASE
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from sedem import Document, MemoryBank, SeDeM
-from sedem.cli.main import app
-from sedem.cli.output import is_safe, print_json, printable
+from sedem.cli.output import is_safe, print_facts, print_json, print_table, printable
 
 ESCAPE, BELL, RETURN, BACKSPACE = "\x1b]0;owned\x07\x1b[2J", "\x07", "\r", "\x08"
 C1, BIDI = "\x9b31m", "\u202eabc\u2066"
 HOSTILE = ESCAPE + BELL + RETURN + BACKSPACE + C1 + BIDI
 SHOWN = r"\x1b]0;owned\x07\x1b[2J\x07\r\x08\x9b31m\u202eabc\u2066"
 NAME = f"lease {HOSTILE}.txt"
-WIDTHS = (60, 80, 120)
 
 
 def steering(text: str) -> set[str]:
@@ -37,8 +34,8 @@ def steering(text: str) -> set[str]:
 
 
 def sedem(*words: object) -> Result:
-    """Run the command line; colour is on, since click takes escapes out of a pipe otherwise."""
-    result = CliRunner().invoke(app, [str(word) for word in words], color=True)
+    """Run a command with colour, since click takes escapes out of a pipe otherwise."""
+    result = run(*words, color=True)
     assert result.exit_code == 0, result.output
     return result
 
@@ -51,14 +48,9 @@ def here(model: SeDeM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     bank = model.read(
         [Document(NAME, f"{HOSTILE} {LEASE}"), Document("plain.txt", "A plain text.")]
     )
-    replace_made_by(bank, model=HOSTILE).save("a.bank")
+    bank.made_by["model"] = HOSTILE
+    bank.save("a.bank")
     return tmp_path
-
-
-def replace_made_by(bank: MemoryBank, **changes: str) -> MemoryBank:
-    """Return a bank that says something else about the model that made it."""
-    bank.made_by.update(changes)
-    return bank
 
 
 class Stream(Iterator[str]):
@@ -125,20 +117,16 @@ def questions(here: Path) -> Path:
 
 
 def test_what_a_set_of_questions_says_is_escaped(questions: Path) -> None:
-    result = sedem("data", "inspect", questions)
-    assert r"set\x9b31m\u202eabc\u2066" in result.stdout
-    assert not steering(result.stdout)
+    shown = sedem("data", "inspect", questions).stdout
+    assert r"set\x9b31m\u202eabc\u2066" in shown and not steering(shown)
     told = sedem("data", "inspect", questions, "--json").stdout
     assert json.loads(told)["name"] == f"set{C1}{BIDI}" and not steering(told)
-
-
-def test_what_was_left_out_of_a_set_is_escaped(here: Path) -> None:
+    # What was left out has a name too.
     qasper = Path(__file__).parents[1] / "fixtures" / "qasper.json"
     text = qasper.read_text("utf-8").replace("1909.00694", f"1909{json.dumps(HOSTILE)[1:-1]}")
     Path("qasper.json").write_text(text, encoding="utf-8")
     shown = sedem("data", "inspect", "qasper.json").stdout
-    assert re.search(rf"unanswerable +1909{re.escape(SHOWN)}", shown)
-    assert not steering(shown)
+    assert re.search(rf"unanswerable +1909{re.escape(SHOWN)}", shown) and not steering(shown)
 
 
 def test_results_are_escaped(questions: Path) -> None:
@@ -182,57 +170,36 @@ def test_every_character_that_steers_is_escaped(capsys: pytest.CaptureFixture[st
 
 # Tables
 
-PROGRAM = """
-import sys
-from sedem.cli.output import print_facts, print_table
-name = "name-" * 24
-if "facts" in sys.argv:
-    print_facts([("short", 1), ("long_name", 1234567), ("text", name)])
-elif "wide" in sys.argv:
-    rows = [(name, "text", *(f"{n},000.25 ({n}-{n})" for n in range(9))) for _ in range(2)]
-    print_table(rows, ("name", "kind", *(f"number {n}" for n in range(9))), left=(0, 1))
-elif "stacked" in sys.argv:
-    rows = [((name, "of a run"), *((f"{n}.5", f"{n}.0..{n}.9") for n in range(12)))]
-    print_table(rows, ("", *(f"number {n}" for n in range(12))))
-else:
-    print_table([("1,234", "5", name), ("9", "12", "[bold]s[/bold] :x: 日本語")],
-        ("characters", "blocks", "document"), left=(2,))
-"""
-KINDS = ("list", "facts", "wide", "stacked")
+LONG = "name-" * 24
+SHORT_ROWS = [("1,234", "5", LONG), ("9", "12", "[bold]s[/bold] :x: 日本語")]
+WIDE_ROWS = [(LONG, "text", *(f"{n},000.25 ({n}-{n})" for n in range(9))) for _ in range(2)]
+STACKED_ROWS = [((LONG, "of a run"), *((f"{n}.5", f"{n}.0..{n}.9") for n in range(12)))]
+NUMBERS = [f"number {n}" for n in range(12)]
+KINDS: dict[str, Callable[[], None]] = {
+    "list": lambda: print_table(SHORT_ROWS, ("characters", "blocks", "document"), left=(2,)),
+    "facts": lambda: print_facts([("short", 1), ("long_name", 1234567), ("text", LONG)]),
+    "wide": lambda: print_table(WIDE_ROWS, ("name", "kind", *NUMBERS[:9]), left=(0, 1)),
+    "stacked": lambda: print_table(STACKED_ROWS, ("", *NUMBERS)),
+}
 
 
-def piped(kind: str, **environment: str) -> str:
-    """What the program above writes to a pipe."""
-    command = [sys.executable, "-c", PROGRAM, kind]
-    done = subprocess.run(
-        command, capture_output=True, timeout=60, check=True, env={**os.environ, **environment}
-    )
-    return done.stdout.decode()
+class Screen(io.StringIO):
+    """The stdout of a terminal."""
+
+    def isatty(self) -> bool:
+        return True
 
 
-def in_terminal(kind: str, width: int) -> str:
-    """What the program above writes to a terminal of so many columns, without its colours."""
-    import fcntl
-    import pty
-    import termios
-
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
-    environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR")}
-    command = [sys.executable, "-c", PROGRAM, kind]
-    with subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, env={**environment, "TERM": "xterm"}
-    ) as process:
-        os.close(theirs)
-        content = b""
-        while True:
-            try:
-                content += os.read(ours, 4096) or b""
-            except OSError:  # The other side is closed.
-                break
-    os.close(ours)
-    assert process.returncode == 0, content
-    return re.sub(r"\x1b\[[0-9;]*m", "", content.decode().replace("\r\n", "\n"))
+def in_terminal(kind: str, width: int, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What a table writes to a terminal of so many columns, without its colours."""
+    screen = Screen()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", screen)
+        patch.setenv("COLUMNS", str(width))
+        patch.setenv("TERM", "xterm")
+        patch.delenv("NO_COLOR", raising=False)
+        KINDS[kind]()
+    return re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue())
 
 
 def columns(line: str) -> int:
@@ -241,42 +208,43 @@ def columns(line: str) -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_pipe_gets_plain_lines_whatever_the_width(kind: str) -> None:
-    shown = piped(kind)
-    assert shown == piped(kind, COLUMNS="40", FORCE_COLOR="1", TERM="xterm-256color")
-    assert "name-" * 24 in shown
-    assert not steering(shown) and not re.search("[─-╿▀-▟]", shown)
-    assert all(line == line.rstrip() for line in shown.splitlines())
+def test_a_pipe_gets_plain_lines_and_a_terminal_all_of_it_within_its_width(
+    kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    KINDS[kind]()
+    piped = capsys.readouterr().out
+    for name, value in {"COLUMNS": "40", "FORCE_COLOR": "1", "TERM": "xterm-256color"}.items():
+        monkeypatch.setenv(name, value)
+    KINDS[kind]()
+    assert piped == capsys.readouterr().out
+    assert LONG in piped
+    assert not steering(piped) and not re.search("[─-╿▀-▟]", piped)
+    assert all(line == line.rstrip() for line in piped.splitlines())
+    numbers = re.findall(r"\d[\d,.]*\d|\d", piped)
+    for width in (60, 80, 120):
+        shown = in_terminal(kind, width, monkeypatch)
+        assert max(map(columns, shown.splitlines())) <= width
+        assert "…" not in shown
+        assert numbers and all(number in shown for number in numbers)
+        folded = "".join(shown.split())
+        assert re.sub(r"[^name-]", "", folded).count("name-") >= 24
 
 
-def test_a_pipe_gets_a_line_a_row_with_columns_for_awk() -> None:
-    heading, first, second = piped("list").splitlines()
+def test_a_pipe_gets_a_line_a_row_with_columns_for_awk(capsys: pytest.CaptureFixture[str]) -> None:
+    KINDS["list"]()
+    heading, first, second = capsys.readouterr().out.splitlines()
     assert heading == "characters  blocks  document"
-    assert first == "     1,234       5  " + "name-" * 24
+    assert first == f"     1,234       5  {LONG}"
     assert second == "         9      12  [bold]s[/bold] :x: 日本語"
-    rows = [line.split() for line in piped("wide").splitlines()]
-    assert rows[1] == rows[2] and rows[1][:2] == ["name-" * 24, "text"]
+    KINDS["wide"]()
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows[1] == rows[2] and rows[1][:2] == [LONG, "text"]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_terminal_gets_all_of_it_within_its_width(kind: str, width: int) -> None:
-    shown = in_terminal(kind, width)
-    lines = shown.splitlines()
-    assert max(map(columns, lines)) <= width
-    assert "…" not in shown
-    folded = "".join(shown.split())
-    numbers = re.findall(r"\d[\d,.]*\d|\d", piped(kind))
-    assert numbers and all(number in shown for number in numbers)
-    assert folded.count("name-") >= 24 or re.sub(r"[^name-]", "", folded).count("name-") >= 24
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
-def test_a_terminal_aligns_numbers_right() -> None:
-    heading, rule, first, *_ = in_terminal("list", 80).splitlines()
+def test_a_terminal_aligns_numbers_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    heading, rule, first, *_ = in_terminal("list", 80, monkeypatch).splitlines()
     assert heading.startswith("characters  blocks  document")
-    assert set(rule) == {"─"}
+    assert set(rule.strip()) == {"─"}
     assert first.startswith("     1,234       5  name-")
-    lines = [line.rstrip() for line in in_terminal("stacked", 60).splitlines()]
+    lines = [line.rstrip() for line in in_terminal("stacked", 60, monkeypatch).splitlines()]
     assert "number 0    0.5    0.0..0.9" in lines and "number 11  11.5  11.0..11.9" in lines

@@ -14,14 +14,16 @@ as in the paper, but the frozen one plus a low-rank product, which needs far few
 
 Deviations: docs/deviations.md.
 
-Letters: B batch, P positions of one call, K cached columns, W tokens of a window, G beacons of a
-window, R tokens per beacon, L layers, H key heads, E width of a head, A tokens to predict, D width.
+Letters: B batch, P positions of one call, K cached columns, N columns kept of a call, W tokens of a
+window, G beacons of a window, R tokens per beacon, L layers, H key heads, E width of a head, A
+tokens to predict, D width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Self
 
 import torch
@@ -32,11 +34,10 @@ from transformers import DynamicCache, PretrainedConfig
 
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.masks import KeyAxis
-from sedem.baselines.memory import CompressedContext, PrefillResult, generator_for
-from sedem.baselines.reindexed_cache import ReindexedCache
+from sedem.baselines.full_context import free_positions
 from sedem.baselines.settings import ReaderConfig
-from sedem.baselines.soft_prompt import pad_left, prefill_result
-from sedem.baselines.trained import TrainedReader
+from sedem.baselines.soft_prompt import PrefillResult, pad_left, prefill_result
+from sedem.baselines.trained import CompressedContext, TrainedReader, generator_for
 from sedem.errors import ConfigError
 from sedem.method.injection import Stream
 from sedem.method.losses import next_token_loss
@@ -81,6 +82,51 @@ class BeaconConfig(ReaderConfig):
                 f"the smallest ratio, {min(self.ratio, *self.ratios)}"
             )
         return self
+
+
+@dataclass(frozen=True)
+class ReindexedCache:
+    """Cached keys and values of the columns that are left, at positions 0, 1, 2 ... in every row.
+
+    Attributes:
+        layers: keys and values of each layer `[B, H, K, E]`; empty before the first call.
+        valid: False where a column is padding `[B, K]`.
+    """
+
+    layers: list[tuple[Tensor, Tensor]]
+    valid: Tensor
+
+    def extended(
+        self, cache: DynamicCache, kept: Tensor, active_B: Tensor, rotary: nn.Module
+    ) -> ReindexedCache:
+        """Append some columns of a forward call at the next free positions.
+
+        Cached keys carry the rotation of the position where they were computed. Rotations add up,
+        so rotating a key by the difference moves it to its new position.
+
+        Args:
+            cache: the columns of this cache, followed by those of the call.
+            kept: indices of the call's columns to append.
+            active_B: False for rows whose appended columns are padding.
+        """
+        before = self.valid.shape[1]
+        moved_1N = (torch.arange(len(kept), device=kept.device) - kept)[None]
+        angles = rotary(kept.new_zeros(1, dtype=torch.float), position_ids=moved_1N)
+        # Some rotary embeddings also scale keys; cached keys are already scaled.
+        cos_1NE, sin_1NE = (x / rotary.attention_scaling for x in angles)
+        layers = []
+        for layer in cache.layers:
+            keys_BHNE = layer.keys[:, :, before + kept]
+            first, second = keys_BHNE.float().chunk(2, dim=-1)
+            rotated_BHNE = torch.cat([first, second], dim=-1) * cos_1NE
+            rotated_BHNE = rotated_BHNE + torch.cat([-second, first], dim=-1) * sin_1NE
+            new = (rotated_BHNE.to(keys_BHNE.dtype), layer.values[:, :, before + kept])
+            past = (layer.keys[:, :, :before], layer.values[:, :, :before])
+            layers.append(
+                (torch.cat([past[0], new[0]], dim=2), torch.cat([past[1], new[1]], dim=2))
+            )
+        valid_BK = torch.cat([self.valid, active_B[:, None].expand(-1, len(kept))], dim=1)
+        return ReindexedCache(layers, valid_BK)
 
 
 class ActivationBeacon(TrainedReader):
@@ -238,7 +284,7 @@ class ActivationBeacon(TrainedReader):
         """Return all tokens, or those of the whole windows whose beacons fit."""
         window, sink = self.config.window, self.config.sink
         # The start token counts as part of the prompt and is cached too.
-        room, whole = self.free_positions(prompt, limit) + 1, (1 + tokens) // window
+        room, whole = free_positions(self.backbone, prompt, limit) + 1, (1 + tokens) // window
         if not whole:
             return min(tokens, room - 1)
         cached = min(room, self.backbone.max_positions - window) - sink

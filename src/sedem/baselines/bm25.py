@@ -14,8 +14,7 @@ from typing import Any
 
 from sedem.answering.decoding import Decoding
 from sedem.backbone.decoder import Backbone
-from sedem.baselines.full_context import FullContext
-from sedem.baselines.memory import text_bytes
+from sedem.baselines.full_context import FullContext, text_bytes
 from sedem.baselines.paragraphs import Paragraph, split, split_notes
 from sedem.engine.device import Clock
 from sedem.guidance.budgets import Budget
@@ -28,12 +27,7 @@ PARAGRAPH = 1024
 
 @dataclass(frozen=True)
 class TextIndex:
-    """Memory of the BM25 reader.
-
-    Attributes:
-        documents: the documents that were read.
-        index: BM25 index of the paragraphs; None if they contain no words.
-    """
+    """Memory of the BM25 reader; without words in the paragraphs, the index is None."""
 
     documents: list[Document]
     paragraphs: list[Paragraph]
@@ -47,8 +41,10 @@ class BM25(FullContext):
         k: number of paragraphs to read, or "all".
     """
 
+    name = "bm25"
+
     def __init__(self, backbone: Backbone, decoding: Decoding, k: Budget) -> None:
-        super().__init__(backbone, decoding, "bm25")
+        super().__init__(backbone, decoding)
         self.k = k
         self.longest = min(PARAGRAPH, backbone.max_positions // 2)
 
@@ -77,9 +73,7 @@ class BM25(FullContext):
         used = sorted(ranked[:count])
         # Each paragraph is read as a document whose name is the paragraph's index.
         picked = [Document(str(i), paragraphs[i].text) for i in used]
-        answer = self.answer_from(
-            picked, range(len(picked)), [scores[i] for i in used], question, clock
-        )
+        answer = self.answer_from(picked, [scores[i] for i in used], question, clock)
         tokens = self._tokens(memory.documents)
         cut = split_notes(memory.documents, paragraphs, self.longest, tokens, self.name)
         return replace(

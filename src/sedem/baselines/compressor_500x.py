@@ -25,10 +25,10 @@ from transformers import DynamicCache, PretrainedConfig
 
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.masks import KeyAxis
-from sedem.baselines.memory import CompressedContext, PrefillResult
+from sedem.baselines.full_context import free_positions
 from sedem.baselines.settings import LoraTargets, ReaderConfig
-from sedem.baselines.soft_prompt import pad_left, prefill_result
-from sedem.baselines.trained import TrainedReader
+from sedem.baselines.soft_prompt import PrefillResult, pad_left, prefill_result
+from sedem.baselines.trained import CompressedContext, TrainedReader
 from sedem.errors import ConfigError, DataError
 from sedem.method.injection import Stream
 from sedem.validation import Share, WholeAbove0, WidthAbove0, WidthFrom0
@@ -151,7 +151,7 @@ class Compressor500x(TrainedReader):
 
     def context_tokens_used(self, tokens: int, prompt: int, limit: int) -> int:
         """Return the number of context tokens up to `limit`."""
-        if self.free_positions(prompt, limit) < self.first_position:
+        if free_positions(self.backbone, prompt, limit) < self.first_position:
             raise DataError(
                 f"the question's {prompt - 1:,} tokens and an answer of up to {limit}, from "
                 f"position {self.first_position} on, exceed the "

@@ -30,10 +30,15 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PretrainedConfig
 
-from sedem.baselines.memory import CompressedContext, PrefillResult
+from sedem.baselines.full_context import free_positions
 from sedem.baselines.settings import ReaderConfig
-from sedem.baselines.soft_prompt import continuation_loss, prefill_soft_prompts, run_soft_prompts
-from sedem.baselines.trained import TrainedReader
+from sedem.baselines.soft_prompt import (
+    PrefillResult,
+    continuation_loss,
+    prefill_soft_prompts,
+    run_soft_prompts,
+)
+from sedem.baselines.trained import CompressedContext, TrainedReader
 from sedem.method.pooling import pool, slot_tokens
 from sedem.validation import NumberAbove0, Share, WholeAbove0, WidthAbove0
 
@@ -264,7 +269,7 @@ class ComprExIT(TrainedReader):
 
     def context_tokens_used(self, tokens: int, prompt: int, limit: int) -> int:
         """Return the tokens of all windows whose slots fit."""
-        room, window = self.free_positions(prompt, limit), self.config.window
+        room, window = free_positions(self.backbone, prompt, limit), self.config.window
         return tokens if self._slots(tokens) <= room else room // self._slots(window) * window
 
     def prefill(

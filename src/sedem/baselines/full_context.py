@@ -15,25 +15,21 @@ from transformers import DynamicCache
 from sedem.answering.decoding import Decoding, Transcript, generate
 from sedem.answering.prompts import context_prompt, end_ids, question_ids
 from sedem.backbone.decoder import Backbone
-from sedem.baselines.memory import text_bytes
+from sedem.baselines.soft_prompt import prefill_result, run_embeddings
 from sedem.engine.device import Clock
 from sedem.engine.interface import Step
 from sedem.errors import DataError
-from sedem.method.injection import prefill, step
 from sedem.types import Answer, Citation, Document, check_documents, check_tokens
 
 
 class FullContext:
-    """The frozen backbone reads every document: the paper's "Backbone (Frozen)".
+    """The frozen backbone reads every document: the paper's "Backbone (Frozen)"."""
 
-    Args:
-        name: name of the method in its answers.
-    """
+    name = "full-context"
 
-    def __init__(self, backbone: Backbone, decoding: Decoding, name: str = "full-context") -> None:
+    def __init__(self, backbone: Backbone, decoding: Decoding) -> None:
         self.backbone = backbone
         self.decoding = decoding
-        self.name = name
 
     def read(self, documents: Sequence[Document]) -> list[Document]:
         """Return the documents: for raw text there is no memory to build in advance.
@@ -52,29 +48,27 @@ class FullContext:
             DataError: the question is empty, or it alone exceeds the backbone's positions.
         """
         clock = Clock(self.backbone.device)
-        return self.answer_from(memory, range(len(memory)), None, question, clock)
+        return self.answer_from(memory, None, question, clock)
 
     @torch.no_grad()
     def answer_from(
         self,
         documents: Sequence[Document],
-        used: Sequence[int],
         scores: Sequence[float] | None,
         question: str,
         clock: Clock,
     ) -> Answer:
-        """Answer from some of the documents.
+        """Answer from documents, in reading order.
 
         Args:
-            used: indices of the documents to read, in reading order.
-            scores: score of each document in `used`; None if nothing was selected.
+            scores: score of each document; None if nothing was selected.
             clock: a clock that was started when the question arrived.
         """
         backbone = self.backbone
         clock.lap("select_ms")
         start, *prompt = question_ids(backbone, question)
         room = free_positions(backbone, 1 + len(prompt), self.decoding.max_new_tokens)
-        prompt_text = context_prompt([documents[index].text for index in used])
+        prompt_text = context_prompt([document.text for document in documents])
         encoded = backbone.tokenize([prompt_text], offsets=True)
         context, offsets = encoded["input_ids"][0], encoded["offset_mapping"][0]
         cut, seen = [], len(prompt_text)
@@ -84,9 +78,13 @@ class FullContext:
             )
             seen = offsets[room - 1][1] if room else 0
         ids_1P = torch.tensor([[start, *context[:room], *prompt]], device=backbone.device)
-        transcript = self._generate(ids_1P, clock)
+        states_1PD, stream = run_embeddings(backbone, [backbone.embed(ids_1P[0])], DynamicCache())
+        filled = prefill_result(backbone, states_1PD[:, -1], stream, [ids_1P.shape[1]])
+        (transcript,) = generate_timed(
+            backbone, filled.logits, filled.advance, self.decoding, clock
+        )
         assert transcript.finish_reason is not None
-        citations = cite([documents[index] for index in used], seen, scores)
+        citations = cite(documents, seen, scores)
         return Answer(
             text=transcript.text,
             citations=citations,
@@ -98,42 +96,24 @@ class FullContext:
             cut=(*cut, *transcript.cut()),
             conditioning=ids_1P.shape[1],
             stored_bytes=text_bytes(documents),
-            context_tokens=self._tokens(documents),
+            context_tokens=len(context),
         )
 
     def _tokens(self, documents: Sequence[Document]) -> int:
         return len(self.backbone.token_ids(context_prompt([d.text for d in documents])))
 
-    def _generate(self, ids_1P: torch.Tensor, clock: Clock) -> Transcript:
-        backbone = self.backbone
-        no_memory_1UD = torch.zeros(1, 0, backbone.width, device=backbone.device)
-        valid_1P = torch.ones_like(ids_1P, dtype=torch.bool)
-        # Two-depth decoding without memory is plain decoding.
-        filled = prefill(
-            backbone, 0, ids_1P, valid_1P, no_memory_1UD, valid_1P[:, :0], cache=DynamicCache()
-        )
-        stream = filled.stream
-        assert stream is not None
 
-        def advance(ids_B: torch.Tensor) -> torch.Tensor:
-            return backbone.logits(step(backbone, 0, ids_B, stream))
-
-        (transcript,) = generate_timed(
-            backbone, backbone.logits(filled.prefix[:, -1]), advance, self.decoding, clock
-        )
-        return transcript
+def text_bytes(documents: Sequence[Document]) -> int:
+    """Size of the documents' texts in UTF-8."""
+    return sum(len(document.text.encode()) for document in documents)
 
 
 def generate_timed(
     backbone: Backbone, logits: torch.Tensor, advance: Step, decoding: Decoding, clock: Clock
 ) -> list[Transcript]:
-    """Generate the answers of a batch; the clock marks `ttft_ms` and `total_ms`.
+    """Generate the answers of a batch from the logits of their first tokens `[B, V]`.
 
-    Args:
-        backbone: gives the tokenizer and the end token.
-        logits: logits of the first answer token `[B, V]`.
-        advance: runs one more token of every row.
-        clock: a clock that was started when the question arrived.
+    The clock, which was started when the question arrived, marks `ttft_ms` and `total_ms`.
     """
     transcripts: list[Transcript] = []
     for rows in generate(logits, advance, backbone.tokenizer, end_ids(backbone), decoding):

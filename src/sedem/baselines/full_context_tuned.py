@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from sedem.baselines.memory import CompressedContext, PrefillResult
+from sedem.baselines.full_context import free_positions
 from sedem.baselines.settings import ReaderConfig
-from sedem.baselines.soft_prompt import prefill_soft_prompts, run_soft_prompts
-from sedem.baselines.trained import TrainedReader
+from sedem.baselines.soft_prompt import PrefillResult, prefill_soft_prompts, run_soft_prompts
+from sedem.baselines.trained import CompressedContext, TrainedReader
 from sedem.validation import WholeAbove0, WidthFrom0
 
 
@@ -45,7 +45,7 @@ class FullContextTuned(TrainedReader):
 
     def context_tokens_used(self, tokens: int, prompt: int, limit: int) -> int:
         """Return as many tokens as prompt and answer leave positions for."""
-        return min(tokens, self.free_positions(prompt, limit))
+        return min(tokens, free_positions(self.backbone, prompt, limit))
 
     def prefill(
         self, contents: Sequence[Any], used: Sequence[int], prompts: Sequence[list[int]]

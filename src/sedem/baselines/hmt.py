@@ -34,10 +34,10 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PretrainedConfig
 
 from sedem.backbone.decoder import Backbone
-from sedem.baselines.memory import CompressedContext, PrefillResult
+from sedem.baselines.full_context import free_positions
 from sedem.baselines.settings import LoraTargets, ReaderConfig
-from sedem.baselines.soft_prompt import prefill_result, run_embeddings
-from sedem.baselines.trained import TrainedReader
+from sedem.baselines.soft_prompt import PrefillResult, prefill_result, run_embeddings
+from sedem.baselines.trained import CompressedContext, TrainedReader
 from sedem.errors import ConfigError, DataError
 from sedem.method.losses import IGNORED, next_token_loss
 from sedem.validation import Share, WholeAbove0, WholeFrom0, WidthAbove0, WidthFrom0
@@ -265,7 +265,7 @@ class HMT(TrainedReader):
             DataError: the last segment and the answer exceed the backbone's positions.
         """
         config, most = self.config, self.backbone.max_positions
-        self.free_positions(prompt, limit)
+        free_positions(self.backbone, prompt, limit)
         needed = config.memory + config.sensory + max(config.tokens, prompt - 1) + limit
         if needed > most:
             raise DataError(

@@ -25,15 +25,16 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from sedem.baselines.memory import CompressedContext, PrefillResult, generator_for
+from sedem.baselines.full_context import free_positions
 from sedem.baselines.settings import LoraTargets, ReaderConfig
 from sedem.baselines.soft_prompt import (
+    PrefillResult,
     continuation_loss,
     prefill_soft_prompts,
     run_embeddings,
     run_soft_prompts,
 )
-from sedem.baselines.trained import TrainedReader
+from sedem.baselines.trained import CompressedContext, TrainedReader, generator_for
 from sedem.errors import ConfigError
 from sedem.method.losses import IGNORED
 from sedem.validation import Share, WholeAbove0, WholeFrom0, WidthAbove0, WidthFrom0
@@ -143,7 +144,7 @@ class ICAE(TrainedReader):
     def context_tokens_used(self, tokens: int, prompt: int, limit: int) -> int:
         """Return the tokens of all segments whose slots fit together with FT."""
         memory = self.config.memory
-        most = max(0, self.free_positions(prompt, limit) - 1) // memory
+        most = max(0, free_positions(self.backbone, prompt, limit) - 1) // memory
         count = -(-tokens // (memory * self.config.compression))
         return tokens if count <= most else most * -(-tokens // count)
 

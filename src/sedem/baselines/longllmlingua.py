@@ -7,57 +7,44 @@ the paper's settings. Nothing is trained, and one backbone both scores and reads
    by a sentence that says the answer is there. A lower NLL ranks higher.
 2. Keep the best paragraphs until their tokens exceed a budget; the one that exceeds it is kept.
 3. Order them by rank, best first, and share the budget by rank.
-4. Prune tokens by contrastive perplexity: how much the question lowers the NLL of the next token.
-   Windows of 200 tokens are pruned in turn, each after what is kept of the previous windows.
+4. Prune tokens by contrastive perplexity: the NLL of the next token without the question in front,
+   minus the NLL with it. A token of low score is pruned: the question does not make the text more
+   likely there. (The official code uses the next token, not the token itself.) Windows of 200
+   tokens are pruned in turn, each after what is kept of the previous windows.
 5. Decode the kept tokens and read them as text.
 
 Deviations: docs/deviations.md.
 
-Letters: P tokens of question and paragraphs.
+Letters: P tokens of question and paragraphs, L tokens not pruned yet, A newly read tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
 
 import torch
-from pydantic import Field
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import DynamicCache
 
-from sedem.answering.decoding import Decoding
 from sedem.answering.prompts import SEPARATOR, question_ids
 from sedem.backbone.decoder import Backbone
-from sedem.baselines.full_context import FullContext
-from sedem.baselines.memory import text_bytes
+from sedem.backbone.masks import KeyAxis
+from sedem.baselines.full_context import FullContext, text_bytes
 from sedem.baselines.paragraphs import Paragraph, split, split_notes
-from sedem.baselines.token_pruning import CachedScorer, plan_windows, prune_tokens
 from sedem.engine.device import Clock
 from sedem.errors import DataError
 from sedem.types import Answer, Document
-from sedem.validation import Settings, Share, Whole, WholeAbove0, WholeFrom0
 
 RESTRICTIVE_STATEMENT = " The answer to this question can be found in the documents above."
 """Follows the question when paragraphs are ranked; means the same as the official sentence."""
 
+SCORED_TOGETHER = 512
+"""Positions whose logits are in memory at once; logits of a 128,000-token vocabulary are large."""
 
-class LongLLMLinguaConfig(Settings):
-    """Settings; the defaults are the paper's (appendix LongLLMLingua).
-
-    Attributes:
-        rate: share of the tokens of question and context to keep, the question included.
-        extra: tokens that the kept paragraphs may have beyond that share (`context_budget`).
-        spread: the best paragraph keeps this share more than the mean, the worst this share less
-            (`dynamic_context_compression_ratio`).
-        window: tokens that are pruned together (`iterative_size`).
-        paragraph: longest paragraph in tokens; longer ones are cut.
-    """
-
-    rate: Share = 0.25
-    extra: WholeFrom0 = 100
-    spread: Share = 0.4
-    window: Annotated[Whole, Field(ge=2)] = 200
-    paragraph: WholeAbove0 = 1024
+Window = list[tuple[int, float]]
+"""The parts of a window: number of tokens, and the share of them to keep."""
 
 
 @dataclass(frozen=True)
@@ -82,16 +69,21 @@ class SelectedParagraphs:
 class LongLLMLingua(FullContext):
     """The frozen backbone prunes a context for each question, then reads it.
 
-    Args:
-        backbone: scores and reads the text.
-        config: settings; None means the paper's.
+    The attributes are the paper's settings (appendix LongLLMLingua).
     """
 
-    def __init__(
-        self, backbone: Backbone, decoding: Decoding, config: LongLLMLinguaConfig | None = None
-    ) -> None:
-        super().__init__(backbone, decoding, "longllmlingua")
-        self.config = config or LongLLMLinguaConfig()
+    name = "longllmlingua"
+    rate = 0.25
+    """Share of the tokens of question and context to keep, the question included."""
+    extra = 100
+    """Tokens that the kept paragraphs may have beyond that share (`context_budget`)."""
+    spread = 0.4
+    """The best paragraph keeps this share more than the mean, the worst this share less
+    (`dynamic_context_compression_ratio`)."""
+    window = 200
+    """Tokens that are pruned together (`iterative_size`)."""
+    paragraph = 1024
+    """Longest paragraph in tokens; longer ones are cut."""
 
     def answer(self, memory: Sequence[Document], question: str) -> Answer:
         """Answer from the pruned documents.
@@ -106,7 +98,7 @@ class LongLLMLingua(FullContext):
         chosen = self.select(paragraphs, question)
         text = self.prune([paragraphs[i] for i in chosen.kept], question, chosen.rates)
         pruned = [Document("pruned", text)] if text.strip() else []
-        answer = self.answer_from(pruned, range(len(pruned)), [0.0] * len(pruned), question, clock)
+        answer = self.answer_from(pruned, [0.0] * len(pruned), question, clock)
         tokens = self._tokens(memory)
         cut = split_notes(memory, paragraphs, self.longest(), tokens, self.name)
         return replace(
@@ -125,7 +117,7 @@ class LongLLMLingua(FullContext):
 
     def longest(self) -> int:
         """Longest paragraph in tokens: half of the positions are reserved for the question."""
-        return min(self.config.paragraph, self.backbone.max_positions // 2)
+        return min(self.paragraph, self.backbone.max_positions // 2)
 
     # Paragraphs
 
@@ -155,9 +147,7 @@ class LongLLMLingua(FullContext):
             ranked = sorted(range(len(scores)), key=lambda i: -scores[i])
             kept, notes = self._affordable(ranked, lengths, target, question)
         mean = target / (sum(lengths[i] + 2 for i in kept) + 1)
-        rates = [
-            min(1.0, max(0.0, mean + more)) for more in rate_offsets(len(kept), self.config.spread)
-        ]
+        rates = [min(1.0, max(0.0, mean + more)) for more in rate_offsets(len(kept), self.spread)]
         return SelectedParagraphs(ranked, scores, kept, rates, notes)
 
     @torch.no_grad()
@@ -175,13 +165,13 @@ class LongLLMLingua(FullContext):
         """
         asked = len(self.backbone.token_ids(question)) + 1
         every = 1 + asked + sum(length + 1 for length in lengths)
-        return every * self.config.rate - 1 - asked
+        return every * self.rate - 1 - asked
 
     def _affordable(
         self, ranked: Sequence[int], lengths: Sequence[int], target: float, question: str
     ) -> tuple[list[int], tuple[str, ...]]:
         most = self.backbone.max_positions
-        budget = (target if target >= 0 else 100) + self.config.extra
+        budget = (target if target >= 0 else 100) + self.extra
         room = most - len(self.backbone.token_ids(question + SEPARATOR))
         kept: list[int] = []
         for index in ranked:
@@ -206,7 +196,7 @@ class LongLLMLingua(FullContext):
         Args:
             rates: share of its tokens that each paragraph keeps.
         """
-        backbone, size = self.backbone, self.config.window
+        backbone, size = self.backbone, self.window
         head = question + SEPARATOR
         text = head + SEPARATOR.join(paragraph.text for paragraph in kept)
         encoded = backbone.tokenize([text], offsets=True)
@@ -222,3 +212,129 @@ def rate_offsets(count: int, most: float) -> list[float]:
     if count == 1:
         return [0.0]
     return [most * (count - 1 - 2 * rank) / (count - 1) for rank in range(count)]
+
+
+# Pruning tokens
+
+
+class CachedScorer:
+    """Computes the NLL of a growing sequence; its KV cache can be cut back."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        self.backbone = backbone
+        self.cache = DynamicCache()
+        self.length = 0
+
+    def token_nll(self, ids_P: Tensor) -> Tensor:
+        """Read the rest of a sequence.
+
+        Args:
+            ids_P: the whole sequence; it begins with the tokens that are cached.
+
+        Returns:
+            NLL of each newly read token but the first `[A - 1]`.
+        """
+        backbone, new = self.backbone, slice(self.length, None)
+        positions_1P = torch.arange(len(ids_P), device=ids_P.device)[None]
+        valid_1P = torch.ones_like(positions_1P, dtype=torch.bool)
+        states_AD = backbone.run(
+            backbone.embed(ids_P[None, new]),
+            0,
+            backbone.depth,
+            positions_1P[:, new],
+            valid_1P[:, new],
+            KeyAxis(positions_1P, valid_1P, padded=False, span=len(ids_P)),
+            self.cache,
+        )[0]
+        self.length = len(ids_P)
+        parts = zip(
+            states_AD[:-1].split(SCORED_TOGETHER),
+            ids_P[new][1:].split(SCORED_TOGETHER),
+            strict=True,
+        )
+        return torch.cat(
+            [
+                F.cross_entropy(backbone.logits(part).float(), targets, reduction="none")
+                for part, targets in parts
+            ]
+        )
+
+    def truncate(self, length: int) -> None:
+        """Drop all but the first tokens from the cache."""
+        self.cache.crop(length - self.length)
+        self.length = length
+
+
+def plan_windows(lengths: Sequence[int], rates: Sequence[float], size: int) -> list[Window]:
+    """Cut concatenated paragraphs into windows of `size` tokens; the first has one token less.
+
+    Args:
+        rates: share of each paragraph's tokens to keep.
+    """
+    found: list[Window] = [[]]
+    room = size - 1
+    for length, rate in zip(lengths, rates, strict=True):
+        while length >= room:
+            found[-1].append((room, rate))
+            found.append([])
+            length, room = length - room, size
+        if length:
+            found[-1].append((length, rate))
+            room -= length
+    return [window for window in found if window]
+
+
+def above_threshold(scores_L: Tensor, rate: float) -> Tensor:
+    """Mask of the tokens whose score exceeds the threshold that keeps a share of all tokens."""
+    if rate == 1 or not len(scores_L):
+        return torch.ones_like(scores_L, dtype=torch.bool)
+    place = max(0, min(len(scores_L) - 1, int(len(scores_L) * rate) - 1))
+    return scores_L > scores_L.sort(descending=True).values[place]
+
+
+@torch.no_grad()
+def prune_tokens(
+    backbone: Backbone, ids_P: Tensor, question: int, plan: Sequence[Window], size: int
+) -> Tensor:
+    """Prune a text window by window.
+
+    The threshold of a window is computed over all tokens that are not pruned yet. Tokens after the
+    last whole window are kept, and so is the last token. A text shorter than one window is pruned
+    as one window.
+
+    Args:
+        question: number of question tokens; they are never pruned and not returned.
+        plan: the parts of each window.
+
+    Returns:
+        Indices into `ids_P` of the text tokens that are kept, ascending.
+    """
+    kept_L = torch.arange(len(ids_P), device=ids_P.device)
+    # One score for each text token that has a successor.
+    scores_L = CachedScorer(backbone).token_nll(ids_P[question:])
+    scores_L = scores_L - CachedScorer(backbone).token_nll(ids_P)[question:]
+    with_question, without_question = CachedScorer(backbone), CachedScorer(backbone)
+    front = scored = question
+    for number, window in enumerate(plan):
+        end = front + size
+        if number:
+            if end > len(kept_L):
+                break
+            # Score this window again, after what is kept of the previous windows.
+            read_A = ids_P[kept_L[:end]]
+            count = end - 1 - scored
+            new_A = without_question.token_nll(read_A[question:])[-count:]
+            new_A = new_A - with_question.token_nll(read_A)[-count:]
+            scores_L[scored - question : end - 1 - question] = new_A
+            without_question.truncate(front - question)
+            with_question.truncate(front)
+            scored = front
+        for tokens, rate in window:
+            keep_L = torch.ones_like(kept_L, dtype=torch.bool)
+            part = slice(front - question, front - question + tokens)
+            keep_A = above_threshold(scores_L, rate)[part]
+            keep_L[front : front + len(keep_A)] = keep_A
+            scores_L = scores_L[keep_L[question:-1]]
+            front += tokens - int((~keep_L).sum())
+            kept_L = kept_L[keep_L]
+    return kept_L[question:]

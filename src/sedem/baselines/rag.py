@@ -31,12 +31,12 @@ from transformers import PretrainedConfig
 from sedem.answering.decoding import Decoding
 from sedem.answering.prompts import SEPARATOR, question_ids
 from sedem.backbone.decoder import Backbone
+from sedem.baselines.full_context import free_positions
 from sedem.baselines.full_context_tuned import FullContextTuned, FullContextTunedConfig
-from sedem.baselines.memory import CompressedContext, ContextMemory, PrefillResult
 from sedem.baselines.paragraphs import Paragraph, split, split_notes
 from sedem.baselines.settings import SelectionBudget
-from sedem.baselines.soft_prompt import prefill_soft_prompts, run_soft_prompts
-from sedem.baselines.trained import GREEDY
+from sedem.baselines.soft_prompt import PrefillResult, prefill_soft_prompts, run_soft_prompts
+from sedem.baselines.trained import GREEDY, CompressedContext, ContextMemory
 from sedem.config import SedemConfig
 from sedem.errors import ConfigError
 from sedem.method.encoder import encode
@@ -239,7 +239,9 @@ class RAG(FullContextTuned):
         """Answer a question about each memory from its k best paragraphs, in order."""
         start = time.perf_counter()
         for question in questions:
-            self.free_positions(len(question_ids(self.backbone, question)), decoding.max_new_tokens)
+            free_positions(
+                self.backbone, len(question_ids(self.backbone, question)), decoding.max_new_tokens
+            )
         indexed = [memory for memory in memories if isinstance(memory, RAGMemory)]
         scores = [self.scores(m, q).cpu() for m, q in zip(indexed, questions, strict=True)]
         ranked = [select(own, len(own)).tolist() for own in scores]

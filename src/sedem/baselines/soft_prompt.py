@@ -10,6 +10,7 @@ Letters: B batch, U soft tokens of a row, P prompt and answer tokens, A answer t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,19 +19,29 @@ from transformers import DynamicCache
 
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.masks import KeyAxis
-from sedem.baselines.memory import PrefillResult
+from sedem.engine.interface import Step
 from sedem.method.injection import Blocks, Prefilled, Stream, prefill, step
 from sedem.method.losses import next_token_loss
+
+
+@dataclass(frozen=True)
+class PrefillResult:
+    """State of a batch after prefill."""
+
+    logits: Tensor
+    """Logits of the first answer token `[B, V]`."""
+    advance: Step
+    """Runs one more token of every row."""
+    conditioning: list[int]
+    """Positions that the decoder saw before the first answer token, row by row."""
 
 
 def run_embeddings(
     backbone: Backbone, rows: Sequence[Tensor], cache: DynamicCache | None = None
 ) -> tuple[Tensor, Stream | None]:
-    """Run every layer on rows of embeddings; the positions of each row start at 0.
+    """Run every layer on rows of embeddings `[P, D]`; the positions of each row start at 0.
 
     Args:
-        backbone: the decoder, with or without its adapters.
-        rows: embeddings `[P, D]`; rows may differ in P.
         cache: an empty cache to decode from afterwards; None if nothing follows.
 
     Returns:
@@ -76,7 +87,6 @@ def run_soft_prompts(
     """Run every layer on start token, soft tokens and text tokens, at contiguous positions from 0.
 
     Args:
-        backbone: the decoder, with or without its adapters.
         soft_tokens: soft tokens of each row `[U, D]`; rows may differ in U.
         ids_BP: start token and the tokens after the soft ones, padded on the left.
         valid_BP: False where a token is padding.
@@ -99,13 +109,7 @@ def prefill_soft_prompts(
     prompts: Sequence[list[int]],
     apart: Sequence[Tensor] | None = None,
 ) -> PrefillResult:
-    """Prefill a batch of soft prompts.
-
-    Args:
-        soft_tokens: soft tokens of each row `[U, D]`.
-        prompts: start token, prompt and question of each row.
-        apart: as in `run_soft_prompts`.
-    """
+    """Prefill soft tokens `[U, D]` and start token, prompt and question of each row."""
     ids_BP, valid_BP = pad_left([torch.tensor(row, device=backbone.device) for row in prompts])
     filled = run_soft_prompts(backbone, soft_tokens, ids_BP, valid_BP, DynamicCache(), apart)
     conditioning = [len(row) + len(p) for row, p in zip(soft_tokens, prompts, strict=True)]
@@ -129,14 +133,7 @@ def continuation_loss(
 
 
 def pad_left(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Pad rows of tokens or embeddings on the left.
-
-    Args:
-        rows: tokens `[P]` or embeddings `[P, D]`; rows may differ in P.
-
-    Returns:
-        The batch `[B, P]` or `[B, P, D]`, and a mask `[B, P]` that is False at padding.
-    """
+    """Pad tokens `[P]` or embeddings `[P, D]` on the left; the mask is False at padding."""
     padded = pad_sequence(list(rows), batch_first=True, padding_side="left")
     lengths_B1 = torch.tensor([[len(row)] for row in rows], device=padded.device)
     return padded, torch.arange(padded.shape[1], 0, -1, device=padded.device) <= lengths_B1

@@ -13,9 +13,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
@@ -23,9 +25,9 @@ from transformers import PretrainedConfig
 from sedem.answering.decoding import Decoding, Transcript
 from sedem.answering.prompts import context_prompt, question_ids
 from sedem.backbone.decoder import FAMILIES, Backbone
-from sedem.baselines.full_context import cite, free_positions, generate_timed
-from sedem.baselines.memory import CompressedContext, ContextMemory, PrefillResult
+from sedem.baselines.full_context import cite, generate_timed, text_bytes
 from sedem.baselines.settings import ReaderConfig, method_of
+from sedem.baselines.soft_prompt import PrefillResult
 from sedem.checkpoint import folder as checkpoint
 from sedem.checkpoint.portable import portable_name
 from sedem.engine.device import Clock, chosen_device
@@ -34,6 +36,35 @@ from sedem.method.losses import next_token_loss
 from sedem.types import Answer, Document, check_documents, check_tokens
 
 GREEDY = Decoding()
+
+
+@dataclass(frozen=True)
+class CompressedContext:
+    """What a method stores for a context."""
+
+    content: Any
+    """What the method answers from; its type is the method's own."""
+    stored_bytes: int | None = None
+    """Size of the content; None means that the content is the text itself in UTF-8."""
+    notes: tuple[str, ...] = ()
+    """One sentence for each part of the context that was dropped or left uncompressed."""
+
+
+@dataclass(frozen=True)
+class ContextMemory:
+    """Documents and the compressed context of their joined text."""
+
+    documents: list[Document]
+    token_ends: list[int]
+    """For each token, the index of the character after it in the joined text."""
+    compressed: CompressedContext
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes stored to answer from."""
+        if self.compressed.stored_bytes is not None:
+            return self.compressed.stored_bytes
+        return text_bytes(self.documents)
 
 
 class TrainedReader(nn.Module, ABC):
@@ -50,8 +81,6 @@ class TrainedReader(nn.Module, ABC):
 
     name: ClassVar[str]
     Config: ClassVar[type[ReaderConfig]]
-    batched: ClassVar[bool] = True
-    """Whether `prefill` takes several rows; otherwise questions are answered one at a time."""
     has_selection_budget: ClassVar[bool] = False
     """Whether the method is trained to select K paragraphs, with the setting `k`."""
 
@@ -76,23 +105,15 @@ class TrainedReader(nn.Module, ABC):
     @staticmethod
     @abstractmethod
     def build_parts(config: Any, shape: PretrainedConfig) -> nn.ModuleDict:
-        """Build the trained modules other than the adapters, with their initial values.
-
-        Args:
-            shape: the backbone's configuration; it suffices to count parameters on the meta device.
-        """
+        """Build the trained modules other than the adapters; `shape` configures the backbone."""
 
     @abstractmethod
     def compress(self, ids: list[int]) -> CompressedContext:
-        """Compress a context; this needs no question.
-
-        Args:
-            ids: tokens of all documents, without a start token.
-        """
+        """Compress the tokens of all documents, without a start token or a question."""
 
     @abstractmethod
     def context_tokens_used(self, tokens: int, prompt: int, limit: int) -> int:
-        """Return how many leading tokens of a context condition an answer.
+        """Return how many leading tokens of a context condition an answer of up to `limit` tokens.
 
         Args:
             prompt: number of tokens of start token, prompt and question.
@@ -105,10 +126,9 @@ class TrainedReader(nn.Module, ABC):
     def prefill(
         self, contents: Sequence[Any], used: Sequence[int], prompts: Sequence[list[int]]
     ) -> PrefillResult:
-        """Prefill compressed contexts and prompts.
+        """Prefill compressed contexts (their `content`) and prompts.
 
         Args:
-            contents: the `content` of each `CompressedContext`.
             used: number of leading tokens of each context that condition its answer.
             prompts: start token, prompt and question of each row.
         """
@@ -127,11 +147,7 @@ class TrainedReader(nn.Module, ABC):
         """
 
     def text_loss(self, context: Tensor, continuation: Tensor) -> dict[str, Tensor]:
-        """Losses on text: `loss` and its components.
-
-        Args:
-            context: tokens `[B, T]`.
-            continuation: the tokens after them `[B, A]`.
+        """Losses on context tokens `[B, T]` and continuations `[B, A]`: `loss` and its components.
 
         Raises:
             ConfigError: the method is not trained on text.
@@ -155,11 +171,7 @@ class TrainedReader(nn.Module, ABC):
         return self._parts
 
     def answer_loss(self, states_BPD: Tensor, labels_BA: Tensor) -> dict[str, Tensor]:
-        """Cross-entropy of an answer at the last A positions, as `loss`.
-
-        Args:
-            states_BPD: states before the final norm.
-        """
+        """Cross-entropy of an answer at the last A positions of states before the final norm."""
         logits_BAV = self.backbone.logits(states_BPD[:, -labels_BA.shape[1] :])
         return {"loss": next_token_loss(logits_BAV, labels_BA)}
 
@@ -195,11 +207,7 @@ class TrainedReader(nn.Module, ABC):
     def answer(
         self, memory: ContextMemory, question: str, *, decoding: Decoding = GREEDY
     ) -> Answer:
-        """Answer one question.
-
-        Raises:
-            DataError: the question is empty, or it alone exceeds the backbone's positions.
-        """
+        """Answer one question; see `answer_all`."""
         return self.answer_all([memory], [question], decoding)[0]
 
     @torch.no_grad()
@@ -209,7 +217,11 @@ class TrainedReader(nn.Module, ABC):
         questions: Sequence[str],
         decoding: Decoding = GREEDY,
     ) -> list[Answer]:
-        """Answer one question about each memory, in one batch."""
+        """Answer one question about each memory, in one batch.
+
+        Raises:
+            DataError: a question is empty, or it alone exceeds the backbone's positions.
+        """
         clock = Clock(self.backbone.device)
         prompts = [question_ids(self.backbone, question) for question in questions]
         used = [
@@ -254,14 +266,6 @@ class TrainedReader(nn.Module, ABC):
             context_tokens=tokens,
         )
 
-    def free_positions(self, prompt: int, limit: int) -> int:
-        """Positions that prompt and answer leave free for the compressed context.
-
-        Raises:
-            DataError: prompt and answer alone exceed the backbone's positions.
-        """
-        return free_positions(self.backbone, prompt, limit)
-
     # Checkpoints
 
     @classmethod
@@ -273,10 +277,9 @@ class TrainedReader(nn.Module, ABC):
         device: torch.device | str | None = None,
         attention: str = "sdpa",
     ) -> Self:
-        """Open a checkpoint.
+        """Open a checkpoint, a folder or a hub id.
 
         Args:
-            name: a folder or a hub id.
             dtype: data type of the backbone; None means bfloat16 on a GPU, float32 elsewhere.
             device: None means a GPU if there is one.
             attention: "sdpa" or "eager".
@@ -323,3 +326,8 @@ class TrainedReader(nn.Module, ABC):
             if self.config.lora_rank:
                 dtype = torch.bfloat16 if int8 else torch.float32
                 self.backbone.save_lora(partial / checkpoint.ADAPTER, backbone, dtype)
+
+
+def generator_for(seed: int, ids: Tensor) -> np.random.Generator:
+    """A random generator seeded by a text, so that a resumed run draws the same numbers."""
+    return np.random.default_rng([seed, *ids[:8].tolist()])

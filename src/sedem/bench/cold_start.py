@@ -25,7 +25,7 @@ clock = [0.0]
 note = lambda: clock.append(sum(os.times()[:2]))
 import sedem.cli.main
 from sedem.bank.memory_bank import MemoryBank
-from sedem.cli.models import open_model
+from sedem.cli.options import open_model
 from sedem.model import SeDeM
 note()
 bank, model = MemoryBank.open(sys.argv[1]), open_model(sys.argv[2], sys.argv[3])

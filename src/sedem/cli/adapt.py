@@ -63,11 +63,11 @@ def adapt(
     """
     budget = _steps(steps)
     _use(device)
+    from sedem.backbone.bars import hide_bars
     from sedem.data.documents import files_in, read_documents
     from sedem.training import adapt as adapting
-    from sedem.training.adapt import Adaptation
 
-    wanted = Adaptation(
+    wanted = adapting.Adaptation(
         backbone=backbone,
         steps=budget,
         compression=compression,
@@ -81,7 +81,7 @@ def adapt(
     if report is not None:
         output.note(f"'{out}' is finished; nothing is left to do")
     else:
-        _quiet()
+        hide_bars()
         sizes, (one, two) = adapting.prepare(wanted, texts, out)
         used = output.count(sizes.questions, "question")
         if sizes.questions_not_used:
@@ -123,13 +123,6 @@ def _use(device: str | None) -> None:
             raise ConfigError("device is 'cuda', but torch finds no GPU; leave it out, or use cpu")
 
 
-def _quiet() -> None:
-    """Leave the bars of sedem as the only ones; what a library tells is for `sedem train`."""
-    from sedem.backbone.bars import hide_bars
-
-    hide_bars()
-
-
 def _print(report: dict[str, Any], out: Path, work: Path) -> None:
     sizes, (one, two), place = report["sizes"], report["steps"], shlex.quote(str(out))
     output.print_facts(
@@ -142,10 +135,9 @@ def _print(report: dict[str, Any], out: Path, work: Path) -> None:
     )
     output.write()
     rows = [
-        (name, f"{before:.3f}" if "loss" in name else f"{before:.1f}",
-         f"{after:.3f}" if "loss" in name else f"{after:.1f}")
-        for name, (before, after) in report["scores"].items()
-    ]  # fmt: skip
+        (name, *(f"{value:.{3 if 'loss' in name else 1}f}" for value in values))
+        for name, values in report["scores"].items()
+    ]
     output.print_table(rows, ("on held-out documents", "before", "after"))
     output.write()
     output.write(f"sedem build my.bank FILE ... -m {place}")

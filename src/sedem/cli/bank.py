@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sedem.cli.models import model_of, open_model
-from sedem.cli.options import BankPlace, EngineOption, Json, Model
-from sedem.cli.output import count, note, print_facts, print_json, print_table, progress, write
+from sedem.cli.options import BankPlace, EngineOption, Json, Model, model_of, open_model
+from sedem.cli.output import count, note, print_facts, print_json, print_table, progress, report
 from sedem.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -111,11 +110,8 @@ def verify(
     if sources or drop:
         raise ConfigError("--from and --drop belong to --repair; add it")
     damage = examine_all(store)
-    if as_json:
-        print_json({"problems": damage.problems, "documents": damage.documents})
-    else:
-        for line in damage.problems or ["all is well"]:
-            write(f"{bank}: {line}")
+    facts = {"problems": damage.problems, "documents": damage.documents}
+    report(as_json, facts, *(f"{bank}: {one}" for one in damage.problems or ["all is well"]))
     if damage.problems:
         raise typer.Exit(1)
 
@@ -138,21 +134,11 @@ def _repair(bank: Path, files: list[Path], drop: bool, model: str | None, as_jso
             return reading_again(opened, documents, source_text, report_progress)(new, lost)
 
     documents = read_documents(files)
-    report = repair(BankFile(bank), again)
-    if as_json:
-        print_json(asdict(report))
-        return
-    for problem in report.problems or ["all is well"]:
-        write(f"{bank}: {problem}")
-    lists = {
-        "set aside": report.set_aside,
-        "repaired": report.repaired,
-        "read again": report.read_again,
-        "dropped": report.dropped,
-    }
-    for what, names in lists.items():
-        for name in names:
-            write(f"{bank}: {what} '{name}'")
+    done = asdict(repair(BankFile(bank), again))
+    lines = list(done["problems"] or ["all is well"])
+    for what in ("set_aside", "repaired", "read_again", "dropped"):
+        lines += [f"{what.replace('_', ' ')} '{name}'" for name in done[what]]
+    report(as_json, done, *(f"{bank}: {line}" for line in lines))
 
 
 @bank_app.command("rm")
@@ -171,11 +157,7 @@ def remove(
 
     store_at(bank).remove(*documents)
     names = list(dict.fromkeys(documents))
-    if as_json:
-        print_json({"removed": names})
-        return
-    for name in names:
-        write(f"{bank}: removed '{name}'")
+    report(as_json, {"removed": names}, *(f"{bank}: removed '{name}'" for name in names))
 
 
 @bank_app.command()
@@ -204,15 +186,13 @@ def compact(
 
     store = store_at(bank)
     if not isinstance(store, BankFile):
-        report = store.compact(KEEP if keep is None else timedelta(hours=keep))
+        sizes = store.compact(KEEP if keep is None else timedelta(hours=keep))
     elif keep is None:
-        report = store.compact()
+        sizes = store.compact()
     else:
         raise ConfigError(f"--keep is for banks in parts; '{bank}' is one file: leave it out")
-    if as_json:
-        print_json(asdict(report))
-        return
-    write(f"{bank}: {report.bytes_before:,} bytes before, {report.bytes_after:,} bytes now")
+    told = f"{bank}: {sizes.bytes_before:,} bytes before, {sizes.bytes_after:,} bytes now"
+    report(as_json, asdict(sizes), told)
 
 
 @bank_app.command()
@@ -290,10 +270,8 @@ def join_parts(
 
 
 def _report_copy(source: Path | str, target: Path | str, size: int, as_json: bool) -> None:
-    if as_json:
-        print_json({"from": str(source), "to": str(target), "bytes": size})
-    else:
-        write(f"{target}: {size:,} bytes from {source}")
+    facts = {"from": str(source), "to": str(target), "bytes": size}
+    report(as_json, facts, f"{target}: {size:,} bytes from {source}")
 
 
 @bank_app.command()
@@ -326,11 +304,9 @@ def warm(
     answering = open_model(model or model_of(bank), engine)
     with progress("warming") as report_progress:
         size = save_kept(answering.engine, opened, dtype, report_progress)
-    if as_json:
-        facts = {"blocks": len(opened), "bytes": size, "memory_bytes": opened.memory_bytes}
-        print_json(facts)
-        return
-    write(
+    report(
+        as_json,
+        {"blocks": len(opened), "bytes": size, "memory_bytes": opened.memory_bytes},
         f"{bank}: keys and values of {count(len(opened), 'block')} take {size:,} bytes, its memory "
-        f"{opened.memory_bytes:,}"
+        f"{opened.memory_bytes:,}",
     )

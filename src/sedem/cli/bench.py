@@ -13,6 +13,7 @@ from sedem.config import DEFAULT_MODEL
 
 
 def bench(
+    context: typer.Context,
     methods: Annotated[
         list[str] | None,
         typer.Argument(
@@ -20,15 +21,19 @@ def bench(
             help="Names of 'sedem eval --list'. [default: all but trained baselines]",
         ),
     ] = None,
-    context: Annotated[
-        list[int] | None,
-        typer.Option(metavar="N", help="Context in tokens; repeatable. [default: 1024, 8192]"),
-    ] = None,
-    k: BudgetOption = None,
-    batch: Annotated[
+    contexts: Annotated[
         list[int] | None,
         typer.Option(
-            metavar="N", help="Also answer N questions over one memory at once; repeatable."
+            "--context", metavar="N", help="Context in tokens; repeatable. [default: 1024, 8192]"
+        ),
+    ] = None,
+    k: BudgetOption = None,
+    batches: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--batch",
+            metavar="N",
+            help="Also answer N questions over one memory at once; repeatable.",
         ),
     ] = None,
     memory: Annotated[
@@ -107,27 +112,10 @@ def bench(
     from sedem.bench.command import notes, run_bench
     from sedem.bench.plan import Plan
 
-    given = {
-        "methods": methods,
-        "contexts": context,
-        "k": chosen_k,
-        "batches": batch,
-        "memory": memory,
-        "weights": weights,
-        "checkpoint": model or DEFAULT_MODEL,
-        "backbone": backbone,
-        "runs": runs,
-        "answer_tokens": answer_tokens,
-        "device": device,
-        "dtype": dtype,
-        "engine": engine,
-        "kept": kept,
-        "block_context": block_context,
-        "online": online,
-        "text": text,
-        "cold_start": cold_start,
-    }
-    plan = Plan.from_entries({n: v for n, v in given.items() if v not in (None, [])}, "sedem bench")
+    given = context.params | {"k": chosen_k, "checkpoint": model or DEFAULT_MODEL}
+    empty = (None, ())  # an option that was not given, or a repeatable one
+    entries = {n: v for n, v in given.items() if n in Plan.model_fields and v not in empty}
+    plan = Plan.from_entries(entries, "sedem bench")
     for caveat in notes(plan):
         output.note(caveat)
     hide_bars()
@@ -138,21 +126,16 @@ def bench(
 
         for ending in (".svg", ".png"):
             draw(document, out / f"ttft{ending}")
-    left_out = [f"{name} is left out: {why}" for name, why in document["left_out"].items()]
-    for sentence in left_out:
-        output.note(sentence)
+    for name, why in document["left_out"].items():
+        output.note(f"{name} is left out: {why}")
     if as_json:
         output.print_json(document)
         return
-    _note_cold_start(document["cold_start"])
+    if (seconds := document["cold_start"]) is not None:
+        parts = (f"{part.replace('_', ' ')} {spent:.2f}" for part, spent in seconds.items())
+        output.note(f"cold start, processor seconds: {', '.join(parts)}")
     from sedem.bench.table import lines
 
     headings, *rows = lines(document)
     # The method, how much it reads, and the batches, which are a text of any length.
     output.print_table(rows, headings, left=(1, 2, len(headings) - 1))
-
-
-def _note_cold_start(seconds: dict[str, float] | None) -> None:
-    if seconds is not None:
-        parts = (f"{part.replace('_', ' ')} {spent:.2f}" for part, spent in seconds.items())
-        output.note(f"cold start, processor seconds: {', '.join(parts)}")

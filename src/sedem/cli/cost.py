@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from sedem.cli import output
 from sedem.cli.options import Json
-from sedem.cli.report import print_cost, print_training_cost
 from sedem.cli.train import Overrides, RecipeFile, RecipeName, recipe_path
+from sedem.durable_files import bytes_text
 
 
 def cost(
@@ -94,3 +94,43 @@ def _training_cost(
         output.print_json(result)
     else:
         print_training_cost(result)
+
+
+def print_cost(result: dict[str, Any]) -> None:
+    """Write parameters and FLOPs of SeDeM or of a trained baseline, and what they assume."""
+    parameters = dict(result["parameters"])
+    percent = parameters.pop("percent" if "percent" in parameters else "percent_without_lora")
+    flops = dict(result["flops"])
+    assumptions = flops.pop("assumptions")
+    added = ("added", f"{percent:.2f}", "% of the backbone")
+    rows = [
+        (name.replace("_", " "), f"{value / 1e6:.2f}", "M parameters")
+        for name, value in parameters.items()
+    ]
+    output.print_table([*rows, added], left=(0, 2))
+    output.write()
+    rows = [(name, f"{value / 1e9:.1f}", "GFLOPs") for name, value in flops.items()]
+    output.print_table(rows, left=(0, 2))
+    output.write("for " + ", ".join(f"{n.replace('_', ' ')} {v}" for n, v in assumptions.items()))
+
+
+def print_training_cost(result: dict[str, Any]) -> None:
+    """Write what a training run will take, and what that assumes."""
+    tokens = result["tokens"]
+    rows = [
+        ("steps", f"{result['steps']:,}", f"of {result['examples_per_step']:,} examples"),
+        ("examples", f"{result['examples']:,}", ""),
+        ("tokens read frozen", f"{tokens['frozen'] / 1e9:.3f}", "billion"),
+        ("positions with gradient", f"{tokens['with_gradient'] / 1e9:.3f}", "billion"),
+        ("hours", f"{result['hours']:.3g}", ""),
+    ]
+    output.print_table(rows, left=(0, 2))
+    output.write()
+    rows = [(name, f"{value / 1e15:.4g}", "PFLOPs") for name, value in result["flops"].items()]
+    output.print_table(rows, left=(0, 2))
+    output.write()
+    sizes: dict[str, int] = result["bytes"]
+    names = {"memory": "memory of a GPU", "cache_on_disk": "cache on disk"}
+    output.print_table([(str(names.get(n, n)), bytes_text(value)) for n, value in sizes.items()])
+    told = ", ".join(f"{n.replace('_', ' ')} {v:g}" for n, v in result["assumptions"].items())
+    output.write(f"for {told}; activations and logits are estimates")

@@ -60,11 +60,12 @@ def inspect(
 
     Shows what was left out and why, and lengths in tokens and blocks.
     """
+    from sedem.data.corpus import holds_texts
     from sedem.data.inspection import plot
 
     chosen = parse_options(options)
     with output.progress("counting") as report_progress:
-        if schema is None and _is_text(source):
+        if schema is None and holds_texts(source):
             unused = {"split": split, "records": records, "option": chosen or None}
             for name, value in unused.items():
                 if value is not None:
@@ -122,12 +123,6 @@ def _print_histogram(bars: Sequence[tuple[int, int, int]]) -> None:
         for label, (*_, number) in zip(labels, bars, strict=True)
     ]
     output.print_table(rows, left=(2,))
-
-
-def _is_text(source: str) -> bool:
-    from sedem.data.corpus import holds_texts
-
-    return holds_texts(source)
 
 
 def _texts(source: str, tokenizer: str | None, limit: int | None, progress: Any) -> Inspection:

@@ -19,10 +19,20 @@ from sedem.cli.options import (
     budget,
     parse_options,
 )
-from sedem.cli.report import print_metrics, print_report
 from sedem.evaluation.config import EvaluationConfig
 
 METHOD = "METHOD"
+HEADINGS = {
+    "em": "EM",
+    "f1": "F1",
+    "rouge_l": "ROUGE-L",
+    "string_match": "match",
+    "recall": "recall@K",
+    "mrr": "MRR",
+    "conditioning": "positions",
+    "bytes_per_token": "B/token",
+    "ttft_ms": "TTFT ms",
+}
 DEFAULTS: dict[str, Any] = {
     name: field.default for name, field in EvaluationConfig.model_fields.items()
 }
@@ -62,16 +72,17 @@ def evaluations(
         raise typer.BadParameter("give a METHOD and --data, or 'report' and folders, or --list")
 
 
-def _flag(setting: str, metavar: str) -> Any:
+def _flag(setting: str, metavar: str, *names: str) -> Any:
     """Return an option whose help is the docstring of a setting."""
-    return typer.Option(metavar=metavar, help=EvaluationConfig.model_fields[setting].description)
+    help_text = EvaluationConfig.model_fields[setting].description
+    return typer.Option(*names, metavar=metavar, help=help_text)
 
 
 @eval_app.command(METHOD)
 def evaluate(
     context: typer.Context,
     data: Annotated[str, _flag("data", "NAME|FILE")],
-    schema: Annotated[str | None, _flag("schema_name", "NAME")] = None,
+    schema_name: Annotated[str | None, _flag("schema_name", "NAME", "--schema")] = None,
     records: Annotated[str | None, _flag("records", "START:STOP")] = None,
     split: Annotated[str | None, _flag("split", "NAME")] = None,
     option: OptionEntries = None,
@@ -99,27 +110,12 @@ def evaluate(
     from sedem.evaluation.registry import default_checkpoint
 
     method = str(context.info_name)
-    entries = {
+    given = {n: v for n, v in context.params.items() if n in EvaluationConfig.model_fields}
+    entries = given | {
         "method": method,
-        "data": data,
-        "schema_name": schema,
-        "records": records,
-        "split": split,
         "options": parse_options(option),
-        "limit": limit,
         "k": budget(k),
-        "control": control,
-        "condition": condition,
         "checkpoint": model or default_checkpoint(method),
-        "max_new_tokens": max_new_tokens,
-        "batch": batch,
-        "shift": shift,
-        "memory": memory,
-        "kept_dtype": kept_dtype,
-        "dtype": dtype,
-        "engine": engine,
-        "weights": weights,
-        "seed": seed,
     }
     config = EvaluationConfig.from_entries(entries, "sedem eval")
     from sedem.backbone.bars import hide_bars
@@ -157,3 +153,67 @@ def report(
         output.print_json(result)
     else:
         print_report(result)
+
+
+def print_metrics(metrics: dict[str, Any]) -> None:
+    """Write means with their intervals, then the counts, then the first failure if there is one."""
+    rows = []
+    for name, value in metrics.items():
+        if isinstance(value, dict) and "mean" in value:
+            low, high = value["interval"]
+            rows.append((name, f"{value['mean']:.2f}", f"[{low:.2f}, {high:.2f}]", f"{value['n']}"))
+    output.print_table(rows, ("metric", "mean", "95 % interval", "n"))
+    output.write()
+    counts = metrics["counts"]
+    output.print_facts(counts.items())
+    if counts["not_answered"]:
+        output.write(
+            f"{counts['not_answered']:,} of {counts['examples']:,} could not be answered and count "
+            f"as wrong; the first, {metrics['first_error']}"
+        )
+
+
+def print_report(report: dict[str, Any]) -> None:
+    """Write runs side by side, means above intervals; then differences to the first; then notes."""
+    runs = report["runs"]
+    rows = [_run_row(number, run) for number, run in enumerate(runs, start=1)]
+    output.print_table(rows, ("", *HEADINGS.values()))
+    if report["differences"]:
+        output.write()
+        numbers = {run["run"]: number for number, run in enumerate(runs, start=1)}
+        names = report["differences"][0]["metrics"]
+        rows = [_difference_row(numbers[entry["run"]], entry) for entry in report["differences"]]
+        output.print_table(rows, ("vs. run 1, paired", *(HEADINGS[name] for name in names)))
+    for run in runs:
+        if run["not_answered"]:
+            output.note(f"'{run['run']}' has {run['not_answered']:,} not answered")
+    for problem in report["problems"]:
+        output.note(problem)
+
+
+def _run_row(number: int, run: dict[str, Any]) -> list[output.Cell]:
+    k, control, batch = run["k"], run["control"], run["batch"]
+    about = [run["method"], f"K={k}" if k else None, None if control == "selected" else control]
+    about += [f"batch={batch}" if batch > 1 else None, f"n={run['n']:,}"]
+    metrics = run["metrics"]
+    means = {name: f"{metric['mean']:.1f}" for name, metric in metrics.items()}
+    if "recall" in means:
+        means["recall"] += f" @{run['recall_at']}"
+    cells = [(means[name], _bounds(metrics[name])) if name in means else "-" for name in HEADINGS]
+    return [(f"{number}  {run['run']}", f"   {' '.join(filter(None, about))}"), *cells]
+
+
+def _difference_row(number: int, entry: dict[str, Any]) -> list[output.Cell]:
+    name = (f"{number}  {entry['run']}", "   95 % interval", "   resamples below zero")
+    return [
+        name,
+        *(
+            (f"{metric['mean']:+.1f}", _bounds(metric), f"{100 * metric['below_zero']:.1f} %")
+            for metric in entry["metrics"].values()
+        ),
+    ]
+
+
+def _bounds(metric: dict[str, Any]) -> str:
+    low, high = metric["interval"]
+    return f"{low:.1f}..{high:.1f}"

@@ -1,10 +1,11 @@
-"""The `sedem` command: demo and ask; the other commands have modules of their own.
+"""The `sedem` command: demo, build and ask; the other commands have modules of their own.
 
 Each command imports what it needs when it runs, so `--help` is fast.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,21 +15,16 @@ from typer.core import TyperGroup
 from sedem.cli import (
     adapt,
     bench,
-    build,
-    calibrate,
+    checkpoint,
     cost,
     data,
     evaluate,
-    init,
     output,
     probe,
-    push,
-    seal,
     serve,
     train,
 )
 from sedem.cli import bank as bank_commands
-from sedem.cli.models import model_of, open_model
 from sedem.cli.options import (
     BankPlace,
     BudgetOption,
@@ -38,19 +34,24 @@ from sedem.cli.options import (
     Model,
     WeightsOption,
     budget,
+    model_of,
+    open_model,
 )
 from sedem.config import DEFAULT_MODEL
-from sedem.errors import DataError, SedemError
+from sedem.errors import ConfigError, DataError, SedemError
 
 if TYPE_CHECKING:
-    from sedem.bank.memory_bank import MemoryBank
-    from sedem.model import SeDeM
+    from sedem.reading.building import Report
 
 ORDER = (
     "demo", "build", "ask", "bank", "data", "init", "probe", "adapt", "train", "calibrate", "seal",
     "push", "eval", "bench", "cost", "serve",
 )  # fmt: skip
 """The commands as the help lists them."""
+
+
+INTERRUPTED = 130
+"""Exit status of a command that Ctrl-C has ended."""
 
 
 class Commands(TyperGroup):
@@ -87,13 +88,12 @@ app.add_typer(bank_commands.bank_app, name="bank")
 app.add_typer(data.data_app, name="data")
 app.add_typer(train.train_app, name="train")
 app.add_typer(evaluate.eval_app, name="eval")
-app.command()(build.build)
-app.command()(init.init)
+app.command()(checkpoint.init)
 app.command()(probe.probe)
 app.command()(adapt.adapt)
-app.command()(calibrate.calibrate)
-app.command()(seal.seal)
-app.command()(push.push)
+app.command()(checkpoint.calibrate)
+app.command()(checkpoint.seal)
+app.command()(checkpoint.push)
 app.command()(bench.bench)
 app.command()(cost.cost)
 app.command()(serve.serve)
@@ -124,6 +124,170 @@ def demo(k: BudgetOption = None) -> None:
     output.write(
         "sedem-nano is a small model and often wrong; the spans it answered from are exact."
     )
+
+
+@app.command()
+def build(
+    bank: BankPlace,
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE",
+            help="Files (.txt, .md, .html, .pdf, .docx), folders of them, or patterns such as "
+            "'reports/**/*.pdf'; with --ray also .jsonl, .parquet and places such as "
+            "s3://BUCKET/FOLDER.",
+        ),
+    ],
+    model: Model = None,
+    encoding: Annotated[
+        str, typer.Option(metavar="NAME", help="Encoding of text and HTML files.")
+    ] = "utf-8",
+    keep_going: Annotated[
+        bool,
+        typer.Option(
+            "--keep-going",
+            help="Skip files that cannot be read; they are listed, and the exit status is 1.",
+        ),
+    ] = False,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TYPE",
+            help="How a new bank stores slots: bfloat16, int8 or fp8. [default: bfloat16]",
+        ),
+    ] = None,
+    keys: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TYPE",
+            help="Also store the selector's keys, as bfloat16, int8 or fp8: a larger bank, "
+            "faster answers.",
+        ),
+    ] = None,
+    no_text: Annotated[
+        bool,
+        typer.Option(
+            "--no-text",
+            help="Keep no texts in a new bank, only their SHA-256; sources are read from the "
+            "files, if these are still there and unchanged.",
+        ),
+    ] = False,
+    no_words: Annotated[
+        bool, typer.Option("--no-words", help="Make a new bank without an index of words.")
+    ] = False,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Read on the workers of a Ray cluster: HOST:PORT, ray://HOST:PORT, auto for the "
+            "one that runs here, local for one that is started here.",
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="With --ray, the most workers. [default: one a GPU, or a CPU]"
+        ),
+    ] = None,
+    worker_cpus: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="With --ray, CPUs of a worker. [default: 1]"),
+    ] = None,
+) -> None:
+    """Read files into a new or existing bank.
+
+    Unchanged files are skipped; a changed file replaces its old version. Files are read one after
+    the other, and every commit is durable: an interrupted build resumes when its command is given
+    again. A file that cannot be read ends the build; what was read before it is in the bank. With
+    --ray, other machines read and this one commits; the bank is the same.
+    """
+    if ray is None and (workers or worker_cpus):
+        raise ConfigError("--workers and --worker-cpus are for a Ray cluster; give --ray ADDRESS")
+    options = {"dtype": dtype, "keys": keys, "no_text": no_text, "words": not no_words}
+    files = _files(sources, encoding, keep_going, on_ray=ray is not None)
+    try:
+        if ray is None:
+            report = _build_here(bank, files, model, options)
+        else:
+            limits = {"most": workers, "cpus": worker_cpus or 1}
+            report = _build_on_ray(ray, limits, bank, files, model, options)
+    except KeyboardInterrupt:
+        output.error("interrupted; run it again to continue after the last commit")
+        raise typer.Exit(INTERRUPTED) from None
+    finally:
+        for failure in files.failed:
+            output.error(failure)
+    output.write(
+        f"{bank}: {report.added} added, {report.replaced} replaced, {report.unchanged} unchanged; "
+        f"the bank holds {output.count(report.documents, 'document')} "
+        f"in {output.count(report.blocks, 'block')}"
+    )
+    if files.failed:
+        raise typer.Exit(1)
+
+
+def _files(sources: list[str], encoding: str, keep_going: bool, on_ray: bool) -> Any:
+    """The files to read; torch is not imported for it, so a wrong name is told at once."""
+    from sedem.bank.parts import is_remote
+    from sedem.data.documents import DocumentFiles
+
+    if on_ray:
+        from sedem.ray.sources import Sources
+
+        return Sources(sources, encoding, keep_going)
+    for source in filter(is_remote, sources):
+        raise DataError(
+            f"'{source}' is in an object store; read it with --ray, such as --ray local"
+        )
+    return DocumentFiles([Path(source) for source in sources], encoding, keep_going=keep_going)
+
+
+def _build_here(bank: str, files: Any, model: str | None, options: dict[str, Any]) -> Report:
+    """Build on this machine."""
+    from sedem.reading.building import build_bank
+
+    opened = open_model(model or model_of(bank))
+    with output.progress("reading", of_bytes=True) as report_progress:
+        return build_bank(
+            opened,
+            opened.engine,
+            bank,
+            files,
+            lambda done: report_progress(done, sum(files.sizes.values())),
+            size=lambda document: files.sizes[document.name],
+            source=opened.source,
+            **options,
+        )
+
+
+def _build_on_ray(
+    address: str,
+    limits: dict[str, Any],
+    bank: str,
+    files: Any,
+    model: str | None,
+    options: dict[str, Any],
+) -> Report:
+    """Build on the workers of a cluster, whose address is tried before the model is opened."""
+    from sedem.ray.cluster import connected
+
+    with connected(address):
+        from sedem.ray.build import Workers, build_on_ray
+
+        name = model or model_of(bank)
+        opened = open_model(name)
+        # A worker has another working folder.
+        checkpoint = os.path.abspath(name) if os.path.isdir(name) else name
+        with output.progress("reading", of_bytes=True, speed="tokens/s") as report_progress:
+            return build_on_ray(
+                opened,
+                Workers(address, checkpoint, **limits),
+                bank,
+                files,
+                report_progress,
+                source=opened.source,
+                **options,
+            )
 
 
 @app.command()
@@ -182,13 +346,20 @@ def ask(
         "min_confidence": min_confidence,
         "documents": document or None,
     }
+
+    def answer(text: str) -> None:
+        if as_json:
+            output.print_json(answering.answer(opened, text, **options).to_dict())
+        else:
+            output.print_answer(answering, opened, text, **options)
+
     if question is not None:
-        _answer(answering, opened, question, as_json, **options)
+        answer(question)
         return
     failed = False
     for number, one in enumerate(output.questions_from_stdin(), start=1):
         try:
-            _answer(answering, opened, one, as_json, **options)
+            answer(one)
         except DataError as error:
             # A bad question of a batch costs itself alone.
             failed = True
@@ -197,11 +368,3 @@ def ask(
                 output.print_json({"question": one, "error": str(error)})
     if failed:
         raise typer.Exit(1)
-
-
-def _answer(model: SeDeM, bank: MemoryBank, question: str, as_json: bool, **options: Any) -> None:
-    """Answer a question and write the answer."""
-    if as_json:
-        output.print_json(model.answer(bank, question, **options).to_dict())
-    else:
-        output.print_answer(model, bank, question, **options)

@@ -88,6 +88,15 @@ def print_json(value: object) -> None:
     typer.echo("".join(c if is_safe(c) else json.dumps(c)[1:-1] for c in text))
 
 
+def report(as_json: bool, value: object, *lines: str) -> None:
+    """Write a result: as JSON, or as the lines that say the same."""
+    if as_json:
+        print_json(value)
+        return
+    for line in lines:
+        write(line)
+
+
 # Tables
 
 

@@ -101,11 +101,7 @@ def _print(result: dict[str, Any], backbone: str) -> None:
     text, nothing = (ends["continuation"][end]["mean"] for end in ("raw_text", "nothing"))
     output.write()
     output.write(f"loss with the text itself {text:.3f}, with nothing {nothing:.3f}")
-    settings = {
-        "extract_layers": chosen["extract_layers"],
-        "inject_layer": chosen["inject_layer"],
-        "compression": chosen["compression"],
-    }
+    settings = {key: chosen[key] for key in ("extract_layers", "inject_layer", "compression")}
     output.write(f"recommended: {', '.join(f'{key}: {value}' for key, value in settings.items())}")
     flags = " ".join(
         f"--set {shlex.quote(f'model.{key}={value}')}"

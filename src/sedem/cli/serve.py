@@ -118,11 +118,8 @@ def serve(
         return
     if read_only or bank_scope:
         raise ConfigError("--read-only and --bank-scope require --new-key")
-    machines = {
-        name: count
-        for name, count in (("partitions", partitions), ("engines", engines), ("copies", copies))
-        if count is not None
-    }
+    names = ("partitions", "engines", "copies")
+    machines = {n: count for n in names if (count := context.params[n]) is not None}
     if machines and ray is None:
         raise ConfigError(f"--{next(iter(machines))} belongs to --ray; add it")
     _check_packages()

@@ -1,4 +1,4 @@
-"""The commands of `sedem train`: the stages of SeDeM and the baselines."""
+"""The commands of `sedem train`: both stages of SeDeM, and the baselines."""
 
 from __future__ import annotations
 
@@ -36,6 +36,12 @@ PrintConfig = Annotated[
     typer.Option("--print-config", help="Print the recipe with every value, and do not train."),
 ]
 
+COMMANDS = {
+    "stage1": "Train compressor and decompressor on text.",
+    "stage2": "Train selection and answering on questions.",
+    METHOD: "Train a baseline on text or questions.",
+}
+
 train_app = typer.Typer(
     cls=MethodOrVerb,
     rich_markup_mode=None,
@@ -61,9 +67,9 @@ def trainings(
 ) -> None:
     """Train SeDeM or a baseline from a recipe."""
     if launch_file is not None:
-        from sedem.training import shipped_recipes as shipped
+        from sedem.training.shipped_recipes import launch_file as shipped
 
-        write(str(shipped.launch_file(launch_file)))
+        write(str(shipped(launch_file)))
     elif list_recipes:
         from sedem.training.shipped_recipes import backbones_of, shipped_recipes, what_trains
 
@@ -80,38 +86,7 @@ def trainings(
         raise typer.BadParameter("give stage1, stage2 or a METHOD, and --recipe; or --list")
 
 
-@train_app.command()
-def stage1(
-    recipe: RecipeName = None,
-    backbone: RecipeBackbone = None,
-    config: RecipeFile = None,
-    overrides: Overrides = None,
-    print_config: PrintConfig = False,
-) -> None:
-    """Train compressor and decompressor on text.
-
-    An interrupted run resumes when its command is given again.
-    """
-    _train_stage("stage1", recipe_path(recipe, config, backbone), overrides, print_config)
-
-
-@train_app.command()
-def stage2(
-    recipe: RecipeName = None,
-    backbone: RecipeBackbone = None,
-    config: RecipeFile = None,
-    overrides: Overrides = None,
-    print_config: PrintConfig = False,
-) -> None:
-    """Train selection and answering on questions.
-
-    An interrupted run resumes when its command is given again.
-    """
-    _train_stage("stage2", recipe_path(recipe, config, backbone), overrides, print_config)
-
-
-@train_app.command(METHOD)
-def baseline(
+def train(
     context: typer.Context,
     recipe: RecipeName = None,
     backbone: RecipeBackbone = None,
@@ -119,15 +94,34 @@ def baseline(
     overrides: Overrides = None,
     print_config: PrintConfig = False,
 ) -> None:
-    """Train a baseline on text or questions.
+    """Train by a recipe and write the folder of the final checkpoint, or only print the recipe."""
+    import logging
 
-    An interrupted run resumes when its command is given again.
-    """
     from sedem.training.baseline import load_baseline_recipe, train_baseline
+    from sedem.training.recipe import as_yaml, load_recipe
+    from sedem.training.run_setup import processes
+    from sedem.training.stages import STAGES
 
-    path = recipe_path(recipe, config, backbone)
-    loaded = load_baseline_recipe(str(context.info_name), path, overrides or ())
-    _train(loaded, train_baseline, print_config)
+    path, name = recipe_path(recipe, config, backbone), str(context.info_name)
+    run: Callable[[Any], Path] = train_baseline
+    if name in STAGES:
+        kind, run = STAGES[name]
+        loaded: Any = load_recipe(kind, path, overrides or ())
+    else:
+        loaded = load_baseline_recipe(name, path, overrides or ())
+    if print_config:
+        typer.echo(as_yaml(loaded), nl=False)
+        return
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    folder = run(loaded)
+    if processes().is_main_process:
+        write(str(folder))
+
+
+for command, what in COMMANDS.items():
+    train_app.command(
+        command, help=f"{what}\n\nAn interrupted run resumes when its command is given again."
+    )(train)
 
 
 def recipe_path(recipe: str | None, config: Path | None, backbone: str | None = None) -> Path:
@@ -142,27 +136,3 @@ def recipe_path(recipe: str | None, config: Path | None, backbone: str | None = 
             "--backbone NAME, or --config FILE"
         )
     return config
-
-
-def _train_stage(stage: str, config: Path, overrides: list[str] | None, print_config: bool) -> None:
-    from sedem.training.recipe import load_recipe
-    from sedem.training.stages import STAGES
-
-    kind, train = STAGES[stage]
-    _train(load_recipe(kind, config, overrides or ()), train, print_config)
-
-
-def _train(recipe: Any, train: Callable[[Any], Path], print_config: bool) -> None:
-    """Train by a recipe and write the folder of the final checkpoint, or only write the recipe."""
-    import logging
-
-    from sedem.training.recipe import as_yaml
-    from sedem.training.run_setup import processes
-
-    if print_config:
-        typer.echo(as_yaml(recipe), nl=False)
-        return
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    folder = train(recipe)
-    if processes().is_main_process:
-        write(str(folder))

@@ -9,9 +9,8 @@ import torch
 
 from sedem.answering.decoding import Decoding
 from sedem.backbone.decoder import Backbone
-from sedem.baselines.memory import ContextMemory
 from sedem.baselines.registry import reader_class
-from sedem.baselines.trained import TrainedReader
+from sedem.baselines.trained import ContextMemory, TrainedReader
 from sedem.data.examples import Example
 from sedem.data.labels import only_gold
 from sedem.errors import ConfigError
@@ -60,7 +59,7 @@ class Trained:
             reader.config = reader.config.with_changes(k=settings.k)
         self.trained = reader
         self.gold = settings.control == "gold"
-        self.batch = settings.batch if reader.batched else 1
+        self.batch = settings.batch
         self.backbone: Backbone | None = reader.backbone
         self.decoding = decoding_of(settings)
         self.reader: Reader = BoundTrained(reader, self.decoding)

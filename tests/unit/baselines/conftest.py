@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from sedem.backbone.loading import open_backbone
 from sedem.baselines.registry import TRAINED, reader_class
@@ -34,8 +36,10 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 """Settings for a tiny backbone; a new method adds its own here."""
 
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 
-def make(name: str, folder: str, seed: int = 1, **changes: Any) -> TrainedReader:
+
+def make(name: str, folder: str, seed: int = 1, **changes: Any) -> Any:
     """A baseline with random parts and adapters, so that both affect its answers."""
     kind = reader_class(name)
     torch.manual_seed(seed)
@@ -48,10 +52,19 @@ def make(name: str, folder: str, seed: int = 1, **changes: Any) -> TrainedReader
     return reader.requires_grad_(False).eval()
 
 
-def adapted_matrices(reader: TrainedReader) -> set[str]:
-    """Names of the matrices that have adapters."""
-    names = [name for name, _ in reader.backbone.named_parameters() if "lora_" in name]
-    return {name.split(".lora_")[0].rsplit(".", 1)[1] for name in names}
+def tokens(*lengths: int) -> list[Tensor]:
+    """Random tokens of the tiny backbone."""
+    return [torch.randint(2, 250, (length,)) for length in lengths]
+
+
+def naive_loss(reader: TrainedReader, soft: Tensor, text: list[int], target: list[int]) -> Tensor:
+    """Cross-entropy of each token of `target` after [start; soft tokens; text], by Hugging Face."""
+    embed = reader.backbone.embed
+    start = embed(torch.tensor([reader.backbone.bos_token_id]))
+    row = torch.cat([start, soft, embed(torch.tensor([*text, *target]))])
+    with reader.decoding_mode():
+        logits = reader.backbone.model(inputs_embeds=row[None]).logits[0]
+    return F.cross_entropy(logits[-1 - len(target) : -1], torch.tensor(target), reduction="none")
 
 
 @pytest.fixture(params=TRAINED)
@@ -60,26 +73,34 @@ def any_reader(request: pytest.FixtureRequest, tiny_folder: Callable[..., str]) 
     return make(request.param, tiny_folder())
 
 
+def _recipe(name: str, backbone: str, folder: Path, **changes: Any) -> BaselineRecipe:
+    rates = {"parts": 1e-3, "lora": 1e-3}
+    return BaselineRecipe(
+        method=name,
+        model=reader_class(name).Config(backbone=backbone, **SMALL[name]),
+        optimization=Optimization(
+            learning_rates=rates, steps=4, batch_size=4, bf16=False, backbone_dtype="float32"
+        ),
+        run=RunSettings(output=str(folder / "out"), log_every=1, save_every=2),
+        data_root=str(FIXTURES),
+        cache=str(folder / "cache"),
+        **changes,
+    )
+
+
 @pytest.fixture
 def question_recipe(
     tiny_folder: Callable[..., str], tmp_path: Path
 ) -> Callable[..., BaselineRecipe]:
     """Four steps on the questions of one article, evaluated on those of another."""
+    training, evaluation = (
+        (DataSource(path="squad.json", records=records, options={"distractors": 1}),)
+        for records in (":1", "1:2")
+    )
+    data = QuestionData(training=training, evaluation=evaluation, answer_limit=200)
 
     def recipe(name: str, **changes: Any) -> BaselineRecipe:
-        return BaselineRecipe(
-            method=name,
-            model=reader_class(name).Config(backbone=tiny_folder(), **SMALL[name]),
-            data=QuestionData(
-                training=(DataSource(path="squad.json", records=":1", options={"distractors": 1}),),
-                evaluation=(
-                    DataSource(path="squad.json", records="1:2", options={"distractors": 1}),
-                ),
-                answer_limit=200,
-            ),
-            **_shared(tmp_path / name),
-            **changes,
-        )
+        return _recipe(name, tiny_folder(), tmp_path / name, **{"data": data, **changes})
 
     return recipe
 
@@ -87,37 +108,17 @@ def question_recipe(
 @pytest.fixture
 def text_recipe(tiny_folder: Callable[..., str], tmp_path: Path) -> Callable[..., BaselineRecipe]:
     """Four steps on seven of nine articles; the last two are held out."""
+    text = WindowSource(
+        path="articles.jsonl", continuation=12, held_out=2, evaluation_windows=4, context=32
+    )
 
-    def recipe(name: str, **changes: Any) -> BaselineRecipe:
-        return BaselineRecipe(
-            method=name,
-            model=reader_class(name).Config(backbone=tiny_folder(), **SMALL[name]),
-            text=WindowSource(
-                path="articles.jsonl", continuation=12, held_out=2, evaluation_windows=4, context=32
-            ),
-            **_shared(tmp_path / f"{name}-text"),
-            **changes,
-        )
+    def recipe(name: str) -> BaselineRecipe:
+        return _recipe(name, tiny_folder(), tmp_path / f"{name}-text", text=text)
 
     return recipe
-
-
-def _shared(folder: Path) -> dict[str, Any]:
-    return {
-        "optimization": Optimization(
-            learning_rates={"parts": 1e-3, "lora": 1e-3},
-            steps=4,
-            batch_size=4,
-            bf16=False,
-            backbone_dtype="float32",
-        ),
-        "run": RunSettings(output=str(folder / "out"), log_every=1, save_every=2),
-        "data_root": str(Path(__file__).parents[2] / "fixtures"),
-        "cache": str(folder / "cache"),
-    }
 
 
 @pytest.fixture
 def fixtures() -> Path:
     """The folder of real records."""
-    return Path(__file__).parents[2] / "fixtures"
+    return FIXTURES

@@ -12,14 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache
-from unit.baselines.conftest import adapted_matrices, make
+from unit.baselines.conftest import make, tokens
 from unit.baselines.waves import fill
 
 from sedem import Document
 from sedem.backbone.loading import open_backbone
 from sedem.baselines.compressor_500x import Compressor500x, Compressor500xConfig
 from sedem.errors import ConfigError, DataError
-from sedem.training.baseline import TextTraining
 from sedem.training.targets import targets
 
 
@@ -113,7 +112,7 @@ def test_both_variants_of_positions_match_hugging_face(
     positions: str, tiny_folder: Callable[..., str]
 ) -> None:
     reader: Any = make("500x", tiny_folder(), positions=positions)
-    contexts = [torch.randint(2, 250, (n,)) for n in (48, 9)]
+    contexts = tokens(48, 9)
     pairs = [([0, 5, 6, 7], [8, 9, 1]), ([0, 4], [11, 12, 13, 1])]
     expected = []
     for context, (prefix, answer) in zip(contexts, pairs, strict=True):
@@ -143,21 +142,11 @@ def test_stepwise_decoding_equals_one_forward_pass(
                 torch.testing.assert_close(steps[count][row], alone.logits[0], rtol=1e-4, atol=1e-4)
 
 
-def test_the_variants_of_positions_differ(tiny_folder: Callable[..., str]) -> None:
-    logits = []
-    for positions in ("restart", "continue"):
-        reader: Any = make("500x", tiny_folder(), positions=positions)
-        content = reader.compress(list(range(2, 40))).content
-        with torch.no_grad(), reader.decoding_mode():
-            logits.append(reader.prefill([content], [38], [[0, 5, 6]]).logits)
-    assert not torch.allclose(logits[0], logits[1], atol=1e-2)
-
-
 # Memory
 
 
 def test_a_context_is_truncated_at_the_limit_and_the_answer_says_so(reader: Compressor500x) -> None:
-    ids = torch.randint(2, 250, (60,)).tolist()
+    ids = tokens(60)[0].tolist()
     compressed = reader.compress(ids)
     assert torch.equal(compressed.content, reader.compress([*ids[:48], *ids[:30]]).content)
     assert not torch.equal(compressed.content, reader.compress([*ids[:47], ids[47] ^ 1]).content)
@@ -171,45 +160,11 @@ def test_a_context_is_truncated_at_the_limit_and_the_answer_says_so(reader: Comp
     assert answer.cut[0] == "the context has 99 tokens, 500x took its first 48"
     (citation,) = answer.citations
     assert (citation.document, citation.end) == ("a", 48)
-    assert torch.equal(memory.compressed.content, reader.compress(text_ids(reader, memory)).content)
 
 
-def text_ids(reader: Compressor500x, memory: Any) -> list[int]:
-    from sedem.answering.prompts import context_prompt
-
-    return reader.backbone.token_ids(context_prompt([d.text for d in memory.documents]))
-
-
-def test_adapters_are_on_q_and_v_and_off_in_decoding(reader: Compressor500x) -> None:
-    names = [name for name, _ in reader.backbone.named_parameters() if "lora_" in name]
-    assert adapted_matrices(reader) == {"q_proj", "v_proj"}
-    stage = TextTraining(reader)
-    trained = {name for name, p in stage.named_parameters() if p.requires_grad}
-    assert trained == {f"reader.backbone.{n}" for n in names} | {"reader._parts.tokens.weight"}
-    context = torch.randint(2, 250, (2, 30))
-    stage(context, context)["loss"].backward()
-    grads = {n for n, p in stage.named_parameters() if p.grad is not None and p.grad.any()}
-    # The memory has the last layer's keys and values, but nothing that depends on its queries.
-    idle = {n for n in trained if "layers.3.self_attn.q_proj" in n}
-    assert grads == trained - idle
-    memory = reader.read([Document("a", "The rent is 900 euros.")])
-    answer = reader.answer(memory, "What is the rent?")
-    with torch.no_grad():
-        for parameter in reader.backbone.lora_parameters():
-            parameter.zero_()
-    assert reader.answer(memory, "What is the rent?").text == answer.text
-
-
-def test_impossible_settings_are_rejected(
-    tiny_folder: Callable[..., str], reader: Compressor500x
-) -> None:
-    for change in ({"memory": 0}, {"limit": 0}, {"positions": "official"}):
-        with pytest.raises(ConfigError, match=next(iter(change))):
-            Compressor500xConfig(backbone="some", **change)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="limit is 509 and memory 4, together more than the 512"):
-        make("500x", tiny_folder(), limit=509)
-    long = make("500x", tiny_folder(), limit=400, positions="continue")
+def test_questions_and_texts_that_do_not_fit_are_rejected(tiny_folder: Callable[..., str]) -> None:
+    reader = make("500x", tiny_folder(), limit=400, positions="continue")
     with pytest.raises(DataError, match="from position 404 on, exceed the 512 positions"):
-        long.context_tokens_used(50, 60, 64)
-    with pytest.raises(ConfigError, match=r"text.context is 49 tokens and model.limit 48"):
-        reader.text_loss(torch.ones(1, 49).long(), torch.ones(1, 2).long())
+        reader.context_tokens_used(50, 60, 64)
+    with pytest.raises(ConfigError, match=r"text.context is 401 tokens and model.limit 400"):
+        reader.text_loss(torch.ones(1, 401).long(), torch.ones(1, 2).long())

@@ -11,9 +11,8 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
-from unit.baselines.conftest import make
+from unit.baselines.conftest import make, naive_loss, tokens
 
-from sedem import Document
 from sedem.baselines.comprexit import (
     ComprExIT,
     ComprExITConfig,
@@ -21,8 +20,7 @@ from sedem.baselines.comprexit import (
     Transport,
     transport_plan,
 )
-from sedem.errors import ConfigError
-from sedem.training.baseline import TextTraining
+from sedem.training.targets import targets
 
 OFFICIAL = {
     "query_fusion_weights": "fusion.mixture",
@@ -147,7 +145,7 @@ def naive_window(transport: Any, tokens: Tensor) -> list[Tensor]:
 @torch.no_grad()
 def test_slots_match_the_equations(reader: ComprExIT) -> None:
     for length in (3, 16, 21, 37):
-        ids = torch.randint(2, 250, (length,)).tolist()
+        ids = tokens(length)[0].tolist()
         (slots,) = reader._encode_contexts([torch.tensor(ids)])
         assert len(slots) == -(-length // 4)
         torch.testing.assert_close(slots, naive_slots(reader, ids), rtol=1e-3, atol=1e-4)
@@ -157,81 +155,30 @@ def test_slots_match_the_equations(reader: ComprExIT) -> None:
 
 
 @torch.no_grad()
-def test_a_batch_of_contexts_equals_single_contexts(reader: ComprExIT) -> None:
-    contexts = [torch.randint(2, 250, (length,)) for length in (30, 5, 17)]
+def test_pieces_and_contexts_of_a_batch_do_not_depend_on_each_other(reader: ComprExIT) -> None:
+    contexts = tokens(30, 5, 17)
     for slots, context in zip(reader._encode_contexts(contexts), contexts, strict=True):
-        torch.testing.assert_close(
-            slots, reader._encode_contexts([context])[0], rtol=1e-4, atol=1e-5
-        )
-
-
-def naive_loss(reader: ComprExIT, slots: Tensor, text: list[int], target: list[int]) -> Tensor:
-    """Mean cross-entropy of `target` after [start; slots; text]."""
-    embed = reader.backbone.embed
-    start = embed(torch.tensor([reader.backbone.bos_token_id]))
-    row = torch.cat([start, slots, embed(torch.tensor([*text, *target]))])
-    logits = reader.backbone.model(inputs_embeds=row[None]).logits[0]
-    return F.cross_entropy(logits[-1 - len(target) : -1], torch.tensor(target))
+        (alone,) = reader._encode_contexts([context])
+        torch.testing.assert_close(slots, alone, rtol=1e-4, atol=1e-5)
+    ids = tokens(48)[0].tolist()
+    one, other = (reader.compress(own).content for own in (ids, [*ids[:16], *[7] * 16, *ids[32:]]))
+    assert (one == other).all(1).tolist() == [True] * 4 + [False] * 4 + [True] * 4
 
 
 @torch.no_grad()
 def test_losses_match_the_equations(reader: ComprExIT) -> None:
-    from sedem.training.targets import targets
-
-    contexts = [torch.randint(2, 250, (n,)) for n in (40, 9)]
+    contexts = tokens(40, 9)
     pairs = [([0, 5, 6, 7], [8, 9, 1]), ([0, 4], [11, 12, 13, 1])]
     loss = reader.question_loss(contexts, **targets(pairs))["loss"]
     expected = [
-        naive_loss(reader, naive_slots(reader, context.tolist()), prefix[1:], answer)
+        naive_loss(reader, naive_slots(reader, context.tolist()), prefix[1:], answer).mean()
         for context, (prefix, answer) in zip(contexts, pairs, strict=True)
     ]
     torch.testing.assert_close(loss, torch.stack(expected).mean(), rtol=1e-4, atol=1e-4)
-    context, after = torch.randint(2, 250, (2, 20)), torch.randint(2, 250, (2, 7))
+    context, after = torch.stack(tokens(20, 20)), torch.stack(tokens(7, 7))
     expected = [
-        naive_loss(reader, naive_slots(reader, row.tolist()), [], target.tolist())
+        naive_loss(reader, naive_slots(reader, row.tolist()), [], target.tolist()).mean()
         for row, target in zip(context, after, strict=True)
     ]
     loss = reader.text_loss(context, after)["loss"]
     torch.testing.assert_close(loss, torch.stack(expected).mean(), rtol=1e-4, atol=1e-4)
-
-
-def test_memory_depends_on_neither_the_question_nor_other_pieces(reader: ComprExIT) -> None:
-    ids = torch.randint(2, 250, (48,)).tolist()
-    with torch.no_grad():
-        states = reader.compress(ids).content
-        changed = reader.compress([*ids[:16], *[7] * 16, *ids[32:]]).content
-    same = (states == changed).all(1)
-    assert same.tolist() == [True] * 4 + [False] * 4 + [True] * 4
-    memory = reader.read([Document("a", "The rent is 900 euros.")])
-    before = memory.compressed.content.clone()
-    reader.answer(memory, "What is the rent?")
-    assert torch.equal(memory.compressed.content, before)
-
-
-def test_only_fusion_transport_and_projection_are_trained(reader: ComprExIT) -> None:
-    stage = TextTraining(reader)
-    trained = {name for name, p in stage.named_parameters() if p.requires_grad}
-    assert trained == {f"reader._parts.{name}" for name, _ in reader.parts().named_parameters()}
-    stage(torch.randint(2, 250, (2, 21)), torch.randint(2, 250, (2, 7)))["loss"].backward()
-    for name, parameter in reader.parts().named_parameters():
-        assert parameter.grad is not None and parameter.grad.any(), name
-    with pytest.raises(ConfigError, match="lora_rank is 4, but this method has no adapters"):
-        ComprExITConfig(backbone="some", lora_rank=4)
-
-
-def test_a_long_context_is_truncated_by_whole_windows(reader: ComprExIT) -> None:
-    # 512 positions; a window of 8 tokens has 2 slots.
-    assert reader.context_tokens_used(1628, 100, 5) == 1628
-    assert reader.context_tokens_used(1629, 100, 5) == 1624
-    memory = reader.read([Document("a", "x" * 3000)])
-    answer = reader.answer(memory, "What?")
-    assert answer.conditioning and answer.conditioning + 64 <= 512
-    assert "3,000 tokens" in answer.cut[0]
-
-
-def test_impossible_settings_are_rejected() -> None:
-    for change in ({"piece": 0}, {"iterations": 0}, {"floor": 2}, {"entropy": 0.0}):
-        with pytest.raises(ConfigError, match=next(iter(change))):
-            ComprExITConfig(backbone="some", **change)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="piece is 500, window 128 and compression 4"):
-        ComprExITConfig(backbone="some", piece=500)

@@ -1,17 +1,23 @@
-"""What the full-context reader reads, cites and refuses."""
+"""What the readers of raw text read, cite and refuse: full context, also fine-tuned, and BM25."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
+import torch
 from answers import RENT, SHORT, assert_cites
 from conftest import LEASE, RECIPE
+from unit.baselines.conftest import make, naive_loss, tokens
 
 from sedem import Document, SeDeM
+from sedem.answering.decoding import Decoding
+from sedem.backbone.loading import open_backbone
 from sedem.baselines.bm25 import BM25
 from sedem.baselines.full_context import FullContext
-from sedem.errors import DataError
+from sedem.errors import ConfigError, DataError
+from sedem.training.targets import targets
 
 
 def test_full_context_reads_documents_in_their_order(model: SeDeM) -> None:
@@ -32,16 +38,93 @@ def test_a_question_too_long_for_raw_text_is_refused_with_the_numbers(
 
 
 def test_only_what_was_read_is_cited(model: SeDeM) -> None:
-    """Text that does not fit the positions conditioned nothing."""
-    documents = [
-        Document("a.txt", f"  {LEASE}\n"),
-        Document("b.txt", f"\n{LEASE}"),
-        Document("c.txt", "lost"),
-    ]
-    reader = FullContext(model.decoder, SHORT)
-    answer = reader.answer(reader.read(documents), RENT)
+    """Text that does not fit the positions conditioned nothing; BM25 reads it in pieces."""
+    texts = {"a.txt": f"  {LEASE}\n", "b.txt": f"\n{LEASE}", "c.txt": "lost"}
+    documents = [Document(name, text) for name, text in texts.items()]
+    whole, pieces = FullContext(model.decoder, SHORT), BM25(model.decoder, SHORT, "all")
+    answer = whole.answer(whole.read(documents), RENT)
     assert_cites(answer, documents)
     fit = int(re.search(r"first (\d+) fit", answer.cut[0]).group(1))
     cited = {c.document: c.text for c in answer.citations}
-    assert cited == {"a.txt": documents[0].text, "b.txt": f"\n{LEASE}"[: fit - len(LEASE) - 1]}
+    assert cited == {"a.txt": texts["a.txt"], "b.txt": texts["b.txt"][: fit - len(LEASE) - 1]}
     assert answer.blocks == 3
+    answer = pieces.answer(pieces.read(documents), RENT)
+    assert_cites(answer, documents)
+    fit = int(re.search(r"first (\d+) fit", answer.cut[1]).group(1))
+    assert sum(len(c.text) + 2 for c in answer.citations) - 2 == fit
+    assert answer.blocks == 5 > answer.k
+
+
+# BM25
+
+
+def test_bm25_reads_the_paragraphs_that_share_words_with_the_question(model: SeDeM) -> None:
+    documents = [Document(f"{n}.txt", text) for n, text in enumerate([RECIPE, LEASE, "Nothing."])]
+    reader = BM25(model.decoder, SHORT, 1)
+    memory = reader.read(documents)
+    assert [c.document for c in reader.answer(memory, "Which deposit and rent?").citations] == [
+        "1.txt"
+    ]
+    assert [c.document for c in reader.answer(memory, "eggs, flour, salt").citations] == ["0.txt"]
+    two = BM25(model.decoder, SHORT, 2)
+    assert len(two.answer(two.read(documents), "rent").citations) == 2
+    for k in (99, "all"):
+        many = BM25(model.decoder, SHORT, k)
+        assert many.answer(many.read(documents[2:]), "rent").k == 1
+    for k in (0, -1, "many"):
+        none = BM25(model.decoder, SHORT, k)
+        with pytest.raises(ConfigError, match=f"k is {k!r}; it must be a whole number"):
+            none.answer(memory, RENT)
+
+
+def test_paragraphs_are_read_in_document_order_however_they_score(model: SeDeM) -> None:
+    documents = [
+        Document("low.txt", "Pets need a word."),
+        Document("high.txt", "The rent: rent is paid."),
+        Document("other.txt", "Take two eggs."),
+    ]
+    question = "rent, rent or pets?"
+    reader = BM25(model.decoder, SHORT, 2)
+    answer = reader.answer(reader.read(documents), question)
+    assert [c.document for c in answer.citations] == ["high.txt", "low.txt"]
+    whole = FullContext(model.decoder, SHORT)
+    in_order, by_score = (
+        whole.answer(whole.read(picked), question).text
+        for picked in (documents[:2], documents[1::-1])
+    )
+    assert answer.text == in_order != by_score
+
+
+# Fine-tuned full context
+
+
+def test_without_training_the_tuned_reader_equals_the_frozen_one(
+    tiny_folder: Callable[..., str], documents: list[Document]
+) -> None:
+    reader = make("full-context-tuned", tiny_folder())
+    with torch.no_grad():
+        for parameter in reader.backbone.lora_parameters():
+            parameter.zero_()
+    decoding = Decoding(max_new_tokens=8)
+    frozen = FullContext(open_backbone(tiny_folder()), decoding)
+    for given in (documents, [Document("long", "The rent is 900 euros. " * 50)]):
+        own = reader.answer(reader.read(given), "What is the rent?", decoding=decoding)
+        other = frozen.answer(frozen.read(given), "What is the rent?")
+        for name in ("text", "citations", "conditioning", "stored_bytes", "context_tokens"):
+            assert getattr(own, name) == getattr(other, name), name
+        assert len(own.cut) == len(other.cut)
+
+
+@torch.no_grad()
+def test_the_loss_matches_hugging_faces_forward(tiny_folder: Callable[..., str]) -> None:
+    reader = make("full-context-tuned", tiny_folder())
+    contexts = tokens(30, 12)
+    pairs = [([0, 5, 6, 7], [8, 9, 1]), ([0, 4], [11, 12, 13, 1])]
+    loss = reader.question_loss(contexts, **targets(pairs))["loss"]
+    losses = [
+        naive_loss(reader, reader.backbone.embed(context), prefix[1:], answer).mean()
+        for context, (prefix, answer) in zip(contexts, pairs, strict=True)
+    ]
+    torch.testing.assert_close(loss, torch.stack(losses).mean(), rtol=1e-4, atol=1e-4)
+    with pytest.raises(ConfigError, match="is not trained on text; give its recipe questions"):
+        reader.text_loss(contexts[0][None], contexts[1][None])

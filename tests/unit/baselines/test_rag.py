@@ -17,7 +17,7 @@ from sedem import Document
 from sedem.answering.decoding import Decoding
 from sedem.answering.prompts import context_prompt, question_ids
 from sedem.baselines.paragraphs import split
-from sedem.baselines.rag import RAG, RAGConfig
+from sedem.baselines.rag import RAG
 from sedem.data.question_sets import open_examples
 from sedem.errors import ConfigError
 from sedem.evaluation.command import run_evaluation
@@ -52,13 +52,13 @@ def naive_scores(reader: RAG, documents: list[Document], question: str) -> list[
             found = backbone.model(input_ids=ids, output_hidden_states=True).hidden_states
         return found[reader.config.extract_layer][0, 1:]
 
-    scores = []
+    scores, queries = [], selector.w_query(selector.norm_query(states(question)))
     for paragraph in split(documents, backbone, reader.config.paragraph):
         total = 0.0
-        for q in selector.w_query(selector.norm_query(states(question))):
+        keys = selector.w_key(selector.norm_key(states(paragraph.text)))
+        for q in queries:
             for head in range(4):
                 own = q[8 * head : 8 * head + 8]
-                keys = selector.w_key(selector.norm_key(states(paragraph.text)))
                 total += max(
                     float(F.cosine_similarity(own, k[8 * head : 8 * head + 8], dim=0)) for k in keys
                 )
@@ -67,14 +67,7 @@ def naive_scores(reader: RAG, documents: list[Document], question: str) -> list[
 
 
 @torch.no_grad()
-def test_scores_are_late_interaction_over_frozen_states(reader: RAG) -> None:
-    wanted = naive_scores(reader, TEXTS, RENT)
-    assert len(wanted) == 5  # the second document is cut
-    found = reader.scores(reader.read(TEXTS), RENT)
-    assert found.tolist() == pytest.approx(wanted, abs=0.1)  # keys are kept in bfloat16
-
-
-def test_paragraph_spans_point_to_their_text(reader: RAG) -> None:
+def test_scores_are_late_interaction_over_frozen_states_of_paragraphs(reader: RAG) -> None:
     paragraphs = split(TEXTS, reader.backbone, 48)
     assert [p.text for p in paragraphs[:3]] == [
         "Beat the eggs.",
@@ -85,6 +78,10 @@ def test_paragraph_spans_point_to_their_text(reader: RAG) -> None:
     for p in paragraphs:
         assert texts[p.document][p.start : p.end] == p.text
         assert len(p.ids) == len(p.ends) and int(p.ends[-1]) == len(p.text)
+    wanted = naive_scores(reader, TEXTS, RENT)
+    assert len(wanted) == 5  # the second document is cut
+    found = reader.scores(reader.read(TEXTS), RENT)
+    assert found.tolist() == pytest.approx(wanted, abs=0.1)  # keys are kept in bfloat16
 
 
 def test_the_best_paragraphs_are_read_in_document_order(reader: RAG) -> None:
@@ -109,24 +106,18 @@ def test_the_best_paragraphs_are_read_in_document_order(reader: RAG) -> None:
     assert answer.stored_bytes == sum(len(d.text.encode()) for d in TEXTS) + keys
     timings = answer.timings
     assert timings["select_ms"] < timings["ttft_ms"] <= timings["total_ms"]
-
-
-def test_only_the_selected_paragraphs_are_read(reader: RAG) -> None:
-    memory = reader.read(TEXTS)
-    (cited,) = reader.answer(memory, RENT, decoding=SHORT).citations
-    alone = reader.read([Document("only", cited.text)])
-    assert (
-        reader.answer(memory, RENT, decoding=SHORT).text
-        == reader.answer(alone, RENT, decoding=SHORT).text
-    )
+    # Only the selected paragraphs are read.
+    reader.config = reader.config.with_changes(k=1)
+    one = reader.answer(memory, RENT, decoding=SHORT)
+    alone = reader.read([Document("only", one.citations[0].text)])
+    assert reader.answer(alone, RENT, decoding=SHORT).text == one.text
 
 
 @torch.no_grad()
 def test_independent_paragraphs_are_read_from_what_each_computes_alone(
     tiny_folder: Callable[..., str],
 ) -> None:
-    reader = make("rag", tiny_folder(), paragraph=48, block_context="independent")
-    assert isinstance(reader, RAG)
+    reader: RAG = make("rag", tiny_folder(), paragraph=48, block_context="independent")
     backbone = reader.backbone
     rows = [paragraph.ids for paragraph in reader.read(TEXTS).paragraphs[:3]]
     prompt = question_ids(backbone, RENT)
@@ -198,8 +189,7 @@ def record_contexts(reader: RAG) -> list[Tensor]:
 def test_training_and_answering_compute_the_same_scores(
     tiny_folder: Callable[..., str], fixtures: Path, tmp_path: Path
 ) -> None:
-    reader = make("rag", tiny_folder(), paragraph=128)
-    assert isinstance(reader, RAG)
+    reader: RAG = make("rag", tiny_folder(), paragraph=128)
     stage = stage_of(reader, fixtures, tmp_path, conditioning="selected").eval()
     example = open_examples(fixtures / "squad.json", records=":1", distractors=2).examples[0]
     memory = reader.read(example.documents)
@@ -212,13 +202,11 @@ def test_training_and_answering_compute_the_same_scores(
     best = int(scores.argmax())
     assert read[0][:, 0].tolist() == memory.paragraphs[best].ids.tolist()
     assert parts["loss"] == pytest.approx(float(parts["answer"] + parts["select"]), rel=1e-5)
+    spans = [(example.documents[e.document].name, e.start, e.end) for e in example.evidence]
     evidence = torch.tensor(
         [
             any(
-                example.documents[e.document].name == p.document
-                and e.start < p.end
-                and p.start < e.end
-                for e in example.evidence
+                name == p.document and start < p.end and p.start < end for name, start, end in spans
             )
             for p in memory.paragraphs
         ]
@@ -232,8 +220,7 @@ def test_training_and_answering_compute_the_same_scores(
 def test_gold_paragraphs_are_read_and_each_loss_trains_only_its_part(
     tiny_folder: Callable[..., str], fixtures: Path
 ) -> None:
-    reader = make("rag", tiny_folder(), paragraph=128)
-    assert isinstance(reader, RAG)
+    reader: RAG = make("rag", tiny_folder(), paragraph=128)
     stage = stage_of(reader, fixtures, conditioning="gold").train()
     item = stage.collator.dataset[0]
     batch = stage.collate([item])
@@ -245,16 +232,9 @@ def test_gold_paragraphs_are_read_and_each_loss_trains_only_its_part(
     parts = stage(**batch)
     assert read[0][:, 0].tolist() in gold
     selector, lora = list(reader.selector.parameters()), reader.backbone.lora_parameters()
-    assert all(
-        g is None
-        for g in torch.autograd.grad(
-            parts["answer"], selector, allow_unused=True, retain_graph=True
-        )
-    )
-    assert all(
-        g is None
-        for g in torch.autograd.grad(parts["select"], lora, allow_unused=True, retain_graph=True)
-    )
+    for loss, other in (("answer", selector), ("select", lora)):
+        kept = {"allow_unused": True, "retain_graph": True}
+        assert all(g is None for g in torch.autograd.grad(parts[loss], other, **kept))
     assert all(g.abs().sum() > 0 for g in torch.autograd.grad(parts["select"], selector))
 
 
@@ -297,8 +277,3 @@ def test_settings_of_other_methods_are_rejected(
         train_baseline(question_recipe("icae", losses=ConditionedLosses()))
     with pytest.raises(ConfigError, match="shift is 1, but rag has no shift; leave it out"):
         Trained(reader, MethodSettings(checkpoint="some", shift=1))
-    with pytest.raises(ConfigError, match=r"extract_layer is 9, .* has 4 layers"):
-        RAG(reader.config.with_changes(extract_layer=9), reader.backbone)
-    for change in ({"heads": 0}, {"paragraph": 0}, {"extract_layer": 0}, {"k": 0}):
-        with pytest.raises(ConfigError, match=next(iter(change))):
-            RAGConfig(backbone="some", **change)  # type: ignore[arg-type]

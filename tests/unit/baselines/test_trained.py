@@ -12,17 +12,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import normalizers
-from unit.baselines.conftest import SMALL, make
+from torch import Tensor
+from unit.baselines.conftest import SMALL, make, tokens
 
 from sedem import Document, SeDeM
 from sedem.answering.decoding import Decoding
 from sedem.answering.prompts import answer_ids, context_prompt, question_ids
 from sedem.backbone.decoder import Backbone
 from sedem.baselines import settings
-from sedem.baselines.memory import ContextMemory
 from sedem.baselines.registry import TRAINED, reader_class
 from sedem.baselines.settings import ReaderConfig
-from sedem.baselines.trained import TrainedReader
+from sedem.baselines.trained import ContextMemory, TrainedReader
 from sedem.checkpoint.folder import locate
 from sedem.data.examples import Example, ExampleSet
 from sedem.data.labels import gold_documents, some_documents
@@ -32,12 +32,29 @@ from sedem.evaluation.command import run_evaluation
 from sedem.evaluation.config import EvaluationConfig, MethodSettings
 from sedem.evaluation.registry import METHODS, default_checkpoint, open_method
 from sedem.evaluation.trained import Trained
-from sedem.training.baseline import QuestionTraining
+from sedem.training.baseline import QuestionTraining, TextTraining
 from sedem.training.question_dataset import QuestionDataset, collate_questions
 
 SHORT = Decoding(max_new_tokens=5)
 INVISIBLE = Document("invisible", "\u200b")
 RENT, EGGS = "What is the rent?", "How many eggs?"
+LONG = [Document("long", "The rent is 900 euros a month. " * 100)]
+
+ALL = {"q_proj", "k_proj", "v_proj", "o_proj"}
+ADAPTED = {
+    "full-context-tuned": ALL,
+    "rag": ALL,
+    "icae": {"q_proj", "v_proj"},
+    "hmt": {"q_proj", "v_proj"},
+    "500x": {"q_proj", "v_proj"},
+    "beacon": set(),
+    "comprexit": set(),
+}
+"""Matrices with adapters."""
+ADAPTED_IN_DECODING = {"full-context-tuned", "rag", "hmt"}
+"""Methods whose adapters are on when an answer is decoded."""
+IDLE_IN_TEXT = {"500x": "layers.3.self_attn.q_proj", "beacon": "q.3.weight"}
+"""Trained parameters on which no loss depends: nothing reads these queries of the last layer."""
 
 
 def drop_invisible_spaces(backbone: Backbone) -> None:
@@ -45,16 +62,39 @@ def drop_invisible_spaces(backbone: Backbone) -> None:
     backbone.tokenizer.backend_tokenizer.normalizer = normalizers.Replace("\u200b", "")
 
 
+def tensors(content: Any) -> list[Tensor]:
+    """Copies of the tensors that a method stores for a context."""
+    found = [content] if isinstance(content, Tensor) else vars(content).values()
+    return [value.clone() for value in found if isinstance(value, Tensor)]
+
+
+@torch.no_grad()
+def logits(reader: TrainedReader, memory: ContextMemory) -> Tensor:
+    """Logits of the first answer token to a question."""
+    prompt = question_ids(reader.backbone, RENT)
+    with reader.decoding_mode():
+        seen = reader.context_tokens_used(len(memory.token_ends), len(prompt), 5)
+        return reader.prefill([memory.compressed.content], [seen], [prompt]).logits
+
+
 def test_every_trained_method_is_registered_and_has_small_test_settings() -> None:
-    assert set(SMALL) == set(TRAINED)
+    assert set(SMALL) == set(ADAPTED) == set(TRAINED)
     assert set(TRAINED) <= set(METHODS)
     for name in TRAINED:
         assert reader_class(name).name == name
 
 
-def test_an_answer_reports_its_costs(any_reader: TrainedReader, documents: list[Document]) -> None:
+# Reading and answering
+
+
+def test_an_answer_reports_its_costs_and_changes_no_memory(
+    any_reader: TrainedReader, documents: list[Document]
+) -> None:
     memory = any_reader.read(documents)
+    before = tensors(memory.compressed.content)
     answer = any_reader.answer(memory, RENT, decoding=SHORT)
+    after = tensors(memory.compressed.content)
+    assert before and all(map(torch.equal, before, after))
     assert answer.model == any_reader.name
     assert answer.finish_reason in ("end", "length")
     assert answer.timings.keys() >= {"select_ms", "prefill_ms", "ttft_ms", "total_ms"}
@@ -68,31 +108,9 @@ def test_an_answer_reports_its_costs(any_reader: TrainedReader, documents: list[
     assert answer.citations and answer.blocks >= len(documents)
 
 
-def test_a_checkpoint_finds_its_backbone_from_any_folder(
-    tiny_folder: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = Path(tiny_folder())
-    monkeypatch.chdir(folder.parent)
-    make("icae", folder.name).save_pretrained(tmp_path / "icae")
-    monkeypatch.chdir(tmp_path)
-    reader = reader_class("icae").from_pretrained("icae")
-    assert reader.config.backbone == str(folder)
-
-
-def test_a_layout_that_baselines_were_not_checked_on_is_refused(
-    tiny_folder: Callable[..., str],
-) -> None:
-    with pytest.raises(
-        ConfigError, match=r"icae runs on backbones of .*llama.* has 'olmo2'; choose"
-    ):
-        make("icae", tiny_folder("olmo2"))
-
-
 def test_a_batch_equals_single_answers(
     any_reader: TrainedReader, documents: list[Document]
 ) -> None:
-    if not any_reader.batched:
-        pytest.skip("answers one by one")
     asked = [(documents, RENT), (documents[1:], EGGS), (documents[:1], "Pets?")]
     memories = [any_reader.read(given) for given, _ in asked]
     together = any_reader.answer_all(memories, [question for _, question in asked], SHORT)
@@ -101,44 +119,65 @@ def test_a_batch_equals_single_answers(
         assert (answer.text, answer.conditioning) == (alone.text, alone.conditioning)
 
 
-def test_adapters_and_parts_change_the_logits(
-    any_reader: TrainedReader, tiny_folder: Callable[..., str], documents: list[Document]
-) -> None:
-    other = make(any_reader.name, tiny_folder(), seed=2)
-
-    def logits(reader: TrainedReader) -> torch.Tensor:
-        memory = reader.read(documents)
-        prompt = [reader.backbone.bos_token_id, *reader.backbone.token_ids(RENT)]
-        with torch.no_grad(), reader.decoding_mode():
-            seen = reader.context_tokens_used(len(memory.token_ends), len(prompt), 5)
-            return reader.prefill([memory.compressed.content], [seen], [prompt]).logits
-
-    assert not torch.allclose(logits(any_reader), logits(other))
-
-
-def test_the_answer_says_what_did_not_fit(tiny_folder: Callable[..., str]) -> None:
-    long = [Document("long", "The rent is 900 euros a month. " * 400)]
-    for name in TRAINED:
-        reader = make(name, tiny_folder())
-        answer = reader.answer(reader.read(long), RENT, decoding=SHORT)
-        (sentence, *_) = answer.cut
-        assert "12,399 tokens" in sentence and reader.name in sentence
-        (citation,) = answer.citations
-        # HMT reads any length; it drops its oldest memory.
-        assert (len(citation.text) < len(long[0].text)) is (name != "hmt")
-
-
-def test_a_question_too_long_is_rejected(
+def test_what_cannot_be_read_or_answered_is_rejected(
     any_reader: TrainedReader, documents: list[Document]
 ) -> None:
     with pytest.raises(DataError, match=r"exceed the 512 positions"):
         any_reader.answer(any_reader.read(documents), "Why? " * 200)
-
-
-def test_a_context_without_tokens_is_rejected(any_reader: TrainedReader) -> None:
     drop_invisible_spaces(any_reader.backbone)
     with pytest.raises(DataError, match="the text has no tokens; give a document with words"):
         any_reader.read([INVISIBLE])
+
+
+def test_the_answer_says_what_did_not_fit(any_reader: TrainedReader) -> None:
+    answer = any_reader.answer(any_reader.read(LONG), RENT, decoding=SHORT)
+    (sentence, *_) = answer.cut
+    assert "3,099 tokens" in sentence and any_reader.name in sentence
+    (citation,) = answer.citations
+    # HMT reads any length; it drops its oldest memory.
+    assert (len(citation.text) < len(LONG[0].text)) is (any_reader.name != "hmt")
+    assert answer.conditioning and answer.conditioning + SHORT.max_new_tokens <= 512
+
+
+@pytest.mark.parametrize(
+    ("name", "used"),
+    [
+        # 512 positions, of which 105 are for prompt and answer. Segments of 16 tokens leave 4 slots
+        # and one position is for FT: 406 positions hold 101 of the 103 segments.
+        ("icae", {1600: 1600, 1633: 1616}),
+        # Windows of 16 leave 4 beacons, the first one the sink as well: 101 windows.
+        ("beacon", {1615: 1615, 1631: 1615, 1620: 1615, 10: 10}),
+        # Windows of 8 have 2 slots.
+        ("comprexit", {1628: 1628, 1629: 1624}),
+    ],
+)
+def test_a_long_context_is_truncated_by_whole_segments(
+    name: str, used: dict[int, int], tiny_folder: Callable[..., str]
+) -> None:
+    reader = make(name, tiny_folder())
+    assert {length: reader.context_tokens_used(length, 100, 5) for length in used} == used
+
+
+def test_a_context_of_several_examples_is_read_once(
+    any_reader: TrainedReader, fixtures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examples = open_examples(fixtures / "squad.json", distractors=0).examples
+    same = [e for e in examples if e.documents == examples[0].documents][:3]
+    assert len(same) > 1, "the fixture's first paragraph has one question alone"
+    read: list[tuple[Document, ...]] = []
+    reading = any_reader.read
+
+    def counted(documents: tuple[Document, ...]) -> ContextMemory:
+        read.append(documents)
+        return reading(documents)
+
+    monkeypatch.setattr(any_reader, "read", counted)
+    given = MethodSettings(checkpoint="some", max_new_tokens=3)
+    method = Trained(any_reader, given)
+    once = [answer.text for example in same for answer in method.answer([example])]
+    assert len(read) == 1
+    separately = [a.text for e in same for a in Trained(any_reader, given).answer([e])]
+    assert once == separately and len(read) == 1 + len(same)
 
 
 # Training
@@ -168,6 +207,39 @@ def test_only_the_parameter_groups_are_trained_and_the_loss_falls(
             assert torch.equal(parameter, before[name]), name
 
 
+def test_adapters_are_on_their_matrices_and_in_decoding_where_they_should_be(
+    any_reader: TrainedReader, documents: list[Document]
+) -> None:
+    names = [name for name, _ in any_reader.backbone.named_parameters() if "lora_" in name]
+    adapted = {name.split(".lora_")[0].rsplit(".", 1)[1] for name in names}
+    assert adapted == ADAPTED[any_reader.name]
+    memory = any_reader.read(documents)
+    before = logits(any_reader, memory)
+    with torch.no_grad():
+        for parameter in any_reader.backbone.lora_parameters():
+            parameter.zero_()
+    same = torch.equal(logits(any_reader, memory), before)
+    assert same is (any_reader.name not in ADAPTED_IN_DECODING)
+    if not adapted:
+        with pytest.raises(ConfigError, match="lora_rank is 4, but this method has no adapters"):
+            any_reader.config.with_changes(lora_rank=4)
+
+
+@pytest.mark.parametrize("name", ["icae", "hmt", "500x", "beacon", "comprexit"])
+def test_the_loss_on_text_trains_every_part_and_adapter(
+    name: str, tiny_folder: Callable[..., str]
+) -> None:
+    reader = make(name, tiny_folder())
+    stage = TextTraining(reader).train()
+    reader.progress = 1.0
+    context, continuation = tokens(40, 40), tokens(17, 17)
+    stage(torch.stack(context), torch.stack(continuation))["loss"].backward()
+    trained = {n: p for n, p in stage.named_parameters() if p.requires_grad}
+    idle = [n for n, p in trained.items() if p.grad is None or not p.grad.any()]
+    assert bool(idle) == (name in IDLE_IN_TEXT)
+    assert all(IDLE_IN_TEXT[name] in one for one in idle)
+
+
 def test_the_loss_of_a_batch_is_the_mean_of_its_rows(
     any_reader: TrainedReader, fixtures: Path
 ) -> None:
@@ -181,7 +253,7 @@ def test_the_loss_of_a_batch_is_the_mean_of_its_rows(
 
 
 def test_adapter_dropout_is_on_only_in_training(tiny_folder: Callable[..., str]) -> None:
-    for name in TRAINED:
+    for name in ("icae", "comprexit"):
         reader = make(name, tiny_folder(), lora_dropout=0.5)
         drops = [m for m in reader.modules() if isinstance(m, torch.nn.Dropout)]
         reader.train()
@@ -192,60 +264,49 @@ def test_adapter_dropout_is_on_only_in_training(tiny_folder: Callable[..., str])
         assert not any(module.training for module in drops)
 
 
-def squad(reader: TrainedReader, fixtures: Path, **settings: Any) -> QuestionDataset:
-    questions = QuestionDataset(reader, 200, **settings)
+def squad(reader: TrainedReader, fixtures: Path, **options: Any) -> QuestionDataset:
+    questions = QuestionDataset(reader, 200, **options)
     questions.add(open_examples(fixtures / "squad.json", records=":1", distractors=1), "evidence")
     return questions
 
 
-def test_contexts_are_truncated_in_training_as_in_answering(
-    backbone: Backbone, fixtures: Path, tiny_folder: Callable[..., str]
-) -> None:
-    reader = make("full-context-tuned", tiny_folder())
-    questions = squad(reader, fixtures)
-    cut = questions.cut
-    assert 0 < cut["contexts cut"] <= len(questions)
-    kept = sum(len(item.context) for item in questions.items)
-    assert cut["tokens"] - cut["tokens left out"] == kept
-    for item in questions.items:
-        # The last answer token is predicted, not read.
-        assert len(item.context) + len(item.prefix) + len(item.answer) <= backbone.max_positions
-    assert max(len(i.context) for i in squad(reader, fixtures, context_limit=50).items) == 50
-
-
-def test_questions_on_disk_equal_those_prepared_and_one_by_one(
-    fixtures: Path, tiny_folder: Callable[..., str], tmp_path: Path
+def test_questions_are_prepared_as_they_are_answered(
+    backbone: Backbone, fixtures: Path, tiny_folder: Callable[..., str], tmp_path: Path
 ) -> None:
     reader = make("full-context-tuned", tiny_folder())
     memory = squad(reader, fixtures)
-    for _ in range(2):
-        kept = squad(reader, fixtures, cache=tmp_path)
-        assert (kept.cut, kept.dropped) == (memory.cut, memory.dropped)
-        assert [i.context.tolist() for i in kept.items] == [
-            i.context.tolist() for i in memory.items
-        ]
+    cut = memory.cut
+    assert 0 < cut["contexts cut"] <= len(memory)
+    kept = sum(len(item.context) for item in memory.items)
+    assert cut["tokens"] - cut["tokens left out"] == kept
+    for item in memory.items:
+        # The last answer token is predicted, not read.
+        assert len(item.context) + len(item.prefix) + len(item.answer) <= backbone.max_positions
+    for _ in range(2):  # written to disk, and read from it
+        stored = squad(reader, fixtures, cache=tmp_path)
+        assert (stored.cut, stored.dropped) == (memory.cut, memory.dropped)
+        contexts = [item.context.tolist() for item in stored.items]
+        assert contexts == [item.context.tolist() for item in memory.items]
     examples = open_examples(fixtures / "squad.json", records=":1", distractors=1).examples
-    for item, example in zip(kept.items, examples, strict=True):
+    for item, example in zip(stored.items, examples, strict=True):
         text = context_prompt([document.text for document in example.documents])
         assert item.context.tolist() == reader.backbone.token_ids(text)[: len(item.context)]
         assert item.prefix == question_ids(reader.backbone, example.question)
         assert item.answer == answer_ids(reader.backbone, example.answers[0])
-    squad(reader, fixtures, cache=tmp_path, context_limit=50)
+    limited = squad(reader, fixtures, cache=tmp_path, context_limit=50)
+    assert max(len(item.context) for item in limited.items) == 50
     assert len(list(tmp_path.glob("examples-*"))) == 2
 
 
-def test_gold_documents_only(fixtures: Path, tiny_folder: Callable[..., str]) -> None:
-    reader = make("icae", tiny_folder())
-    every, gold = squad(reader, fixtures), squad(reader, fixtures, documents="gold")
-    assert len(every) == len(gold)
-    assert gold.cut["tokens"] < every.cut["tokens"]
-    assert [item.answer for item in gold.items] == [item.answer for item in every.items]
-
-
-def test_an_example_without_tokens_is_left_out_and_counted(
-    tiny_folder: Callable[..., str], documents: list[Document]
+def test_gold_or_some_documents_are_read_and_those_without_tokens_left_out(
+    fixtures: Path, tiny_folder: Callable[..., str], documents: list[Document]
 ) -> None:
     reader = make("icae", tiny_folder())
+    every, gold = squad(reader, fixtures), squad(reader, fixtures, documents="gold")
+    one = squad(reader, fixtures, max_paragraphs=1)
+    assert gold.cut["tokens"] < every.cut["tokens"]
+    assert [item.answer for item in gold.items] == [item.answer for item in every.items]
+    assert [i.context.tolist() for i in one.items] == [i.context.tolist() for i in gold.items]
     drop_invisible_spaces(reader.backbone)
     questions = QuestionDataset(reader, 200)
     given = (tuple(documents), (INVISIBLE,))
@@ -268,38 +329,6 @@ def test_sampled_documents_are_the_evidence_and_a_seeded_sample(fixtures: Path) 
     assert any(some_documents(e, 4) != some_documents(e, 4, seed=1) for e in examples)
 
 
-def test_training_reads_at_most_max_paragraphs(
-    fixtures: Path, tiny_folder: Callable[..., str]
-) -> None:
-    reader = make("icae", tiny_folder())
-    one, gold = squad(reader, fixtures, max_paragraphs=1), squad(reader, fixtures, documents="gold")
-    assert [i.context.tolist() for i in one.items] == [i.context.tolist() for i in gold.items]
-
-
-def test_a_context_of_several_examples_is_read_once(
-    any_reader: TrainedReader, fixtures: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    examples = open_examples(fixtures / "squad.json", distractors=0).examples
-    same = [e for e in examples if e.documents == examples[0].documents]
-    assert len(same) > 1, "the fixture's first paragraph has one question alone"
-    read: list[tuple[Document, ...]] = []
-    reading = any_reader.read
-
-    def counted(documents: tuple[Document, ...]) -> ContextMemory:
-        read.append(documents)
-        return reading(documents)
-
-    monkeypatch.setattr(any_reader, "read", counted)
-    settings = MethodSettings(checkpoint="some", max_new_tokens=3)
-    method = Trained(any_reader, settings)
-    once = [answer.text for example in same for answer in method.answer([example])]
-    assert len(read) == 1
-    separately = [
-        a.text for example in same for a in Trained(any_reader, settings).answer([example])
-    ]
-    assert once == separately and len(read) == 1 + len(same)
-
-
 # Checkpoints
 
 
@@ -312,7 +341,7 @@ def test_a_saved_checkpoint_gives_the_same_answers(
     again = type(any_reader).from_pretrained(tmp_path / "checkpoint")
     assert again.config == any_reader.config
     assert not any(p.requires_grad for p in again.parameters())
-    own = {n: p for n, p in any_reader.named_parameters()}
+    own = dict(any_reader.named_parameters())
     assert all(torch.equal(p, own[n]) for n, p in again.named_parameters())
     texts = [r.answer(r.read(documents), RENT, decoding=SHORT).text for r in (any_reader, again)]
     assert texts[0] == texts[1]
@@ -331,41 +360,39 @@ def test_shipped_settings_are_loaded_and_saved_byte_for_byte(
     assert (tmp_path / "config.json").read_bytes() == path.read_bytes()
 
 
-def test_missing_and_unexpected_weights_are_errors(
-    tiny_folder: Callable[..., str], tmp_path: Path
+def test_a_checkpoint_that_does_not_fit_is_rejected(
+    tiny_folder: Callable[..., str], tmp_path: Path, model: SeDeM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make("icae", tiny_folder()).save_pretrained(tmp_path / "checkpoint")
-    path = tmp_path / "checkpoint" / "sedem.safetensors"
-    (tmp_path / "checkpoint" / "manifest.json").unlink()
+    backbone = Path(tiny_folder())
+    monkeypatch.chdir(backbone.parent)
+    icae, own, none = tmp_path / "icae", tmp_path / "own", tmp_path / "none"
+    make("icae", backbone.name).save_pretrained(icae)
+    # It finds its backbone from any folder.
+    monkeypatch.chdir(tmp_path)
+    assert reader_class("icae").from_pretrained("icae").config.backbone == str(backbone)
+    model.save_pretrained(own)
+    none.mkdir()
+    for method, folder, message in (
+        ("full-context-tuned", icae, "a checkpoint of 'icae', not of 'full-context-tuned'"),
+        ("icae", own, "a checkpoint of 'sedem', not of 'icae'"),
+        ("icae", none, "has no config.json"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            open_method(method, MethodSettings(checkpoint=str(folder)))
+    with pytest.raises(CheckpointError, match="a checkpoint of 'icae', not of sedem"):
+        SeDeM.from_pretrained(icae)
+    path = icae / "sedem.safetensors"
+    (icae / "manifest.json").unlink()
     weights = load_file(path)
     save_file({**weights, "more": weights["tokens.weight"].clone()}, path)
     with pytest.raises(CheckpointError, match=r"1 are not known \(such as more\)"):
-        reader_class("icae").from_pretrained(tmp_path / "checkpoint")
+        reader_class("icae").from_pretrained(icae)
     save_file(weights, path)
-    shutil.rmtree(tmp_path / "checkpoint" / "adapter")
+    shutil.rmtree(icae / "adapter")
     with pytest.raises(CheckpointError, match="is missing; the checkpoint is incomplete"):
-        reader_class("icae").from_pretrained(tmp_path / "checkpoint")
-
-
-def test_a_checkpoint_of_another_method_is_rejected(
-    tiny_folder: Callable[..., str], tmp_path: Path, model: SeDeM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    icae, own = tmp_path / "icae", tmp_path / "own"
-    make("icae", tiny_folder()).save_pretrained(icae)
-    model.save_pretrained(own)
-    with pytest.raises(
-        CheckpointError, match="a checkpoint of 'icae', not of 'full-context-tuned'"
-    ):
-        open_method("full-context-tuned", MethodSettings(checkpoint=str(icae)))
-    with pytest.raises(CheckpointError, match="a checkpoint of 'sedem', not of 'icae'"):
-        open_method("icae", MethodSettings(checkpoint=str(own)))
-    with pytest.raises(CheckpointError, match="a checkpoint of 'icae', not of sedem"):
-        SeDeM.from_pretrained(icae)
-    (tmp_path / "none").mkdir()
-    with pytest.raises(CheckpointError, match=r"has no config.json"):
-        open_method("icae", MethodSettings(checkpoint=str(tmp_path / "none")))
-    assert default_checkpoint("bm25") == "sedem-nano"
-    assert default_checkpoint("icae") == "icae-nano"
+        reader_class("icae").from_pretrained(icae)
+    with pytest.raises(ConfigError, match=r"icae runs on backbones of .*llama.* has 'olmo2'; choo"):
+        make("icae", tiny_folder("olmo2"))
 
 
 def test_a_changed_backbone_of_the_same_name_is_another_setting(
@@ -373,29 +400,25 @@ def test_a_changed_backbone_of_the_same_name_is_another_setting(
 ) -> None:
     shutil.copytree(tiny_folder(), tmp_path / "backbone")
     make("icae", str(tmp_path / "backbone")).save_pretrained(tmp_path / "icae")
-
     config = EvaluationConfig(
         method="icae",
         checkpoint=str(tmp_path / "icae"),
         data=fixtures / "squad.json",
-        options={"distractors": 1},
         limit=1,
         max_new_tokens=2,
     )
-
-    def evaluated() -> dict[str, Any]:
-        return run_evaluation(config, out=tmp_path / "out")
-
-    first = evaluated()
-    assert evaluated() == first
+    first = run_evaluation(config, out=tmp_path / "out")
+    assert run_evaluation(config, out=tmp_path / "out") == first
     shutil.copytree(tiny_folder(seed=5), tmp_path / "backbone", dirs_exist_ok=True)
     with pytest.raises(ConfigError, match="holds results of other settings"):
-        evaluated()
+        run_evaluation(config, out=tmp_path / "out")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+# Settings
+
+
+def test_impossible_shared_settings_are_rejected() -> None:
+    for changes, message in (
         ({"lora_rank": -1}, "lora_rank is -1; it must be 0 or more"),
         ({"lora_rank": True}, "lora_rank is True; a whole number is needed"),
         ({"lora_alpha": 2.0}, r"lora_alpha is 2.0; a whole number is needed"),
@@ -404,8 +427,50 @@ def test_a_changed_backbone_of_the_same_name_is_another_setting(
         ({"lora_targets": "q_proj"}, "lora_targets is 'q_proj'; a list is needed"),
         ({"lora_rnk": 4}, "unknown key 'lora_rnk'; did you mean 'lora_rank'"),
         ({"lora_targets": ("q",)}, r"lora_targets\[0\] is 'q'; it can be q_proj"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            ReaderConfig(backbone="some", **changes)  # type: ignore[arg-type]
+
+
+HMT_AT_8 = "segment_length is 8, but memory at both ends and 4 sensory tokens"
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("icae", {"memory": 0}, "memory is 0"),
+        ("icae", {"compression": 0}, "compression is 0"),
+        ("icae", {"autoencode": 2}, "autoencode is 2"),
+        ("icae", {"unscored": -1}, "unscored is -1"),
+        ("500x", {"memory": 0}, "memory is 0"),
+        ("500x", {"limit": 0}, "limit is 0"),
+        ("500x", {"positions": "official"}, "positions is 'official'"),
+        ("500x", {"limit": 509}, "limit is 509 and memory 4, together more than the 512"),
+        ("hmt", {"memory": 0}, "memory is 0"),
+        ("hmt", {"segment_length": 8}, HMT_AT_8),
+        ("hmt", {"recall_context": 1}, "recall_context is 1, but a segment has 2 memory vectors"),
+        ("hmt", {"recall_from": 1.5}, "recall_from is 1.5; it must be from 0 to 1"),
+        ("hmt", {"segment_length": 600}, "segment_length is 600, more than the 512 positions"),
+        ("beacon", {"window": 1}, "window is 1"),
+        ("beacon", {"ratio": 3}, "a ratio is 3; it must divide the window of 16"),
+        ("beacon", {"ratios": ()}, "ratios is empty"),
+        ("beacon", {"ratios": [2, 12]}, "a ratio is 12"),
+        ("beacon", {"sink": 3}, "sink is 3; it must end before the first beacon"),
+        ("beacon", {"rank": -1}, "rank is -1; it must be 0 or more"),
+        ("comprexit", {"piece": 0}, "piece is 0"),
+        ("comprexit", {"iterations": 0}, "iterations is 0"),
+        ("comprexit", {"floor": 2}, "floor is 2"),
+        ("comprexit", {"entropy": 0.0}, "entropy is 0"),
+        ("comprexit", {"piece": 20}, "piece is 20, window 8 and compression 4"),
+        ("rag", {"heads": 0}, "heads is 0"),
+        ("rag", {"paragraph": 0}, "paragraph is 0"),
+        ("rag", {"extract_layer": 0}, "extract_layer is 0"),
+        ("rag", {"extract_layer": 9}, "extract_layer is 9, .* has 4 layers"),
+        ("rag", {"k": 0}, "k is 0"),
     ],
 )
-def test_impossible_settings_are_rejected(changes: dict[str, Any], message: str) -> None:
+def test_impossible_settings_are_rejected(
+    name: str, changes: dict[str, Any], message: str, tiny_folder: Callable[..., str]
+) -> None:
     with pytest.raises(ConfigError, match=message):
-        ReaderConfig(backbone="some", **changes)
+        make(name, tiny_folder(), **changes)

@@ -16,7 +16,7 @@ from sedem import Document, SeDeM, SedemConfig
 from sedem.answering.prompts import question_ids
 from sedem.answering.requests import Request, choose, inputs_of
 from sedem.backbone.loading import open_backbone
-from sedem.cli.models import open_model
+from sedem.cli.options import open_model
 from sedem.engine import int8
 from sedem.engine.int8 import Int8Matrix
 from sedem.engine.interface import AnswerInputs

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from unit.evaluation.conftest import Echo, hill
 
-from sedem.cli.report import print_report
+from sedem.cli.evaluate import print_report
 from sedem.errors import ConfigError, DataError
 from sedem.evaluation.report import draw, load, name_of, report
 from sedem.evaluation.run import evaluate

@@ -1,0 +1,178 @@
+"""The commands that write a checkpoint: `sedem init`, `calibrate`, `seal` and `push`."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sedem.cli import output
+from sedem.cli.options import (
+    BackboneName,
+    EngineOption,
+    Json,
+    LayerOption,
+    OptionEntries,
+    budget,
+    parse_options,
+)
+from sedem.errors import CheckpointError
+
+MOST = 2000
+"""Questions of a sample by default: three parameters need no more, and reading takes time."""
+
+
+def init(
+    backbone: BackboneName,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder of the new checkpoint.")],
+    layer: LayerOption = None,
+    segment_length: Annotated[int, typer.Option(metavar="N", help="Tokens of a block.")] = 128,
+    k: Annotated[
+        str, typer.Option("-k", metavar="N|auto", help="Blocks to use for an answer.")
+    ] = "2",
+    chat_template: Annotated[
+        bool | None,
+        typer.Option(
+            help="Put questions into the tokenizer's chat template. [default: where it has one]"
+        ),
+    ] = None,
+) -> None:
+    """Make a checkpoint that works untrained.
+
+    It keeps the state of every token as it is, so its banks are large, and its answers are no
+    better than the backbone. Training can start from it.
+    """
+    from sedem.backbone.bars import hide_bars
+    from sedem.checkpoint.folder import write
+    from sedem.checkpoint.untrained import untrained
+
+    if out.exists():
+        raise CheckpointError(f"'{out}' exists already; give the name of a new folder")
+    hide_bars()
+    model = untrained(
+        backbone,
+        layer=layer,
+        chat_template=chat_template,
+        segment_length=segment_length,
+        k=budget(k),
+    )
+    config, decoder, place = model.config, model.decoder, shlex.quote(str(out))
+    write(out, config, model.parts(), decoder)
+    output.print_facts(
+        [
+            ("checkpoint", out),
+            ("backbone", f"{backbone}, {decoder.depth} layers, nothing trained"),
+            ("memory", f"states after layer {config.inject_layer}, injected there unchanged"),
+            ("bank", f"{2 * decoder.width:,} bytes a token, in bfloat16"),
+            ("answer", f"from {config.k} blocks of {config.segment_length} tokens"),
+            ("prompt", f"{'in' if config.chat_template else 'without'} a chat template"),
+        ]
+    )
+    output.write()
+    output.write(f"sedem build my.bank FILE ... -m {place}")
+    output.write(f"sedem ask my.bank QUESTION -m {place}")
+
+
+def calibrate(
+    checkpoint: Annotated[
+        str, typer.Argument(metavar="CHECKPOINT", help="Folder or hub id of a trained model.")
+    ],
+    data: Annotated[
+        str,
+        typer.Option(metavar="NAME|FILE", help="Questions with evidence, or a public set."),
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="DIR", help="Folder of the new checkpoint.")
+    ],
+    schema: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Schema of the data. [default: detected]")
+    ] = None,
+    records: Annotated[
+        str | None, typer.Option(metavar="START:STOP", help="Records of the set.")
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Split of a set that has several.")
+    ] = None,
+    option: OptionEntries = None,
+    limit: Annotated[
+        int, typer.Option(metavar="N", help="Questions in a seeded sample of the set.")
+    ] = MOST,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the sample.")] = 0,
+    engine: EngineOption = "auto",
+    as_json: Json = False,
+) -> None:
+    """Fit the confidence that the documents have the evidence.
+
+    Every question is scored against its documents with and without those that have its evidence.
+    Give questions that the model was trained on, or others that no evaluation uses. The last
+    quarter is not fitted to; the figures are measured on it.
+    """
+    from sedem.backbone.bars import hide_bars
+    from sedem.checkpoint.folder import copy_with_part, locate
+    from sedem.data.question_sets import open_examples
+    from sedem.evaluation.run import sample
+    from sedem.model import SeDeM
+    from sedem.training.calibration import calibrate as fit
+
+    opened = open_examples(data, schema, records=records, split=split, **parse_options(option))
+    examples = sample(opened.examples, limit, seed)
+    hide_bars()
+    folder = locate(checkpoint)
+    model = SeDeM.from_pretrained(folder, engine=engine)
+    with output.progress("reading") as report_progress:
+        found = fit(model, examples, report_progress)
+    copy_with_part(folder, out, "confidence", found.part, confidence=True)
+    output.report(
+        as_json,
+        {"checkpoint": str(out), **found.to_dict()},
+        f"{out}: fitted to {output.count(found.fitted, 'question')} with and without evidence",
+        f"on {output.count(found.held_out, 'other question')}: AUROC {found.auroc:.3f}, "
+        f"calibration error {found.calibration_error:.3f}",
+    )
+    if found.left_out and not as_json:
+        output.note(
+            f"{output.count(found.left_out, 'question')} left out: no evidence is labelled, or "
+            "all blocks have some"
+        )
+
+
+def seal(
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Its folder.")],
+) -> None:
+    """Accept the files of a checkpoint as they are.
+
+    Their sizes and hashes are written to its manifest, against which every opening checks them.
+    Do this after a change by hand, and to a checkpoint that has no manifest.
+    """
+    from sedem.checkpoint.folder import seal
+    from sedem.checkpoint.manifest import MANIFEST
+
+    seal(checkpoint)
+    output.write(f"{checkpoint / MANIFEST}: written")
+
+
+def push(
+    checkpoint: Annotated[
+        str, typer.Argument(metavar="CHECKPOINT", help="Folder, such as runs/mine/final.")
+    ],
+    repository: Annotated[str, typer.Argument(metavar="REPO", help="As OWNER/NAME.")],
+    private: Annotated[
+        bool, typer.Option("--private", help="Make a new repository private.")
+    ] = False,
+    with_backbone: Annotated[
+        bool,
+        typer.Option("--with-backbone", help="Include a backbone that is a local folder."),
+    ] = False,
+) -> None:
+    """Upload a checkpoint to the Hugging Face hub, with a model card.
+
+    The card tells the budget, data and scores of its training. A card already in the folder or
+    repository is kept.
+    """
+    from sedem.checkpoint.folder import locate
+    from sedem.checkpoint.hub import push_folder
+
+    folder = locate(checkpoint)
+    output.write(push_folder(folder, repository, private=private, with_backbone=with_backbone))
