@@ -29,9 +29,6 @@ def ablation(
     """Scores and losses of answers, and losses of memory.
 
     Args:
-        scale: sets and limits.
-        rows: the variants, with the paper's scores.
-        metrics: answer scores to show.
         only: the one set that the paper uses; at paper scale it is the only one.
     """
     names = {"hotpotqa": "HotpotQA", "qasper": "QASPER"}

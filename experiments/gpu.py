@@ -16,8 +16,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
-from graphlib import TopologicalSorter
-from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +24,7 @@ import typer
 
 from experiments.quality import guided_answers, more_memory
 from experiments.system import models
+from experiments.system.bench import bench_cells
 from experiments.system.cells import Cell, checkpoint_of
 from experiments.system.measures import measure
 from experiments.system.models import GUIDED, flow, guided_model, run_recipe
@@ -39,7 +38,6 @@ from experiments.system.scales import (
     Scale,
     tiny_backbone,
 )
-from experiments.system.timing import bench_cells
 from experiments.training import equal_training
 from sedem import SeDeM
 from sedem.baselines.registry import TRAINED
@@ -83,12 +81,7 @@ def cores() -> int:
 
 
 def gpu_scale(share: float = 1.0, processes: int = 1) -> Scale:
-    """Build the scale.
-
-    Args:
-        share: share of its steps and questions; a trial uses a small one.
-        processes: runs that share the CPU.
-    """
+    """Build the scale, with a share of its steps and questions for so many runs at once."""
     mixture = read_entries(RECIPES / "stage2.yaml")["data"]["training"]
     longer_by = {
         stage: longer(RECIPES / f"icae-{stage}.yaml", stage, share, processes)
@@ -121,7 +114,6 @@ def longer(recipe: Path, kind: str, share: float, processes: int = 1) -> tuple[s
     """Overrides that give a recipe more examples, in larger batches; warm-up keeps its share.
 
     Args:
-        recipe: the recipe.
         kind: a key of `TIMES`.
         share: share of the larger budget.
         processes: runs that share the CPU's cores, for the workers that load data.
@@ -172,7 +164,6 @@ class Work:
 
     Attributes:
         out: folder of runs, results and logs.
-        data: folder that the data paths are relative to.
         budget: share of all steps and questions.
         smoke: use a tiny random backbone instead of sedem-nano's.
         device: "cuda" or "cpu".
@@ -357,37 +348,30 @@ def _sweep(work: Work, scale: Scale, candidate: Path) -> list[Step]:
 
 def _study(work: Work, scale: Scale, candidate: Path) -> list[Step]:
     """Steps that train each model of the study once, and that measure its cells."""
-    groups: dict[str, list[Cell]] = {}
+    groups: dict[str, dict[Any, Cell]] = {}
     measured = []
     for cell in equal_training.cells(scale):
         assert cell.variant is not None
-        own, needs = scale, ()
+        own, need = scale, candidate
         if cell.method == "full-context" and scale.name == NAME:
             own = replace(scale, shipped=NANO.shipped)  # it has the same frozen backbone
-        elif cell.method not in TRAINED and cell.variant.further:
-            needs = (candidate,)
-        else:
+        if cell.method in TRAINED or not cell.variant.further:
             name = f"{cell.method}{cell.setting}" if cell.method in TRAINED else cell.variant.name
-            groups.setdefault(name, []).append(cell)
-            needs = (_trained_mark(scale, name),)
+            groups.setdefault(name, {})[cell.variant] = cell
+            need = _results(scale) / "trained" / f"{name}.json"
+        needs = () if own is not scale else (need,)
         measured.append(_measured(cell, own, work, equal_training.name, needs))
-    return [*(_training(name, group, scale, work) for name, group in groups.items()), *measured]
-
-
-def _training(name: str, cells: Sequence[Cell], scale: Scale, work: Work) -> Step:
-    mark = _trained_mark(scale, name)
-    one_of_each = list({cell.variant: cell for cell in cells}.values())
-    run = partial(_train_models, one_of_each, scale, work.data, mark)
-    return Step(f"train {name}", run, mark)
+    trained = []
+    for name, cells in groups.items():
+        mark = _results(scale) / "trained" / f"{name}.json"
+        run = partial(_train_models, [*cells.values()], scale, work.data, mark)
+        trained.append(Step(f"train {name}", run, mark))
+    return [*trained, *measured]
 
 
 def _train_models(cells: Sequence[Cell], scale: Scale, data: Path, mark: Path) -> None:
     folders = [checkpoint_of(cell, scale, data) for cell in cells]
     _write(mark, {str(folder): models.budget(folder) for folder in folders})
-
-
-def _trained_mark(scale: Scale, name: str) -> Path:
-    return _results(scale) / "trained" / f"{name}.json"
 
 
 def _measured(
@@ -424,44 +408,28 @@ def run_missing(work: Work, chosen: Sequence[Step], minutes: float) -> dict[str,
         The reasons of failed steps, by name.
     """
     end = time.monotonic() + 60 * minutes
+    last_start = end - 60 * minutes * RESERVE
+    pending = [*chosen]
     failed: dict[str, str] = {}
-    # Steps that measure times run one by one.
-    for alone, group in groupby(chosen, key=lambda step: step.alone):
-        processes = 1 if alone else work.processes
-        _run_group(work, [*group], processes, end, end - 60 * minutes * RESERVE, failed)
-    return failed
-
-
-def _run_group(
-    work: Work,
-    group: Sequence[Step],
-    processes: int,
-    end: float,
-    last_start: float,
-    failed: dict[str, str],
-) -> None:
-    by_file = {step.made: step for step in group}
-    sorter = TopologicalSorter(
-        {step: [by_file[n] for n in step.needs if n in by_file] for step in group}
-    )
-    sorter.prepare()
     running: dict[Future[str], Step] = {}
-    with ThreadPoolExecutor(processes) as pool:
-        while sorter.is_active():
-            for step in sorted(sorter.get_ready(), key=group.index):
+    with ThreadPoolExecutor(work.processes) as pool:
+        while True:
+            for step in [*pending]:
+                exclusive = step.alone or any(other.alone for other in running.values())
+                if len(running) == work.processes or (exclusive and running):
+                    break
                 if step.state(work.out) != "waiting":
-                    running[pool.submit(_run, work, step, processes, end, last_start)] = step
+                    pending.remove(step)
+                    running[pool.submit(_run, work, step, end, last_start)] = step
             if not running:
-                return  # what is left needs a step that is not done
+                return failed  # what is left needs a step that is not done
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 step, outcome = running.pop(future), future.result()
-                if outcome == "done":
-                    sorter.done(step)
-                elif outcome != "stopped":
+                if outcome not in ("done", "stopped"):
                     failed[step.name] = outcome
 
 
-def _run(work: Work, step: Step, processes: int, end: float, last_start: float) -> str:
+def _run(work: Work, step: Step, end: float, last_start: float) -> str:
     """Run a step if it is not done; return "done", "stopped", or why it failed."""
     if step.state(work.out) == "done":
         return "done"
@@ -476,7 +444,7 @@ def _run(work: Work, step: Step, processes: int, end: float, last_start: float) 
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, places)),
         "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": str(max(1, cores() // processes)),
+        "OMP_NUM_THREADS": str(max(1, cores() // (1 if step.alone else work.processes))),
         **({"CUDA_VISIBLE_DEVICES": ""} if work.device == "cpu" else {}),
     }
     typer.echo(f"started: {step.name}", err=True)

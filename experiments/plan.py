@@ -9,11 +9,12 @@ import numpy as np
 
 from experiments.selection import made_banks
 from experiments.speed import bank_size
+from experiments.system.bench import BATCHES, CONTEXTS, SEDEM_CONTEXTS, bench_cells
 from experiments.system.cells import Cell
 from experiments.system.scales import SHIPPED, Scale
 from experiments.system.search import BANK_SIZES, BEST
 from experiments.system.tables import NOT_RUN, Number, entries, made_on, markdown_table, study
-from experiments.system.timing import BATCHES, CONTEXTS, GROWN, SEDEM_CONTEXTS, bench_cells
+from experiments.system.timing import GROWN
 from sedem.backbone.loading import read_config
 from sedem.bank.search import CANDIDATES, COARSE_FROM, GROUPS
 from sedem.checkpoint.folder import EXTRA_ENTRIES

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from experiments.system import paper
 from experiments.system.cells import PEERS, Cell, paper_cell
 from experiments.system.models import full_bank, guided_model, main_model
@@ -134,21 +131,12 @@ def large_banks(scale: Scale) -> list[Number]:
     ]
 
 
-def _about_selecting(result: Mapping[str, Any]) -> str:
-    """The number of questions scored together, and the cost of candidates."""
-    candidates = result.get("candidates_cpu_ms_per_question")
-    more = (
-        f" {search.CANDIDATES:,} candidates take {candidates:,.0f} ms more, at any N."
-        if candidates
-        else ""
-    )
-    return f"{result['questions']['limit']} questions scored together, keys in float32.{more}"
-
-
 @study(
     "What selecting costs by the number of blocks",
     "The paper gives no numbers of this kind.",
-    about=_about_selecting,
+    about="{questions[limit]} questions scored together, keys in float32. "
+    f"{search.CANDIDATES:,} candidates take {{candidates_cpu_ms_per_question:,.0f}} ms more, at "
+    "any N.",
 )
 def selecting(scale: Scale) -> list[Number]:
     """Processor time per question by the number of blocks N."""

@@ -8,11 +8,11 @@ from typing import Any
 from experiments.quality import by_k, guided_answers
 from experiments.system import paper
 from experiments.system.answers import BUDGETS
+from experiments.system.bench import SLOT_TYPES
 from experiments.system.cells import Cell, answer_cell
 from experiments.system.models import GUIDED, guided_model, main_model
 from experiments.system.scales import Scale
 from experiments.system.tables import Number, entries, metric_of, scores, study
-from experiments.system.timing import SLOT_TYPES
 from sedem.baselines.registry import TRAINED
 
 MAX_NEW_TOKENS = 32

@@ -175,9 +175,7 @@ def answer_cell(
     """The answers of a method to a set; None if sedem lacks the method.
 
     Args:
-        scale: gives sets, recipes and limits.
         variant: the model, or the one whose backbone the method uses.
-        questions: the set.
         method: its name in `sedem eval --list`. A trained one has no cell without a recipe for the
             backbone, nor at paper scale on a set that the paper does not train it for.
         fields: other fields of the cell. Without `limit`, `_limit` sets the number of questions.

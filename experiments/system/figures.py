@@ -151,12 +151,6 @@ def draw_against_time(
 
     Args:
         numbers: rows are like "LABEL, K=4"; there is a column of a score per set of the ablations.
-        scale: the scale.
-        title: what is drawn.
-        path: the picture.
-        labels: the labels of the curves.
-        time: the column of times.
-        size: the column of bytes per token.
     """
     pyplot = pyplot_module()
     count = len(scale.ablation)
@@ -207,8 +201,6 @@ def draw_training(
 
     Args:
         curves: examples seen and loss, by stage (such as "text, windows") and method.
-        methods: the methods, in the order of their colours.
-        path: the picture.
     """
     pyplot = pyplot_module()
     figure, axes = pyplot.subplots(1, len(curves), figsize=(9, 3.6))

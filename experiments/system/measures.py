@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from experiments.system import answers, convention, learning, losses, search, timing
+from experiments.system import answers, bench, convention, learning, search, timing
 from experiments.system.cells import Cell, results_of
 from experiments.system.scales import Scale
 from experiments.system.tables import Study
@@ -19,10 +19,10 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
     "answers": answers.answers,
     "constant": answers.constant,
     "budgets": answers.budgets,
-    "memory": losses.memory,
-    "loss": losses.loss,
-    "losses": losses.by_budget,
-    "rank": losses.rank,
+    "memory": learning.memory,
+    "loss": learning.loss,
+    "losses": learning.by_budget,
+    "rank": learning.rank,
     "block-recall": search.block_recall,
     "coarse-search": search.coarse_search,
     "large-banks": search.large_banks,
@@ -31,11 +31,11 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
     "training": learning.training,
     "search": learning.search,
     "probe": learning.probe,
-    "bench": timing.bench,
-    "batches": timing.bench,
-    "memories": timing.bench,
-    "kept": timing.bench,
-    "peers": timing.bench,
+    "bench": bench.bench,
+    "batches": bench.bench,
+    "memories": bench.bench,
+    "kept": bench.bench,
+    "peers": bench.bench,
     "arrivals": timing.arrivals,
     "condition-times": timing.condition_times,
     "preparation": timing.preparation,
@@ -51,10 +51,6 @@ def measure(cell: Cell, scale: Scale, data: Path, study: str, results: Path | No
     """Measure a cell and keep the result in the folder of a study.
 
     Args:
-        cell: a cell without a result.
-        scale: gives sets, recipes and limits.
-        data: folder that the data paths are relative to.
-        study: name of the study.
         results: folder of results; None means the scale's.
     """
     result = json.dumps(MEASURES[cell.measure](cell, scale, data))
@@ -77,9 +73,6 @@ def measure_missing(
     A cell shared by several studies is kept in the folder of the first of them.
 
     Args:
-        studies: the studies.
-        scale: the scale.
-        data: folder of the data files.
         only: measure only cells whose name contains this.
         again: also measure cells that have a result, and replace it in its place.
     """

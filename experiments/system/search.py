@@ -335,9 +335,7 @@ def measure_confidence(part: Confidence, features_BF: Tensor, present_B: Tensor)
     """Metrics of a confidence, each with its interval over questions.
 
     Args:
-        part: the confidence.
         features_BF: features of questions, alternately with and without the evidence.
-        present_B: whether the evidence is there.
     """
     confidence_B = part(features_BF)
     measures: dict[str, Measure] = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from experiments.bench import floors as floors_module
-from experiments.bench.floors import Ceilings, Work, busy, floors, sedem_work, text_work
+from experiments.system import floors as floors_module
+from experiments.system.floors import Ceilings, Work, busy, floors, sedem_work, text_work
 from sedem import Document, SeDeM
 from sedem.answering.decoding import Decoding
 from sedem.answering.prompts import question_ids

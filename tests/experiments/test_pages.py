@@ -10,8 +10,8 @@ import pytest
 
 from experiments import pages
 from experiments.system import cells
+from experiments.system.bench import bench_cells, worth
 from experiments.system.scales import NANO
-from experiments.system.timing import bench_cells, worth
 
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: f"{page.parent.name}-{page.name}")

@@ -134,7 +134,7 @@ def bench(
     with output.progress("measuring") as report_progress:
         document = run_bench(plan, out, report_progress)
     if out is not None:
-        from sedem.bench.plot import draw
+        from sedem.bench.report import draw
 
         for ending in (".svg", ".png"):
             draw(document, out / f"ttft{ending}")
@@ -145,7 +145,7 @@ def bench(
         output.print_json(document)
         return
     _note_cold_start(document["cold_start"])
-    from sedem.bench.table import lines
+    from sedem.bench.report import lines
 
     headings, *rows = lines(document)
     # The method, how much it reads, and the batches, which are a text of any length.

@@ -31,7 +31,7 @@ from sedem.evaluation.registry import METHODS
         ({"memory": ("int9",)}, "vectors cannot be stored as 'int9'"),
         ({"memory": ("int8", "int8")}, r"memory is \('int8', 'int8'\); give each entry once"),
         ({"memory": ()}, "memory is empty; give at least one"),
-        ({"weights": ("int4",)}, r"weights\[0\] is 'int4'; they can be full or int8"),
+        ({"weights": ("int4",)}, r"weights\[0\] is 'int4'; it can be full or int8"),
         ({"weights": ("full", "full")}, r"weights is \('full', 'full'\); give each entry once"),
         ({"weights": ()}, "weights is empty; give at least one"),
         ({"answer_tokens": 1}, "answer_tokens is 1; it must be 2 or more"),
