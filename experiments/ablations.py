@@ -99,21 +99,14 @@ DECOMPRESSION = {
 )
 def decompression(scale: Scale) -> list[Number]:
     """Slots as soft prompt at the decoder's input, not decompressed."""
-    table = "tab:decompressor_ablation"
-    return ablation(
-        scale,
-        [
-            (
-                label,
-                variant,
-                {
-                    f"{key} f1": paper.number(table, f"{key}_f1", method=label)
-                    for key in ("hotpotqa", "qasper")
-                },
-            )
-            for label, variant in DECOMPRESSION.items()
-        ],
-    )
+    rows = []
+    for label, variant in DECOMPRESSION.items():
+        printed = {
+            f"{key} f1": paper.number("tab:decompressor_ablation", f"{key}_f1", method=label)
+            for key in ("hotpotqa", "qasper")
+        }
+        rows.append((label, variant, printed))
+    return ablation(scale, rows)
 
 
 @study("Adapters on the decoder (Table lora_ablation)")
@@ -180,16 +173,14 @@ def _at_layers(scale: Scale, extract: int, inject: int) -> Variant:
 def probe(scale: Scale) -> list[Number]:
     """Continuation loss after the training of the depth study, and after each probe budget."""
     cell, result = Cell("probe", variant=main_model(scale)), []
-    budgets = [f"{steps} steps" for steps in steps_of(scale)]
+    budget = f"{steps_of(scale)} steps"
     for (extract, inject), end in zip(ends_of_grid(scale), ("best", "worst"), strict=True):
         row = f"{extract} to {inject} of {scale.depth}, {end} when trained"
         trained = Cell("memory", variant=_at_layers(scale, extract, inject))
         result += entries(row, trained, ("trained", "continuation.memory", 3))
-        place = f"{extract}-{inject}.continuation"
-        columns = [(f"probe, {b}", f"{b}.{place}.memory", 3) for b in budgets]
-        # The decoder's own states need no training, so one budget is enough.
-        columns.append(("probe, own states", f"{budgets[0]}.{place}.true_states", 3))
-        result += entries(row, cell, *columns)
+        place = f"{budget}.{extract}-{inject}.continuation"
+        probed = f"probe, {budget}", f"{place}.memory", 3
+        result += entries(row, cell, probed, ("probe, own states", f"{place}.true_states", 3))
     return result
 
 

@@ -209,7 +209,7 @@ class Step:
     """
 
     name: str
-    run: Callable[[], None]
+    run: Callable[[], object]
     made: Path
     needs: tuple[Path, ...] = ()
     alone: bool = False
@@ -314,17 +314,11 @@ def _candidate(work: Work, scale: Scale) -> list[Step]:
         own = {"stage1": scale.stage1, "stage2": scale.stage2}[stage] if work.smoke else ()
         overrides = [*candidate_overrides(name, work.budget, work.processes), *scale.overrides]
         overrides += [*own, *start, f"data_root={work.data}", f"run.output={folder}"]
-        run = partial(_train, RECIPES / f"{name}.yaml", overrides, work.smoke)
+        run = partial(run_recipe, RECIPES / f"{name}.yaml", overrides)
         needs = tuple(step.made for step in found[-1:])
         found.append(Step(f"train {name}", run, folder / "training.json", needs))
         start = [f"start_from={folder / 'final'}"]
     return found
-
-
-def _train(recipe: Path, overrides: list[str], smoke: bool) -> None:
-    if smoke:
-        tiny_backbone()
-    run_recipe(recipe, overrides)
 
 
 def _sweep(work: Work, scale: Scale, candidate: Path) -> list[Step]:
@@ -501,6 +495,8 @@ def main(
     work = Work(out.resolve(), data.resolve(), budget, smoke, device, at_once)
     every = steps(work)
     if step is not None:
+        if smoke:
+            tiny_backbone()
         next(one for one in every if one.name == step).run()
         return
     chosen = [

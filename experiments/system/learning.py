@@ -14,7 +14,7 @@ import torch
 from experiments.system.answers import BUDGETS
 from experiments.system.cells import Cell, checkpoint_of, examples_of
 from experiments.system.models import budget, run_of_stage
-from experiments.system.scales import Scale, recipe_exists, tiny_backbone
+from experiments.system.scales import Scale, recipe_exists
 from sedem import Document, SeDeM
 from sedem.answering.prompts import context_prompt
 from sedem.baselines.icae import ICAE
@@ -181,8 +181,6 @@ def search(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     best. Every part has the same rate. The method's own loss on held-out training data is compared,
     so rates of different methods cannot be compared.
     """
-    if scale.name == "smoke":
-        tiny_backbone()
     assert cell.variant is not None
     backbone, stage = cell.variant.backbone or scale.backbones[0], "text"
     path = scale.baseline_recipe(cell.method, stage, backbone)
@@ -226,9 +224,9 @@ def best_rate(result: dict[str, Any]) -> float:
     return float(min(rates, key=lambda name: rates[name]["loss"]))
 
 
-def steps_of(scale: Scale) -> tuple[int, ...]:
-    """The budgets of `probe`, in steps; each has a probe of its own."""
-    return (2,) if scale.name == "smoke" else (20,)
+def steps_of(scale: Scale) -> int:
+    """The steps of each run of `probe`."""
+    return 2 if scale.name == "smoke" else 20
 
 
 def ends_of_grid(scale: Scale) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -237,32 +235,29 @@ def ends_of_grid(scale: Scale) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def probe(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
-    """Losses after `sedem probe` of both ends of the depth grid, by budget and pair of layers.
+    """Losses after `sedem probe` of both ends of the depth grid, by pair of layers, such as "4-4".
 
-    A budget is named "20 steps", a pair "4-4". The text is that of the study's models.
+    They are under the number of steps, such as "20 steps". The text is that of the study's models.
     """
     from sedem.training.probe import ProbeSettings
     from sedem.training.probe import probe as run_probe
 
-    if scale.name == "smoke":
-        tiny_backbone()
     path = scale.recipe("stage1", scale.backbones[0], scale.ablation[0])
     recipe = load_recipe(Stage1Recipe, path, [*scale.overrides, *scale.stage1])
-    found: dict[str, Any] = {}
-    for steps in steps_of(scale):
-        settings = ProbeSettings(
-            layers=ends_of_grid(scale),
-            compressions=(recipe.model.compression,),
-            steps=steps,
-            **(PROBED_AT_SMOKE if scale.name == "smoke" else PROBED),
-        )
-        result = run_probe(
-            recipe.model.encoder,
-            read_texts(data / recipe.text.path, recipe.text.exclude_titles),
-            settings,
-            scale.runs / "probe" / str(steps),
-            lambda done, total: None,
-        )
-        rows = {f"{row['extract_layers'][0]}-{row['inject_layer']}": row for row in result["runs"]}
-        found[f"{steps} steps"] = {"settings": result["settings"], "ends": result["ends"], **rows}
-    return {**found, **provenance()}
+    steps = steps_of(scale)
+    settings = ProbeSettings(
+        layers=ends_of_grid(scale),
+        compressions=(recipe.model.compression,),
+        steps=steps,
+        **(PROBED_AT_SMOKE if scale.name == "smoke" else PROBED),
+    )
+    result = run_probe(
+        recipe.model.encoder,
+        read_texts(data / recipe.text.path, recipe.text.exclude_titles),
+        settings,
+        scale.runs / "probe" / str(steps),
+        lambda done, total: None,
+    )
+    rows = {f"{row['extract_layers'][0]}-{row['inject_layer']}": row for row in result["runs"]}
+    kept = {name: result[name] for name in ("settings", "ends")}
+    return {f"{steps} steps": {**kept, **rows}, **provenance()}

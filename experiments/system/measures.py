@@ -11,7 +11,7 @@ import typer
 
 from experiments.system import answers, bench, convention, learning, search, timing
 from experiments.system.cells import Cell, results_of
-from experiments.system.scales import Scale
+from experiments.system.scales import Scale, tiny_backbone
 from experiments.system.tables import Study
 from sedem.durable_files import write_text
 
@@ -53,6 +53,8 @@ def measure(cell: Cell, scale: Scale, data: Path, study: str, results: Path | No
     Args:
         results: folder of results; None means the scale's.
     """
+    if scale.name == "smoke":
+        tiny_backbone()
     result = json.dumps(MEASURES[cell.measure](cell, scale, data))
     few_digits = json.loads(result, parse_float=lambda text: float(f"{float(text):.{DIGITS}g}"))
     path = (results or results_of(scale)) / study / f"{cell.name}.json"

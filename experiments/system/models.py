@@ -18,7 +18,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from experiments.system.scales import ROOT, Scale, recipe_exists, tiny_backbone
+from experiments.system.scales import ROOT, Scale, recipe_exists
 from sedem import Document, SeDeM
 from sedem.checkpoint.folder import ADAPTER, EXTRA_ENTRIES, WEIGHTS_FILE, unfinished, write
 from sedem.checkpoint.untrained import untrained
@@ -214,8 +214,6 @@ def _has_own_recipes(variant: Variant, scale: Scale) -> bool:
 
 def _stage(variant: Variant, scale: Scale, stage: str, questions: str, data: Path) -> Path:
     """The checkpoint of a stage of the study recipes."""
-    if scale.name == "smoke":
-        tiny_backbone()
     in_stage2 = replace(BASE, name=variant.name, stage2=variant.stage2)
     if stage == "stage1" and variant == replace(in_stage2, every_block=variant.every_block):
         # A variant that differs only in stage 2 starts from the same memory.
@@ -324,8 +322,6 @@ def baseline_checkpoint(
         setting: which recipe for questions; the text recipe of that name if there is one.
         gold: train only on documents with evidence.
     """
-    if scale.name == "smoke":
-        tiny_backbone()
     start: list[str] = []
     final = Path()
     for stage in ("text", "questions"):
@@ -413,8 +409,6 @@ ADAPTED_STEPS = {"smoke": (2, 2), "nano": (150, 100)}
 
 def _adapted(kind: str, scale: Scale, data: Path) -> Path:
     """The checkpoint of `Variant.adapted`."""
-    if scale.name == "smoke":
-        tiny_backbone()
     backbone = str(_study_entries(scale, "stage1")["model"]["encoder"])
     folder = scale.runs / "adapt"
     if kind == "untrained":

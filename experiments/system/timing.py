@@ -189,9 +189,7 @@ class PreparedExample:
     Attributes:
         documents: segments, blocks and slots of each document.
         evidence: whether each block contains evidence.
-        question: encoder tokens of the question.
-        prefix: decoder tokens of the prompt.
-        answer: decoder tokens of the answer.
+        question: tokens of the encoder; `prefix` and `answer` are the decoder's.
     """
 
     documents: list[tuple[Segments, list[BlockRow], torch.Tensor]]
