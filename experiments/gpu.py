@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -180,12 +181,9 @@ class Work:
     @property
     def options(self) -> list[str]:
         """The same work as options of the command."""
-        values = {
-            "out": self.out, "data": self.data, "budget": self.budget, "device": self.device,
-            "processes": self.processes,
-        }  # fmt: skip
-        given = [part for name, value in values.items() for part in (f"--{name}", str(value))]
-        return [*given, *(["--smoke"] if self.smoke else [])]
+        values = {**vars(self), "smoke": None}
+        given = [(f"--{n}", str(value)) for n, value in values.items() if value is not None]
+        return [*chain.from_iterable(given), *(["--smoke"] if self.smoke else [])]
 
     @property
     def scale(self) -> Scale:
@@ -237,6 +235,7 @@ def steps(work: Work) -> list[Step]:
 
 
 def _checks(work: Work, scale: Scale, candidate: Path) -> list[Step]:
+    """Tests, parity of engines, and the bench; they measure times, so each runs alone."""
     tests, engines = _results(scale) / "tests.json", _results(scale) / "parity.json"
     needs = (candidate,) if work.smoke else ()
     cells = [Cell("bench", variant=guided_model(scale))]  # there is no time for Llama's shapes

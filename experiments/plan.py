@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -140,10 +141,7 @@ def _power(tokens: int) -> str:
     "The paper gives no numbers of this kind.",
     render=_plan,
 )
-def plan(scale: Scale) -> list[Number]:
+def plan(scale: Scale) -> Iterator[Number]:
     """The measurements behind the plan."""
-    return [
-        number
-        for cell, metric, title, digits in _columns(scale).values()
-        for number in entries("one core", cell, (title, metric, digits))
-    ]
+    for cell, metric, title, digits in _columns(scale).values():
+        yield from entries("one core", cell, (title, metric, digits))

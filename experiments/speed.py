@@ -52,7 +52,7 @@ def _rows(
     contexts: Mapping[str, tuple[int, ...]],
     rows: Mapping[str, str],
     *columns: tuple[Any, ...],
-) -> list[Number]:
+) -> Iterator[Number]:
     """Figures of a bench: a row per model, context length and method.
 
     Args:
@@ -61,20 +61,12 @@ def _rows(
         rows: methods of the bench by label.
         columns: the column and the place in a row of the bench, with more as in `entries`.
     """
-    return [
-        number
-        for name, cell in bench_cells(scale, kind).items()
-        for tokens in contexts[scale.name]
-        for label, method in rows.items()
-        for number in entries(
-            f"{name}, {tokens:,} tokens: {label}",
-            cell,
-            *(
-                (title, f"results.{method}.{tokens}.{place}", *more)
-                for title, place, *more in columns
-            ),
-        )
-    ]
+    for name, cell in bench_cells(scale, kind).items():
+        for tokens in contexts[scale.name]:
+            for label, method in rows.items():
+                place = f"results.{method}.{tokens}"
+                own = ((title, f"{place}.{within}", *more) for title, within, *more in columns)
+                yield from entries(f"{name}, {tokens:,} tokens: {label}", cell, *own)
 
 
 @study(
@@ -82,23 +74,17 @@ def _rows(
     "The paper's times are of one A100-SXM4-40GB and its own sets. Ours are of the bench, on "
     "another backbone and the machine that docs/performance.md names. The two do not compare.",
 )
-def efficiency(scale: Scale) -> list[Number]:
+def efficiency(scale: Scale) -> Iterator[Number]:
     """Online times: the paper's on its four sets, the bench's at its own lengths."""
     columns = {"TTFT, ms (paper, A100)": "{}_ttft_{}_ms", "tok/s (paper, A100)": "{}_tok_s_{}"}
-    printed = [
-        Number(
-            f"{short.upper()}, {row['dataset']}: {method}",
-            column,
-            row.get(name.format(short, own)),
-            metric="",
-        )
-        for row in paper.rows("tab:efficiency_varb_icae")
-        for short in ("1b", "3b")
-        for method, own in (("SeDeM", "ours"), ("ICAE", "icae"))
-        for column, name in columns.items()
-    ]
+    for row in paper.rows("tab:efficiency_varb_icae"):
+        for short in ("1b", "3b"):
+            for method, own in (("SeDeM", "ours"), ("ICAE", "icae")):
+                label = f"{short.upper()}, {row['dataset']}: {method}"
+                for column, name in columns.items():
+                    yield Number(label, column, row.get(name.format(short, own)), metric="")
     ours = ("TTFT, ms (bench)", ONLINE[1]), ("tok/s (bench)", "decode_tok_s.median")
-    return printed + _rows(scale, "bench", CONTEXTS, {"SeDeM": "sedem"}, *ours)
+    yield from _rows(scale, "bench", CONTEXTS, {"SeDeM": "sedem"}, *ours)
 
 
 def _draw_bench(one: Study, scale: Scale, path: Path) -> None:
@@ -120,31 +106,22 @@ def _draw_bench(one: Study, scale: Scale, path: Path) -> None:
     render=lambda scale: _blocks(scale, "bench", f"{scale.name}-performance.svg"),
     draw=_draw_bench,
 )
-def performance(scale: Scale) -> list[Number]:
+def performance(scale: Scale) -> Iterator[Number]:
     """Time to the first token, decoding and building, by method and context length."""
     methods = {method: method for method in METHODS[scale.name]}
     decoding = "decode tok/s", "decode_tok_s.median"
-    return _rows(scale, "bench", CONTEXTS, methods, ONLINE, PREBUILT, decoding)
+    yield from _rows(scale, "bench", CONTEXTS, methods, ONLINE, PREBUILT, decoding)
 
 
 @study("Many questions over one bank", NONE_PRINTED, render=lambda scale: _blocks(scale, "batches"))
-def batches(scale: Scale) -> list[Number]:
+def batches(scale: Scale) -> Iterator[Number]:
     """Medians by the number of questions asked together."""
-    rows = {
-        f"{count} together": f"batches.{count}.questions_per_s.median"
-        for count in BATCHES[scale.name]
-    }
-    return [
-        number
-        for name, cell in bench_cells(scale, "batches").items()
-        for tokens in SEDEM_CONTEXTS[scale.name]
-        for label, place in rows.items()
-        for number in entries(
-            f"{name}, {tokens:,} tokens: {label}",
-            cell,
-            ("questions a second", f"results.sedem.{tokens}.{place}", 2),
-        )
-    ]
+    for name, cell in bench_cells(scale, "batches").items():
+        for tokens in SEDEM_CONTEXTS[scale.name]:
+            for count in BATCHES[scale.name]:
+                row = f"{name}, {tokens:,} tokens: {count} together"
+                metric = f"results.sedem.{tokens}.batches.{count}.questions_per_s.median"
+                yield from entries(row, cell, ("questions a second", metric, 2))
 
 
 @study(
@@ -152,11 +129,11 @@ def batches(scale: Scale) -> list[Number]:
     NONE_PRINTED,
     render=lambda scale: _blocks(scale, "memories"),
 )
-def memories(scale: Scale) -> list[Number]:
+def memories(scale: Scale) -> Iterator[Number]:
     """Times and bytes by the type of the stored slots."""
     methods = {t: "sedem" if t == "bfloat16" else f"sedem-{t}" for t in SLOT_TYPES}
     stored = "bytes a token", "stored_bytes_per_token"
-    return _rows(scale, "memories", SEDEM_CONTEXTS, methods, ONLINE, PREBUILT, stored)
+    yield from _rows(scale, "memories", SEDEM_CONTEXTS, methods, ONLINE, PREBUILT, stored)
 
 
 @study(
@@ -165,9 +142,8 @@ def memories(scale: Scale) -> list[Number]:
     drawn=("TTFT", "kept bytes"),
     render=lambda scale: _blocks(scale, "kept"),
 )
-def kept(scale: Scale) -> list[Number]:
+def kept(scale: Scale) -> Iterator[Number]:
     """Times and bytes by method, and the point from which keeping pays off."""
-    result = []
     for name, cell in bench_cells(scale, "kept").items():
         for tokens in KEPT_CONTEXTS[scale.name]:
             row, worth = f"{name}, {tokens:,} tokens", f"worth.{tokens}"
@@ -178,15 +154,15 @@ def kept(scale: Scale) -> list[Number]:
                     ("times warm's", f"{worth}.ratio.{method}", 2),
                     ("kept bytes a token", f"{place}.kept.bytes_per_token", 0),
                 ]
-                shown = columns[:2] if method == "sedem" else columns
-                result += entries(f"{row}: {label}", cell, *shown)
-            result += entries(
+                yield from entries(
+                    f"{row}: {label}", cell, *columns[: 2 if method == "sedem" else 3]
+                )
+            yield from entries(
                 f"{row}: sedem, warm",
                 cell,
                 ("hit rate that pays, %", f"{worth}.hit_rate", 0),
                 ("questions that pay for warming", f"{worth}.questions", 0),
             )
-    return result
 
 
 @study(
@@ -196,22 +172,19 @@ def kept(scale: Scale) -> list[Number]:
     "{rows} at once, seed {seed}; medians of {rounds} rounds, in turn. TTFT is the time from the "
     "arrival of a question to its first token.",
 )
-def arrivals(scale: Scale) -> list[Number]:
+def arrivals(scale: Scale) -> Iterator[Number]:
     """Throughput and waiting time by rate and kind of batch; sedem-nano answers, if not smoke."""
     cell = Cell("arrivals", variant=main_model(scale) if scale.name == "smoke" else None)
-    return [
-        number
-        for rate in RATES[scale.name]
-        for way in WAYS
-        for number in entries(
-            f"{rate} a second, {way}",
-            cell,
-            ("tokens a second", f"rates.{rate}.{way}.tokens_s"),
-            ("median TTFT, ms", f"rates.{rate}.{way}.ttft_median_ms", 0),
-            ("p99 TTFT, ms", f"rates.{rate}.{way}.ttft_p99_ms", 0),
-            ("mean time to the end, ms", f"rates.{rate}.{way}.end_mean_ms", 0),
-        )
-    ]
+    for rate in RATES[scale.name]:
+        for way in WAYS:
+            yield from entries(
+                f"{rate} a second, {way}",
+                cell,
+                ("tokens a second", f"rates.{rate}.{way}.tokens_s"),
+                ("median TTFT, ms", f"rates.{rate}.{way}.ttft_median_ms", 0),
+                ("p99 TTFT, ms", f"rates.{rate}.{way}.ttft_p99_ms", 0),
+                ("mean time to the end, ms", f"rates.{rate}.{way}.end_mean_ms", 0),
+            )
 
 
 @study(
@@ -220,18 +193,17 @@ def arrivals(scale: Scale) -> list[Number]:
     about="{examples} examples of {tokens:,} tokens in all; medians of processor time, the ways in "
     "turn.",
 )
-def preparation(scale: Scale) -> list[Number]:
+def preparation(scale: Scale) -> Iterator[Number]:
     """Milliseconds per example by preparation method, and bytes per example in the arrays."""
-    cell, result = Cell("preparation", variant=main_model(scale), questions="hotpotqa"), []
+    cell = Cell("preparation", variant=main_model(scale), questions="hotpotqa")
     for way in ("one by one", "together", "from disk"):
-        result += entries(
+        yield from entries(
             way,
             cell,
             ("ms an example", f"milliseconds.{way}", 2),
             ("times sooner", f"times_sooner.{way}"),
             *([] if way == "one by one" else [("bytes an example", "bytes", 0)]),
         )
-    return result
 
 
 @study(
@@ -239,12 +211,10 @@ def preparation(scale: Scale) -> list[Number]:
     NONE_PRINTED,
     about="Blocks of {slots} slots, ten a document, {commit_blocks} a commit; processor time.",
 )
-def bank_size(scale: Scale) -> list[Number]:
+def bank_size(scale: Scale) -> Iterator[Number]:
     """Costs by the number of blocks."""
-    return [
-        number
-        for size in GROWN[scale.name]
-        for number in entries(
+    for size in GROWN[scale.name]:
+        yield from entries(
             f"N={size}",
             Cell("bank-size"),
             ("opening, s", f"sizes.{size}.open_s", 3),
@@ -255,7 +225,6 @@ def bank_size(scale: Scale) -> list[Number]:
             ("a commit of 800 blocks, ms", f"sizes.{size}.commit_ms", 1),
             ("seeing another's commit, ms", f"sizes.{size}.reload_ms", 1),
         )
-    ]
 
 
 # Blocks of docs/performance.md

@@ -21,19 +21,18 @@ from experiments.system.scales import Scale
 from sedem.baselines.registry import TRAINED
 from sedem.evaluation import cost as counting
 from sedem.evaluation.baseline_cost import baseline_cost
-from sedem.provenance import provenance
 
 
 def cost(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     """Parameters and FLOPs, counted on the meta device."""
     if cell.method in TRAINED:
-        return {**baseline_cost(cell.method, cell.backbone), **provenance()}
+        return baseline_cost(cell.method, cell.backbone)
     result = counting.cost(cell.backbone)
     parameters = result["parameters"]
     memory = parameters["total"] - parameters["lora"]
     parameters["without_lora"] = memory
     parameters["percent_without_lora"] = 100 * memory / parameters["backbone"]
-    return {**result, "paper": counted_as_paper(cell.backbone, result["flops"]), **provenance()}
+    return {**result, "paper": counted_as_paper(cell.backbone, result["flops"])}
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,6 @@ from sedem.evaluation.continuation import continuation_losses
 from sedem.evaluation.metrics import summarize
 from sedem.evaluation.rank import block_slots, normalized_effective_rank
 from sedem.method.selector import resolve_budget
-from sedem.provenance import provenance
 from sedem.training import baseline
 from sedem.training.baseline import load_baseline_recipe
 from sedem.training.block_batch import BlockCollator, frozen_states
@@ -51,7 +50,7 @@ def memory(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     lengths = model.config.segment_length, source.continuation
     windows = Windows(corpus, *lengths, 0, held_out, source.evaluation_windows)
     losses = continuation_losses(model, windows, lambda done, total: None)
-    return {**losses, **provenance(), "training": budget(folder)}
+    return {**losses, "training": budget(folder)}
 
 
 def loss(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
@@ -73,7 +72,7 @@ def loss(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     weights = model.mixture.weights().tolist()
     mixture = dict(zip(map(str, model.config.extract_layers), weights, strict=True))
     found = {"answer_loss": summarize(values, digits=4), "mixture": mixture}
-    return {**found, **provenance(), "training": budget(folder)}
+    return {**found, "training": budget(folder)}
 
 
 def by_budget(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
@@ -113,7 +112,6 @@ def by_budget(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         "losses": {str(k): [round(loss, 4) for loss in found] for k, found in losses.items()},
         "recall": {str(k): summarize(found) for k, found in recalled.items()},
         "tau": None if model.guidance is None else float(model.guidance.tau.detach()),
-        **provenance(),
         "training": budget(folder),
     }
 
@@ -131,7 +129,7 @@ def rank(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         texts = dict.fromkeys(d.text for example in examples for d in example.documents)
         documents = [Document(str(number), text) for number, text in enumerate(texts)]
         ranks = normalized_effective_rank(block_slots(model, documents))
-        return {"effective_rank": ranks} | provenance()
+        return {"effective_rank": ranks}
     reader = ICAE.from_pretrained(folder, dtype=dtype).eval()
     contexts = dict.fromkeys(context_prompt([d.text for d in e.documents]) for e in examples)
     with torch.no_grad():
@@ -140,7 +138,7 @@ def rank(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
             for context in contexts
             for slots_MD in reader.compress(reader.backbone.token_ids(context)).content.states
         )
-    return {"effective_rank": ranks} | provenance()
+    return {"effective_rank": ranks}
 
 
 def _open(checkpoint: Path, dtype: str) -> SeDeM:
@@ -209,7 +207,6 @@ def search(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         "examples_seen": summary["examples_seen"],
         "seed": summary["recipe"]["optimization"]["seed"],
         "rates": losses,
-        **provenance(),
     }
 
 
@@ -260,4 +257,4 @@ def probe(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     )
     rows = {f"{row['extract_layers'][0]}-{row['inject_layer']}": row for row in result["runs"]}
     kept = {name: result[name] for name in ("settings", "ends")}
-    return {f"{steps} steps": {**kept, **rows}, **provenance()}
+    return {f"{steps} steps": {**kept, **rows}}

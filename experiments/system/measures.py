@@ -14,6 +14,7 @@ from experiments.system.cells import Cell, results_of
 from experiments.system.scales import Scale, tiny_backbone
 from experiments.system.tables import Study
 from sedem.durable_files import write_text
+from sedem.provenance import provenance
 
 MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
     "answers": answers.answers,
@@ -55,7 +56,9 @@ def measure(cell: Cell, scale: Scale, data: Path, study: str, results: Path | No
     """
     if scale.name == "smoke":
         tiny_backbone()
-    result = json.dumps(MEASURES[cell.measure](cell, scale, data))
+    found = MEASURES[cell.measure](cell, scale, data)
+    # The bench and evaluations sign what they measure, since they resume the work of others.
+    result = json.dumps(found if "machine" in found else {**found, **provenance()})
     few_digits = json.loads(result, parse_float=lambda text: float(f"{float(text):.{DIGITS}g}"))
     path = (results or results_of(scale)) / study / f"{cell.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -41,7 +41,6 @@ from sedem.evaluation.metrics import (
 from sedem.evaluation.run import sample
 from sedem.guidance.confidence import FEATURES, Confidence
 from sedem.method.segments import segment_text
-from sedem.provenance import provenance
 from sedem.quantization import Quantized, join
 from sedem.training.calibration import evidence_features
 
@@ -65,7 +64,7 @@ def block_recall(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         evidence = labels.from_evidence(rows, example.evidence)
         for k, values in recalls.items():
             values.append(recall_at(ranked, evidence, k))
-    return {f"recall@{k}": summarize(values) for k, values in recalls.items()} | provenance()
+    return {f"recall@{k}": summarize(values) for k, values in recalls.items()}
 
 
 def _spans(model: SeDeM, document: Document) -> list[tuple[int, int]]:
@@ -108,7 +107,6 @@ def coarse_search(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         },
         "questions": {"data": Path(asked.source).name, "limit": len(sampled), "seed": 0},
         "checkpoint": folder.name,
-        **provenance(),
     }
 
 
@@ -229,7 +227,6 @@ def large_banks(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         "made": {"runs": RUNS, "noise": NOISE, "seed": 0},
         "questions": {"data": Path(asked.source).name, "limit": limit, "seed": 0},
         "checkpoint": SHIPPED.name,
-        **provenance(),
     }
 
 
@@ -326,7 +323,6 @@ def confidence(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         },
         "questions": {"data": Path(asked.source).name, "seed": 0},
         "checkpoint": folder.name,
-        **provenance(),
     }
 
 

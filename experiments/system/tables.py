@@ -192,8 +192,10 @@ class Study:
 
 
 def study(title: str, note: str = "", **fields: Any) -> Callable[[Any], Study]:
-    """A study of the numbers that a function returns; the study has the function's name."""
-    return lambda numbers: Study(numbers.__name__, title, numbers, note, **fields)
+    """A study of the numbers that a function yields; the study has the function's name."""
+    return lambda numbers: Study(
+        numbers.__name__, title, lambda scale: [*numbers(scale)], note, **fields
+    )
 
 
 def markdown_table(rows: Sequence[Sequence[str]]) -> str:

@@ -30,7 +30,6 @@ from sedem.config import DEFAULT_MODEL, Condition
 from sedem.data import labels
 from sedem.data.examples import Example, ExampleSet
 from sedem.method.segments import Segments, segment_text
-from sedem.provenance import provenance
 from sedem.quantization import Quantized
 from sedem.training.block_dataset import BlockDataset
 from sedem.types import Document
@@ -84,7 +83,6 @@ def arrivals(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         "rows": model.engine.batch_size,
         "seed": SEED,
         "load_average": os.getloadavg()[0],
-        **provenance(model.device),
     }
 
 
@@ -173,7 +171,6 @@ def condition_times(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
             for condition in conditions
         },
         "questions": len(examples),
-        **provenance(),
     }
 
 
@@ -271,7 +268,6 @@ def preparation(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
             for name, own in seconds.items()
         },
         "load_average": os.getloadavg()[0],
-        **provenance(),
     }
 
 
@@ -319,7 +315,7 @@ def bank_size(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
             }
             commits += 1
     of_commit = DOCUMENTS * BLOCKS_OF_ONE
-    return {"sizes": found, "slots": SLOTS, "commit_blocks": of_commit, **provenance()}
+    return {"sizes": found, "slots": SLOTS, "commit_blocks": of_commit}
 
 
 def _commit(store: BankFile, number: int) -> float:

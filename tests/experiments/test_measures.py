@@ -63,7 +63,9 @@ def test_a_result_lies_in_the_folder_of_the_first_study_and_is_measured_once(
     monkeypatch.chdir(tmp_path)
     first, second = STUDIES["parameters"], STUDIES["parameter_overhead"]
     monkeypatch.setitem(
-        measures.MEASURES, "cost", lambda cell, scale, data: {"digits": 0.123456789}
+        measures.MEASURES,
+        "cost",
+        lambda cell, scale, data: {"digits": 0.123456789, "machine": "Abacus"},
     )
     measure_missing([first, second], SMOKE, FIXTURES)
     folder = cells.results_of(SMOKE)
@@ -74,7 +76,7 @@ def test_a_result_lies_in_the_folder_of_the_first_study_and_is_measured_once(
     assert {path.stem for path in (folder / "parameter_overhead").iterdir()} == rest
 
     path = shared[0].path(SMOKE)
-    assert path is not None and path.read_text() == '{"digits":0.123457}\n'
+    assert path is not None and path.read_text() == '{"digits":0.123457,"machine":"Abacus"}\n'
     path.write_text("{}")
     measure_missing([second], SMOKE, FIXTURES, only=shared[0].name)
     assert path.read_text() == "{}"
