@@ -83,6 +83,11 @@ def cores() -> int:
 
 def gpu_scale(share: float = 1.0, processes: int = 1) -> Scale:
     """Build the scale, with a share of its steps and questions for so many runs at once."""
+
+    def few(questions: Questions) -> Questions:
+        most = min(MOST_QUESTIONS, questions.limit or MOST_QUESTIONS)
+        return replace(questions, limit=max(2, round(min(1.0, share) * most)))
+
     mixture = read_entries(RECIPES / "stage2.yaml")["data"]["training"]
     longer_by = {
         stage: longer(RECIPES / f"icae-{stage}.yaml", stage, share, processes)
@@ -95,7 +100,7 @@ def gpu_scale(share: float = 1.0, processes: int = 1) -> Scale:
     return replace(
         NANO,
         name=NAME,
-        sets={key: _share_of(questions, share) for key, questions in NANO.sets.items()},
+        sets={key: few(questions) for key, questions in NANO.sets.items()},
         shipped={NANO.backbones[0]: RUNS / NAME / CANDIDATE[-1] / "final"},
         # On a GPU, all methods get the same questions.
         limit=None,
@@ -149,25 +154,19 @@ def candidate_overrides(name: str, share: float, processes: int = 1) -> tuple[st
     return (*overrides, f"data.training={flow(training)}", "data.cache_states=false")
 
 
-def _share_of(questions: Questions, share: float) -> Questions:
-    most = min(MOST_QUESTIONS, questions.limit or MOST_QUESTIONS)
-    return replace(questions, limit=max(2, round(min(1.0, share) * most)))
-
-
 GPU = gpu_scale()
 
 # The steps
 
 
 @dataclass(frozen=True)
-class Work:
+class GpuWork:
     """The work to do.
 
     Attributes:
         out: folder of runs, results and logs.
         budget: share of all steps and questions.
         smoke: use a tiny random backbone instead of sedem-nano's.
-        device: "cuda" or "cpu".
         processes: number of steps that run at once.
     """
 
@@ -199,7 +198,6 @@ class Step:
     """One step.
 
     Attributes:
-        name: name for the list and the log.
         run: runs the step; a second call continues where a killed one stopped.
         made: the file that exists when the step is done, relative to the work folder.
         needs: files made by other steps that must exist before it starts.
@@ -219,7 +217,7 @@ class Step:
         return "missing" if all((out / need).is_file() for need in self.needs) else "waiting"
 
 
-def steps(work: Work) -> list[Step]:
+def steps(work: GpuWork) -> list[Step]:
     """Every step, the most urgent first, and each after those that it needs.
 
     Tests, parity and bench run alone on the GPU. Then come the candidate, the longest chain; its
@@ -234,7 +232,7 @@ def steps(work: Work) -> list[Step]:
     return [*candidate, *checks, *rest] if work.smoke else [*checks, *candidate, *rest]
 
 
-def _checks(work: Work, scale: Scale, candidate: Path) -> list[Step]:
+def _checks(work: GpuWork, scale: Scale, candidate: Path) -> list[Step]:
     """Tests, parity of engines, and the bench; they measure times, so each runs alone."""
     tests, engines = _results(scale) / "tests.json", _results(scale) / "parity.json"
     needs = (candidate,) if work.smoke else ()
@@ -268,7 +266,7 @@ Slots are stored in bfloat16. With another summation order, a value may round to
 """
 
 
-def _parity(work: Work, result: Path) -> None:
+def _parity(work: GpuWork, result: Path) -> None:
     """Compare scores and answers of the engines on a device with the reference on a CPU.
 
     Raises:
@@ -304,7 +302,7 @@ def _asked(checkpoint: Path, device: torch.device, engine: str) -> tuple[torch.T
     return scores, [answer.text for answer in model.answer(memory, QUESTIONS)]
 
 
-def _candidate(work: Work, scale: Scale) -> list[Step]:
+def _candidate(work: GpuWork, scale: Scale) -> list[Step]:
     """The training runs of a candidate for sedem-nano; each starts from the previous one."""
     found: list[Step] = []
     start: list[str] = []
@@ -320,7 +318,7 @@ def _candidate(work: Work, scale: Scale) -> list[Step]:
     return found
 
 
-def _sweep(work: Work, scale: Scale, candidate: Path) -> list[Step]:
+def _sweep(work: GpuWork, scale: Scale, candidate: Path) -> list[Step]:
     """Answers by K of the candidate, and of the shipped model on this machine."""
     asked = SMOKE if work.smoke else NANO
     cells = [
@@ -339,7 +337,7 @@ def _sweep(work: Work, scale: Scale, candidate: Path) -> list[Step]:
     return found
 
 
-def _study(work: Work, scale: Scale, candidate: Path) -> list[Step]:
+def _study(work: GpuWork, scale: Scale, candidate: Path) -> list[Step]:
     """Steps that train each model of the study once, and that measure its cells."""
     groups: dict[str, dict[Any, Cell]] = {}
     measured = []
@@ -368,7 +366,7 @@ def _train_models(cells: Sequence[Cell], scale: Scale, data: Path, mark: Path) -
 
 
 def _measured(
-    cell: Cell, scale: Scale, work: Work, study: str, needs: tuple[Path, ...] = ()
+    cell: Cell, scale: Scale, work: GpuWork, study: str, needs: tuple[Path, ...] = ()
 ) -> Step:
     results = _results(scale)
     run = partial(measure, cell, scale, work.data, study, results)
@@ -392,7 +390,7 @@ RESERVE = 0.05
 """Share of the time, at its end, in which no step starts."""
 
 
-def run_missing(work: Work, chosen: Sequence[Step], minutes: float) -> dict[str, str]:
+def run_missing(work: GpuWork, chosen: Sequence[Step], minutes: float) -> dict[str, str]:
     """Run steps until all are done or time is up; the first in the list start first.
 
     A step that is killed when time is up continues from its last checkpoint in the next call.
@@ -422,7 +420,7 @@ def run_missing(work: Work, chosen: Sequence[Step], minutes: float) -> dict[str,
                     failed[step.name] = outcome
 
 
-def _run(work: Work, step: Step, end: float, last_start: float) -> str:
+def _run(work: GpuWork, step: Step, end: float, last_start: float) -> str:
     """Run a step if it is not done; return "done", "stopped", or why it failed."""
     if step.state(work.out) == "done":
         return "done"
@@ -491,7 +489,7 @@ def main(
     The exit status is 0 if every step is done, 1 if one failed and 75 if time was over before.
     """
     at_once = processes or min(8, max(1, cores() // 2))
-    work = Work(out.resolve(), data.resolve(), budget, smoke, device, at_once)
+    work = GpuWork(out.resolve(), data.resolve(), budget, smoke, device, at_once)
     every = steps(work)
     if step is not None:
         if smoke:
@@ -527,7 +525,7 @@ def main(
     raise typer.Exit(1 if failed or stuck else os.EX_TEMPFAIL if left else 0)
 
 
-def _check(work: Work) -> None:
+def _check(work: GpuWork) -> None:
     """Claim the folder, and reject a machine without a GPU.
 
     Raises:
