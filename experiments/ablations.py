@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.system import paper
@@ -25,32 +25,27 @@ Row = tuple[str, Variant, Mapping[str, float | None]]
 
 def ablation(
     scale: Scale, rows: Sequence[Row], metrics: Sequence[str] = ("f1",), only: str | None = None
-) -> list[Number]:
+) -> Iterator[Number]:
     """Scores and losses of answers, and losses of memory.
 
     Args:
-        scale: sets and limits.
-        rows: the variants, with the paper's scores.
-        metrics: answer scores to show.
         only: the one set that the paper uses; at paper scale it is the only one.
     """
     names = {"hotpotqa": "HotpotQA", "qasper": "QASPER"}
-    result: list[Number] = []
     for label, variant, printed in rows:
         left, trained = dict(printed), without_selector(scale, variant)
         for questions in _asked(scale, only):
             title = scale.sets[questions].title
             own = {m: left.pop(f"{questions} {m}", None) for m in metrics}
-            result += scores(label, title, answers(scale, variant, questions), metrics, own)
+            yield from scores(label, title, answers(scale, variant, questions), metrics, own)
             loss = Cell("loss", variant=trained, questions=questions, limit=scale.limit)
-            result += entries(label, loss, (f"{title} answer loss", "answer_loss", 3))
+            yield from entries(label, loss, (f"{title} answer loss", "answer_loss", 3))
         for key, value in left.items():
             questions, metric = key.split()
             column = f"{names[questions]} {SCORES[metric]} (28 layers)"
-            result.append(Number(label, column, value, metric=""))
+            yield Number(label, column, value, metric="")
         losses = ((f"{kind} loss", f"{kind}.memory", 3) for kind in ("continuation", "recall"))
-        result += entries(label, Cell("memory", variant=trained), *losses)
-    return result
+        yield from entries(label, Cell("memory", variant=trained), *losses)
 
 
 def answers(
@@ -100,27 +95,20 @@ DECOMPRESSION = {
     "The variants without a decompressor see as many windows and questions. They learn from the "
     "next token alone.",
 )
-def decompression(scale: Scale) -> list[Number]:
+def decompression(scale: Scale) -> Iterator[Number]:
     """Slots as soft prompt at the decoder's input, not decompressed."""
-    table = "tab:decompressor_ablation"
-    return ablation(
-        scale,
-        [
-            (
-                label,
-                variant,
-                {
-                    f"{key} f1": paper.number(table, f"{key}_f1", method=label)
-                    for key in ("hotpotqa", "qasper")
-                },
-            )
-            for label, variant in DECOMPRESSION.items()
-        ],
-    )
+    rows = []
+    for label, variant in DECOMPRESSION.items():
+        printed = {
+            f"{key} f1": paper.number("tab:decompressor_ablation", f"{key}_f1", method=label)
+            for key in ("hotpotqa", "qasper")
+        }
+        rows.append((label, variant, printed))
+    return ablation(scale, rows)
 
 
 @study("Adapters on the decoder (Table lora_ablation)")
-def lora(scale: Scale) -> list[Number]:
+def lora(scale: Scale) -> Iterator[Number]:
     """SeDeM with a frozen and with an adapted decoder."""
     decoders = {"frozen": Variant("frozen-decoder", stage2=("model.lora_rank=0",)), "adapted": BASE}
     rows = []
@@ -135,10 +123,9 @@ def lora(scale: Scale) -> list[Number]:
 
 
 @study("The learned-query compressor by K (Table query-ksweep)")
-def learned_queries(scale: Scale) -> list[Number]:
+def learned_queries(scale: Scale) -> Iterator[Number]:
     """Learned queries and the block compressor at each budget; both are trained alike."""
     queries = Variant("query", ("model.compressor=query",))
-    result = []
     for k in (2, 4, 8, "all"):
         label, blocks = f"K={k}", "ALL" if k == "all" else f"K={k}"
         printed = paper.number("tab:query-ksweep", "token_f1", selected_blocks=blocks)
@@ -147,14 +134,13 @@ def learned_queries(scale: Scale) -> list[Number]:
                 column = f"{scale.sets[key].title} F1, {name}"
                 known = variant is queries and key == "hotpotqa"
                 cell = answers(scale, variant, key, k=k)
-                result.append(Number(label, column, printed if known else None, cell))
+                yield Number(label, column, printed if known else None, cell)
         if "hotpotqa" not in scale.ablation:
-            result.append(Number(label, "HotpotQA F1, learned queries", printed, metric=""))
-    return result
+            yield Number(label, "HotpotQA F1, learned queries", printed, metric="")
 
 
 @study("Extraction and injection depth, layers run (Table layer_extraction_injection)")
-def depth(scale: Scale) -> list[Number]:
+def depth(scale: Scale) -> Iterator[Number]:
     """The paper's grid; a smaller backbone uses layers at the same relative depth."""
     rows = []
     for row in paper.rows("tab:layer_extraction_injection"):
@@ -180,24 +166,21 @@ def _at_layers(scale: Scale, extract: int, inject: int) -> Variant:
     "The paper gives no numbers. Losses of the text after a segment, on held-out windows. Those of "
     "a probe and of a training are on different windows, so only the order of rows compares.",
 )
-def probe(scale: Scale) -> list[Number]:
+def probe(scale: Scale) -> Iterator[Number]:
     """Continuation loss after the training of the depth study, and after each probe budget."""
-    cell, result = Cell("probe", variant=main_model(scale)), []
-    budgets = [f"{steps} steps" for steps in steps_of(scale)]
+    cell = Cell("probe", variant=main_model(scale))
+    budget = f"{steps_of(scale)} steps"
     for (extract, inject), end in zip(ends_of_grid(scale), ("best", "worst"), strict=True):
         row = f"{extract} to {inject} of {scale.depth}, {end} when trained"
         trained = Cell("memory", variant=_at_layers(scale, extract, inject))
-        result += entries(row, trained, ("trained", "continuation.memory", 3))
-        place = f"{extract}-{inject}.continuation"
-        columns = [(f"probe, {b}", f"{b}.{place}.memory", 3) for b in budgets]
-        # The decoder's own states need no training, so one budget is enough.
-        columns.append(("probe, own states", f"{budgets[0]}.{place}.true_states", 3))
-        result += entries(row, cell, *columns)
-    return result
+        yield from entries(row, trained, ("trained", "continuation.memory", 3))
+        place = f"{budget}.{extract}-{inject}.continuation"
+        probed = f"probe, {budget}", f"{place}.memory", 3
+        yield from entries(row, cell, probed, ("probe, own states", f"{place}.true_states", 3))
 
 
 @study("Mixtures of extraction layers (Table mixed_extraction_layers)")
-def mixed_layers(scale: Scale) -> list[Number]:
+def mixed_layers(scale: Scale) -> Iterator[Number]:
     """The three mixtures, learned and uniform, and the learned weights of the first."""
     rows = []
     for row in paper.rows("tab:mixed_extraction_layers"):
@@ -206,7 +189,7 @@ def mixed_layers(scale: Scale) -> list[Number]:
         if scale.depth != 28:
             label += f"; {_list(map(scale.layer, row['layers']))} of {scale.depth}"
         rows.append((label, _mixture(scale, row["layers"], row["mixing"]), printed))
-    result = ablation(scale, rows, ("f1", "rouge_l"), only="hotpotqa")
+    yield from ablation(scale, rows, ("f1", "rouge_l"), only="hotpotqa")
     weights = paper.rows("inline_mixed_layer_weights")
     variant = _mixture(scale, [row["layer"] for row in weights], "learned")
     trained = without_selector(scale, variant)
@@ -214,8 +197,7 @@ def mixed_layers(scale: Scale) -> list[Number]:
     for row in weights:
         label, metric = f"weight of layer {row['layer']} of 28", scale.layer(row["layer"])
         weight = float(row["weight"])
-        result.append(Number(label, "weight", weight, cell, f"mixture.{metric}", digits=3))
-    return result
+        yield Number(label, "weight", weight, cell, f"mixture.{metric}", digits=3)
 
 
 def _mixture(scale: Scale, studied: list[int], mixing: str) -> Variant:
@@ -242,7 +224,7 @@ T, C, A = 128, 4, 64
     "are over 32 tokens, elsewhere over 64.",
     drawn=("loss",),
 )
-def granularity(scale: Scale) -> list[Number]:
+def granularity(scale: Scale) -> Iterator[Number]:
     """Two sweeps; the paper draws them without printing numbers."""
     rows: list[Row] = [(f"T={t}", _of_size(scale, t, C), {}) for t in scale.segment_lengths]
     rows += [(f"C={c}", _of_size(scale, T, c), {}) for c in scale.compressions]

@@ -55,31 +55,28 @@ MORE_GIVEN = {
     "Controls of selection, retrieval and compression (appendix Controlled Comparisons)",
     "Rows differ in backbone, budget and supervision; only those of one group compare.",
 )
-def controls(scale: Scale) -> list[Number]:
+def controls(scale: Scale) -> Iterator[Number]:
     """Given input, full bank, distant supervision, moved boundaries, and the constant answer."""
     large = "llama-3.2-3b" if "llama-3.2-3b" in scale.backbones else scale.backbones[0]
-    result = [
-        *_given(scale, large, "hotpotqa", GIVEN),
-        *_more_given(scale),
-        *_given(scale, scale.backbones[0], "2wiki", RETRIEVED),
-    ]
+    yield from _given(scale, large, "hotpotqa", GIVEN)
+    yield from _more_given(scale)
+    yield from _given(scale, scale.backbones[0], "2wiki", RETRIEVED)
     for key in ("hotpotqa", "2wiki"):
         value = paper.number("inline_control_full_bank", "f1", dataset=paper.DATASETS[key])
         limit = scale.costly_limit
         cell = Cell(variant=full_bank(scale, key), questions=key, k="all", limit=limit)
         title = scale.sets[key].title
-        result += scores("full bank: SeDeM", title, cell, paper={"f1": value})
-    result += [*_distant(scale), *_shifted(scale)]
+        yield from scores("full bank: SeDeM", title, cell, paper={"f1": value})
+    yield from _distant(scale)
+    yield from _shifted(scale)
     for key in dict.fromkeys(("hotpotqa", "2wiki", *scale.ablation)):
         metrics = METRICS if key in ("hotpotqa", "2wiki") else ("f1",)
         cell = quality.constant(key)
-        result += scores("constant answer", scale.sets[key].title, cell, metrics)
-    return result
+        yield from scores("constant answer", scale.sets[key].title, cell, metrics)
 
 
-def _given(scale: Scale, backbone: str, key: str, rows: Sequence[Row]) -> list[Number]:
+def _given(scale: Scale, backbone: str, key: str, rows: Sequence[Row]) -> Iterator[Number]:
     """Answers of readers with a given input, on one set."""
-    result = []
     for label, fields, table, method in rows:
         cell = answer_cell(scale, main_model(scale, backbone), key, **fields)
         printed: dict[str, float | None] = {}
@@ -87,14 +84,13 @@ def _given(scale: Scale, backbone: str, key: str, rows: Sequence[Row]) -> list[N
             where = {"dataset": paper.DATASETS[key], "method": method}
             where |= {"k": fields["k"]} if fields.get("method") == "rag" else {}
             printed = {m: paper.number(table, m, **where) for m in METRICS}
-        result += scores(label, scale.sets[key].title, cell, METRICS, printed)
-    return result
+        yield from scores(label, scale.sets[key].title, cell, METRICS, printed)
 
 
-def _more_given(scale: Scale) -> list[Number]:
+def _more_given(scale: Scale) -> Iterator[Number]:
     """Gold documents for more methods, and for a SeDeM with equally little training."""
     if scale.name == "paper":
-        return []
+        return
     cells = {
         name: answer_cell(scale, main_model(scale), "hotpotqa", method, control="gold")
         for name, method in MORE_GIVEN.items()
@@ -103,14 +99,11 @@ def _more_given(scale: Scale) -> list[Number]:
     equal = answer_cell(scale, equal_budget(scale), "hotpotqa", **fields)
     cells["SeDeM, trained as little"] = equal
     title = scale.sets["hotpotqa"].title
-    return [
-        number
-        for name, cell in cells.items()
-        for number in scores(f"identical gold input: {name}", title, cell, METRICS)
-    ]
+    for name, cell in cells.items():
+        yield from scores(f"identical gold input: {name}", title, cell, METRICS)
 
 
-def _distant(scale: Scale) -> list[Number]:
+def _distant(scale: Scale) -> Iterator[Number]:
     """Labels from answer strings and from evidence; both are trained alike and select K=2."""
     sources = {
         "smoke": "[{path: squad.json, set: squad, label: answer}]",
@@ -124,7 +117,6 @@ def _distant(scale: Scale) -> list[Number]:
     distant = Variant("distant-supervision", stage2=(f"data.training={sources[scale.name]}",))
     method = "SeDeM, answer-string selector"
     known = paper.number("inline_control_distant_supervision", "f1", method=method)
-    result = []
     for label, variant in (
         ("labels from answer strings", distant),
         ("labels from evidence", BASE),
@@ -133,21 +125,18 @@ def _distant(scale: Scale) -> list[Number]:
             cell = ablations.answers(scale, variant, key, k=2)
             printed = {"f1": known if key == "hotpotqa" and variant is distant else None}
             title = scale.sets[key].title
-            result += scores(label, title, cell, ("f1", "recall@2"), printed)
-    return result
+            yield from scores(label, title, cell, ("f1", "recall@2"), printed)
 
 
-def _shifted(scale: Scale) -> list[Number]:
+def _shifted(scale: Scale) -> Iterator[Number]:
     """Every segment boundary moved by 64 tokens, without selection."""
-    result = []
     for shift, column in ((0, "f1_before"), (SHIFT, "f1_after")):
         label = f"boundaries moved by {shift} tokens"
         known = paper.number("inline_control_boundary_shift", column)
         for key in scale.ablation:
             cell = ablations.answers(scale, BASE, key, shift=shift)
             printed = {"f1": known if key == "hotpotqa" else None}
-            result += scores(label, scale.sets[key].title, cell, paper=printed)
-    return result
+            yield from scores(label, scale.sets[key].title, cell, paper=printed)
 
 
 KINDS = {"yes_no": "yes/no questions", "other": "other questions"}

@@ -19,19 +19,17 @@ from sedem.evaluation.registry import METHODS
     "The paper's compressor has 6d to 7d parameters more than its equation; sedem follows the "
     "equation.",
 )
-def parameters(scale: Scale) -> list[Number]:
+def parameters(scale: Scale) -> Iterator[Number]:
     """Millions, counted on the meta device; the same at every scale."""
     table = "tab:ours_inference_params"
-    result = []
     for backbone, short in (("llama-3.2-1b", "1b"), ("llama-3.2-3b", "3b")):
         cell, column = Cell("cost", backbone=backbone), f"{backbone}, M"
         for row in paper.rows(table):
             metric = f"parameters.{row['module'].lower()}"
-            result.append(Number(row["module"], column, row[f"{short}_m"], cell, metric, 1e6, 2))
+            yield Number(row["module"], column, row[f"{short}_m"], cell, metric, 1e6, 2)
         total = paper.number(table, f"{short}_pct", module="Total")
         label = "Total, % of the backbone"
-        result.append(Number(label, column, total, cell, "parameters.percent", 1.0, 2))
-    return result
+        yield Number(label, column, total, cell, "parameters.percent", 1.0, 2)
 
 
 def _methods(table: str) -> Iterator[tuple[str, Cell, dict[str, Any]]]:
@@ -43,9 +41,8 @@ def _methods(table: str) -> Iterator[tuple[str, Cell, dict[str, Any]]]:
 
 
 @study("Parameters added at inference, without adapters (Table inference_parameter_overhead)")
-def parameter_overhead(scale: Scale) -> list[Number]:
+def parameter_overhead(scale: Scale) -> Iterator[Number]:
     """Millions, and percentage of the frozen backbone; the same at every scale."""
-    result = []
     for label, cell, row in _methods("tab:inference_parameter_overhead"):
         digits = 3 if row["added_params_m"] < 0.1 else 2
         for column, printed, ours, per in (
@@ -53,8 +50,7 @@ def parameter_overhead(scale: Scale) -> list[Number]:
             ("% of the backbone", "added_over_backbone_pct", "percent_without_lora", 1.0),
         ):
             metric = f"parameters.{ours}"
-            result.append(Number(label, column, row[printed], cell, metric, per, digits))
-    return result
+            yield Number(label, column, row[printed], cell, metric, per, digits)
 
 
 @study(
@@ -64,12 +60,11 @@ def parameter_overhead(scale: Scale) -> list[Number]:
     "layer of the decoder. All pairs of tokens count, and no decompressor. The paper states 2,048 "
     "context tokens, but neither layers nor K.",
 )
-def flops(scale: Scale) -> list[Number]:
+def flops(scale: Scale) -> Iterator[Number]:
     """GFLOPs to encode and to decode, by method and backbone; the same at every scale.
 
     SeDeM's stages are finer than the paper's; its cell also has the sums that match the paper's.
     """
-    result = []
     for label, cell, row in _methods("tab:inference_flops_query"):
         metrics = {label: "flops.{}"}
         if cell.method == "sedem":
@@ -80,8 +75,7 @@ def flops(scale: Scale) -> list[Number]:
         for name, metric in metrics.items():
             for stage in ("encode", "decode", "total"):
                 printed, column = row[f"{stage}_gflops"], f"{stage}, GFLOPs"
-                result.append(Number(name, column, printed, cell, metric.format(stage), 1e9))
-    return result
+                yield Number(name, column, printed, cell, metric.format(stage), 1e9)
 
 
 RECALL = "recall@2"
@@ -91,21 +85,20 @@ RECALL = "recall@2"
     "What every method keeps, reads and takes",
     "The paper gives no numbers of all methods side by side.",
 )
-def method_costs(scale: Scale) -> list[Number]:
+def method_costs(scale: Scale) -> Iterator[Number]:
     """The answers to HotpotQA, and the times of the bench."""
-    key, result = "hotpotqa", []
+    key = "hotpotqa"
     variant = main_model(scale)
     times = Cell("peers", variant=variant) if scale.name == "nano" else None
     for method in METHODS:
         budget = {"k": scale.sets[key].k} if method == "sedem" else {}
-        result += _answers(method, answer_cell(scale, variant, key, method, **budget))
+        yield from _answers(method, answer_cell(scale, variant, key, method, **budget))
         for clock in ("online", "prebuilt") if times else ():
             column = f"{clock} TTFT, times sooner than full context"
-            result += entries(method, times, (column, f"times_sooner.{method}.{clock}"))
+            yield from entries(method, times, (column, f"times_sooner.{method}.{clock}"))
     if scale.name != "paper":
         equal = Cell(variant=equal_budget(scale), questions=key, limit=scale.costly_limit)
-        result += _answers("sedem, trained as little as the others", equal)
-    return result
+        yield from _answers("sedem, trained as little as the others", equal)
 
 
 def _answers(label: str, cell: Cell | None) -> list[Number]:

@@ -16,8 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
-from graphlib import TopologicalSorter
-from itertools import groupby
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +25,7 @@ import typer
 
 from experiments.quality import guided_answers, more_memory
 from experiments.system import models
+from experiments.system.bench import bench_cells
 from experiments.system.cells import Cell, checkpoint_of
 from experiments.system.measures import measure
 from experiments.system.models import GUIDED, flow, guided_model, run_recipe
@@ -39,7 +39,6 @@ from experiments.system.scales import (
     Scale,
     tiny_backbone,
 )
-from experiments.system.timing import bench_cells
 from experiments.training import equal_training
 from sedem import SeDeM
 from sedem.baselines.registry import TRAINED
@@ -83,12 +82,12 @@ def cores() -> int:
 
 
 def gpu_scale(share: float = 1.0, processes: int = 1) -> Scale:
-    """Build the scale.
+    """Build the scale, with a share of its steps and questions for so many runs at once."""
 
-    Args:
-        share: share of its steps and questions; a trial uses a small one.
-        processes: runs that share the CPU.
-    """
+    def few(questions: Questions) -> Questions:
+        most = min(MOST_QUESTIONS, questions.limit or MOST_QUESTIONS)
+        return replace(questions, limit=max(2, round(min(1.0, share) * most)))
+
     mixture = read_entries(RECIPES / "stage2.yaml")["data"]["training"]
     longer_by = {
         stage: longer(RECIPES / f"icae-{stage}.yaml", stage, share, processes)
@@ -101,7 +100,7 @@ def gpu_scale(share: float = 1.0, processes: int = 1) -> Scale:
     return replace(
         NANO,
         name=NAME,
-        sets={key: _share_of(questions, share) for key, questions in NANO.sets.items()},
+        sets={key: few(questions) for key, questions in NANO.sets.items()},
         shipped={NANO.backbones[0]: RUNS / NAME / CANDIDATE[-1] / "final"},
         # On a GPU, all methods get the same questions.
         limit=None,
@@ -121,7 +120,6 @@ def longer(recipe: Path, kind: str, share: float, processes: int = 1) -> tuple[s
     """Overrides that give a recipe more examples, in larger batches; warm-up keeps its share.
 
     Args:
-        recipe: the recipe.
         kind: a key of `TIMES`.
         share: share of the larger budget.
         processes: runs that share the CPU's cores, for the workers that load data.
@@ -156,26 +154,19 @@ def candidate_overrides(name: str, share: float, processes: int = 1) -> tuple[st
     return (*overrides, f"data.training={flow(training)}", "data.cache_states=false")
 
 
-def _share_of(questions: Questions, share: float) -> Questions:
-    most = min(MOST_QUESTIONS, questions.limit or MOST_QUESTIONS)
-    return replace(questions, limit=max(2, round(min(1.0, share) * most)))
-
-
 GPU = gpu_scale()
 
 # The steps
 
 
 @dataclass(frozen=True)
-class Work:
+class GpuWork:
     """The work to do.
 
     Attributes:
         out: folder of runs, results and logs.
-        data: folder that the data paths are relative to.
         budget: share of all steps and questions.
         smoke: use a tiny random backbone instead of sedem-nano's.
-        device: "cuda" or "cpu".
         processes: number of steps that run at once.
     """
 
@@ -189,12 +180,9 @@ class Work:
     @property
     def options(self) -> list[str]:
         """The same work as options of the command."""
-        values = {
-            "out": self.out, "data": self.data, "budget": self.budget, "device": self.device,
-            "processes": self.processes,
-        }  # fmt: skip
-        given = [part for name, value in values.items() for part in (f"--{name}", str(value))]
-        return [*given, *(["--smoke"] if self.smoke else [])]
+        values = {**vars(self), "smoke": None}
+        given = [(f"--{n}", str(value)) for n, value in values.items() if value is not None]
+        return [*chain.from_iterable(given), *(["--smoke"] if self.smoke else [])]
 
     @property
     def scale(self) -> Scale:
@@ -210,7 +198,6 @@ class Step:
     """One step.
 
     Attributes:
-        name: name for the list and the log.
         run: runs the step; a second call continues where a killed one stopped.
         made: the file that exists when the step is done, relative to the work folder.
         needs: files made by other steps that must exist before it starts.
@@ -218,7 +205,7 @@ class Step:
     """
 
     name: str
-    run: Callable[[], None]
+    run: Callable[[], object]
     made: Path
     needs: tuple[Path, ...] = ()
     alone: bool = False
@@ -230,7 +217,7 @@ class Step:
         return "missing" if all((out / need).is_file() for need in self.needs) else "waiting"
 
 
-def steps(work: Work) -> list[Step]:
+def steps(work: GpuWork) -> list[Step]:
     """Every step, the most urgent first, and each after those that it needs.
 
     Tests, parity and bench run alone on the GPU. Then come the candidate, the longest chain; its
@@ -245,7 +232,8 @@ def steps(work: Work) -> list[Step]:
     return [*candidate, *checks, *rest] if work.smoke else [*checks, *candidate, *rest]
 
 
-def _checks(work: Work, scale: Scale, candidate: Path) -> list[Step]:
+def _checks(work: GpuWork, scale: Scale, candidate: Path) -> list[Step]:
+    """Tests, parity of engines, and the bench; they measure times, so each runs alone."""
     tests, engines = _results(scale) / "tests.json", _results(scale) / "parity.json"
     needs = (candidate,) if work.smoke else ()
     cells = [Cell("bench", variant=guided_model(scale))]  # there is no time for Llama's shapes
@@ -278,7 +266,7 @@ Slots are stored in bfloat16. With another summation order, a value may round to
 """
 
 
-def _parity(work: Work, result: Path) -> None:
+def _parity(work: GpuWork, result: Path) -> None:
     """Compare scores and answers of the engines on a device with the reference on a CPU.
 
     Raises:
@@ -314,7 +302,7 @@ def _asked(checkpoint: Path, device: torch.device, engine: str) -> tuple[torch.T
     return scores, [answer.text for answer in model.answer(memory, QUESTIONS)]
 
 
-def _candidate(work: Work, scale: Scale) -> list[Step]:
+def _candidate(work: GpuWork, scale: Scale) -> list[Step]:
     """The training runs of a candidate for sedem-nano; each starts from the previous one."""
     found: list[Step] = []
     start: list[str] = []
@@ -323,20 +311,14 @@ def _candidate(work: Work, scale: Scale) -> list[Step]:
         own = {"stage1": scale.stage1, "stage2": scale.stage2}[stage] if work.smoke else ()
         overrides = [*candidate_overrides(name, work.budget, work.processes), *scale.overrides]
         overrides += [*own, *start, f"data_root={work.data}", f"run.output={folder}"]
-        run = partial(_train, RECIPES / f"{name}.yaml", overrides, work.smoke)
+        run = partial(run_recipe, RECIPES / f"{name}.yaml", overrides)
         needs = tuple(step.made for step in found[-1:])
         found.append(Step(f"train {name}", run, folder / "training.json", needs))
         start = [f"start_from={folder / 'final'}"]
     return found
 
 
-def _train(recipe: Path, overrides: list[str], smoke: bool) -> None:
-    if smoke:
-        tiny_backbone()
-    run_recipe(recipe, overrides)
-
-
-def _sweep(work: Work, scale: Scale, candidate: Path) -> list[Step]:
+def _sweep(work: GpuWork, scale: Scale, candidate: Path) -> list[Step]:
     """Answers by K of the candidate, and of the shipped model on this machine."""
     asked = SMOKE if work.smoke else NANO
     cells = [
@@ -355,30 +337,27 @@ def _sweep(work: Work, scale: Scale, candidate: Path) -> list[Step]:
     return found
 
 
-def _study(work: Work, scale: Scale, candidate: Path) -> list[Step]:
+def _study(work: GpuWork, scale: Scale, candidate: Path) -> list[Step]:
     """Steps that train each model of the study once, and that measure its cells."""
-    groups: dict[str, list[Cell]] = {}
+    groups: dict[str, dict[Any, Cell]] = {}
     measured = []
     for cell in equal_training.cells(scale):
         assert cell.variant is not None
-        own, needs = scale, ()
+        own, need = scale, candidate
         if cell.method == "full-context" and scale.name == NAME:
             own = replace(scale, shipped=NANO.shipped)  # it has the same frozen backbone
-        elif cell.method not in TRAINED and cell.variant.further:
-            needs = (candidate,)
-        else:
+        if cell.method in TRAINED or not cell.variant.further:
             name = f"{cell.method}{cell.setting}" if cell.method in TRAINED else cell.variant.name
-            groups.setdefault(name, []).append(cell)
-            needs = (_trained_mark(scale, name),)
+            groups.setdefault(name, {})[cell.variant] = cell
+            need = _results(scale) / "trained" / f"{name}.json"
+        needs = () if own is not scale else (need,)
         measured.append(_measured(cell, own, work, equal_training.name, needs))
-    return [*(_training(name, group, scale, work) for name, group in groups.items()), *measured]
-
-
-def _training(name: str, cells: Sequence[Cell], scale: Scale, work: Work) -> Step:
-    mark = _trained_mark(scale, name)
-    one_of_each = list({cell.variant: cell for cell in cells}.values())
-    run = partial(_train_models, one_of_each, scale, work.data, mark)
-    return Step(f"train {name}", run, mark)
+    trained = []
+    for name, cells in groups.items():
+        mark = _results(scale) / "trained" / f"{name}.json"
+        run = partial(_train_models, [*cells.values()], scale, work.data, mark)
+        trained.append(Step(f"train {name}", run, mark))
+    return [*trained, *measured]
 
 
 def _train_models(cells: Sequence[Cell], scale: Scale, data: Path, mark: Path) -> None:
@@ -386,12 +365,8 @@ def _train_models(cells: Sequence[Cell], scale: Scale, data: Path, mark: Path) -
     _write(mark, {str(folder): models.budget(folder) for folder in folders})
 
 
-def _trained_mark(scale: Scale, name: str) -> Path:
-    return _results(scale) / "trained" / f"{name}.json"
-
-
 def _measured(
-    cell: Cell, scale: Scale, work: Work, study: str, needs: tuple[Path, ...] = ()
+    cell: Cell, scale: Scale, work: GpuWork, study: str, needs: tuple[Path, ...] = ()
 ) -> Step:
     results = _results(scale)
     run = partial(measure, cell, scale, work.data, study, results)
@@ -415,7 +390,7 @@ RESERVE = 0.05
 """Share of the time, at its end, in which no step starts."""
 
 
-def run_missing(work: Work, chosen: Sequence[Step], minutes: float) -> dict[str, str]:
+def run_missing(work: GpuWork, chosen: Sequence[Step], minutes: float) -> dict[str, str]:
     """Run steps until all are done or time is up; the first in the list start first.
 
     A step that is killed when time is up continues from its last checkpoint in the next call.
@@ -424,44 +399,28 @@ def run_missing(work: Work, chosen: Sequence[Step], minutes: float) -> dict[str,
         The reasons of failed steps, by name.
     """
     end = time.monotonic() + 60 * minutes
+    last_start = end - 60 * minutes * RESERVE
+    pending = [*chosen]
     failed: dict[str, str] = {}
-    # Steps that measure times run one by one.
-    for alone, group in groupby(chosen, key=lambda step: step.alone):
-        processes = 1 if alone else work.processes
-        _run_group(work, [*group], processes, end, end - 60 * minutes * RESERVE, failed)
-    return failed
-
-
-def _run_group(
-    work: Work,
-    group: Sequence[Step],
-    processes: int,
-    end: float,
-    last_start: float,
-    failed: dict[str, str],
-) -> None:
-    by_file = {step.made: step for step in group}
-    sorter = TopologicalSorter(
-        {step: [by_file[n] for n in step.needs if n in by_file] for step in group}
-    )
-    sorter.prepare()
     running: dict[Future[str], Step] = {}
-    with ThreadPoolExecutor(processes) as pool:
-        while sorter.is_active():
-            for step in sorted(sorter.get_ready(), key=group.index):
+    with ThreadPoolExecutor(work.processes) as pool:
+        while True:
+            for step in [*pending]:
+                exclusive = step.alone or any(other.alone for other in running.values())
+                if len(running) == work.processes or (exclusive and running):
+                    break
                 if step.state(work.out) != "waiting":
-                    running[pool.submit(_run, work, step, processes, end, last_start)] = step
+                    pending.remove(step)
+                    running[pool.submit(_run, work, step, end, last_start)] = step
             if not running:
-                return  # what is left needs a step that is not done
+                return failed  # what is left needs a step that is not done
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 step, outcome = running.pop(future), future.result()
-                if outcome == "done":
-                    sorter.done(step)
-                elif outcome != "stopped":
+                if outcome not in ("done", "stopped"):
                     failed[step.name] = outcome
 
 
-def _run(work: Work, step: Step, processes: int, end: float, last_start: float) -> str:
+def _run(work: GpuWork, step: Step, end: float, last_start: float) -> str:
     """Run a step if it is not done; return "done", "stopped", or why it failed."""
     if step.state(work.out) == "done":
         return "done"
@@ -476,7 +435,7 @@ def _run(work: Work, step: Step, processes: int, end: float, last_start: float) 
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, places)),
         "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": str(max(1, cores() // processes)),
+        "OMP_NUM_THREADS": str(max(1, cores() // (1 if step.alone else work.processes))),
         **({"CUDA_VISIBLE_DEVICES": ""} if work.device == "cpu" else {}),
     }
     typer.echo(f"started: {step.name}", err=True)
@@ -530,9 +489,11 @@ def main(
     The exit status is 0 if every step is done, 1 if one failed and 75 if time was over before.
     """
     at_once = processes or min(8, max(1, cores() // 2))
-    work = Work(out.resolve(), data.resolve(), budget, smoke, device, at_once)
+    work = GpuWork(out.resolve(), data.resolve(), budget, smoke, device, at_once)
     every = steps(work)
     if step is not None:
+        if smoke:
+            tiny_backbone()
         next(one for one in every if one.name == step).run()
         return
     chosen = [
@@ -564,7 +525,7 @@ def main(
     raise typer.Exit(1 if failed or stuck else os.EX_TEMPFAIL if left else 0)
 
 
-def _check(work: Work) -> None:
+def _check(work: GpuWork) -> None:
     """Claim the folder, and reject a machine without a GPU.
 
     Raises:

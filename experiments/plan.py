@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from experiments.selection import made_banks
 from experiments.speed import bank_size
+from experiments.system.bench import BATCHES, CONTEXTS, SEDEM_CONTEXTS, bench_cells
 from experiments.system.cells import Cell
 from experiments.system.scales import SHIPPED, Scale
 from experiments.system.search import BANK_SIZES, BEST
 from experiments.system.tables import NOT_RUN, Number, entries, made_on, markdown_table, study
-from experiments.system.timing import BATCHES, CONTEXTS, GROWN, SEDEM_CONTEXTS, bench_cells
+from experiments.system.timing import GROWN
 from sedem.backbone.loading import read_config
 from sedem.bank.search import CANDIDATES, COARSE_FROM, GROUPS
 from sedem.checkpoint.folder import EXTRA_ENTRIES
@@ -139,10 +141,7 @@ def _power(tokens: int) -> str:
     "The paper gives no numbers of this kind.",
     render=_plan,
 )
-def plan(scale: Scale) -> list[Number]:
+def plan(scale: Scale) -> Iterator[Number]:
     """The measurements behind the plan."""
-    return [
-        number
-        for cell, metric, title, digits in _columns(scale).values()
-        for number in entries("one core", cell, (title, metric, digits))
-    ]
+    for cell, metric, title, digits in _columns(scale).values():
+        yield from entries("one core", cell, (title, metric, digits))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from experiments.system import figures, paper
@@ -29,14 +30,11 @@ METRICS = ("f1", "rouge_l", "em")
     "Answers have at most 64 new tokens, 128 on QASPER. K is 2, 2, 4 and 8 as in the paper.",
     drawn=("F1",),
 )
-def main_qa(scale: Scale) -> list[Number]:
+def main_qa(scale: Scale) -> Iterator[Number]:
     """Every method on every backbone; a smaller one is compared with the paper's 1B numbers."""
-    result = [
-        number
-        for label, answer in {"constant answer": "", 'always "no"': "no"}.items()
-        for key in SETS
-        for number in scores(label, scale.sets[key].title, constant(key, answer), METRICS)
-    ]
+    for label, answer in {"constant answer": "", 'always "no"': "no"}.items():
+        for key in SETS:
+            yield from scores(label, scale.sets[key].title, constant(key, answer), METRICS)
     for backbone in scale.backbones:
         variant = main_model(scale, backbone)
         source = backbone if backbone in paper.BACKBONES else "llama-3.2-1b"
@@ -49,13 +47,12 @@ def main_qa(scale: Scale) -> list[Number]:
                 printed = {m: row.get(f"{key}_{m}") for m in METRICS}
                 printed["em"] = _em(source, method, key)
                 title, cell = scale.sets[key].title, paper_cell(scale, method, variant, key)
-                result += scores(prefix + method, title, cell, METRICS, printed)
+                yield from scores(prefix + method, title, cell, METRICS, printed)
         for label, model, fields in _more_rows(scale, variant):
             for key in SETS:
                 cell = answer_cell(scale, model, key, **fields)
                 if cell is not None:
-                    result += scores(prefix + label, scale.sets[key].title, cell, METRICS)
-    return result
+                    yield from scores(prefix + label, scale.sets[key].title, cell, METRICS)
 
 
 def _more_rows(scale: Scale, variant: Variant) -> list[tuple[str, Variant, dict[str, Any]]]:
@@ -99,9 +96,8 @@ def constant(questions: str, answer: str = "") -> Cell:
     "The paper gives no numbers. The answer has the best mean F1 on training questions.",
     drawn=("F1",),
 )
-def constant_answers(scale: Scale) -> list[Number]:
+def constant_answers(scale: Scale) -> Iterator[Number]:
     """The answer chosen on training questions, its score there, and its score in evaluation."""
-    result = []
     for key, questions in scale.sets.items():
         if questions.schema == "ruler-qa2":  # no training questions
             continue
@@ -112,8 +108,7 @@ def constant_answers(scale: Scale) -> list[Number]:
             columns.append(("training questions", f"{chosen}.questions", 0))
             columns.append(("F1 on them", f"{chosen}.f1"))
         columns.append(("evaluation questions", "counts.examples", 0))
-        result += entries(row, cell, *columns) + scores(row, "", cell, METRICS)
-    return result
+        yield from entries(row, cell, *columns) + scores(row, "", cell, METRICS)
 
 
 LIMITS = {"squad-10": 100, "exact-facts": 100, "hotpotqa": 300, "2wiki": 100, "musique": 40}
@@ -124,9 +119,8 @@ LIMITS = {"squad-10": 100, "exact-facts": 100, "hotpotqa": 300, "2wiki": 100, "m
     "More memory: answers by K, with and without guided attention",
     "The paper gives no numbers. Guided answers have at most 32 new tokens.",
 )
-def more_memory(scale: Scale) -> list[Number]:
+def more_memory(scale: Scale) -> Iterator[Number]:
     """F1, or EM of exact facts, by form and K."""
-    result = []
     forms = {
         "the paper's form": None,
         "guided, same weights": False,
@@ -138,10 +132,9 @@ def more_memory(scale: Scale) -> list[Number]:
                 row, metric, title = f"{form}, K={k}", metric_of(key), scale.sets[key].title
                 if trained is None:
                     cell = _in_paper_form(scale, key, k)
-                    result += scores(row, title, cell, (metric,)) if cell else []
+                    yield from scores(row, title, cell, (metric,)) if cell else []
                 else:
-                    result.append(by_k(row, scale, guided_answers(scale, key, trained), k))
-    return result
+                    yield by_k(row, scale, guided_answers(scale, key, trained), k)
 
 
 def by_k(row: str, scale: Scale, cell: Cell, k: int | str, column: str = "") -> Number:
@@ -188,7 +181,7 @@ TIME, BYTES = "TTFT, ms", "stored bytes a token"
         one.numbers(scale), scale, one.title, path, [*CONDITIONS], TIME, BYTES
     ),
 )
-def conditions(scale: Scale) -> list[Number]:
+def conditions(scale: Scale) -> Iterator[Number]:
     """Score, time to the first token and stored bytes, by condition and K.
 
     One model is trained on all three conditions, another on text alone with as many steps.
@@ -204,33 +197,29 @@ def conditions(scale: Scale) -> list[Number]:
         limit=10 if scale.name == "nano" else scale.limit,
         dtype="float32",
     )
-    result = []
     for label, (name, condition) in CONDITIONS.items():
         for k in (1, 2, 4, 8):
             row = f"{label}, K={k}"
             for key in scale.ablation:
                 cell = answers_by_k(scale, key, models[name], 100, condition=condition)
-                result.append(by_k(row, scale, cell, k))
+                yield by_k(row, scale, cell, k)
             columns = (TIME, f"times.{condition}.{k}"), (BYTES, f"bytes.{condition}", 0)
-            result += entries(row, times, *columns)
-    return result
+            yield from entries(row, times, *columns)
 
 
 @study(
     "Selected paragraphs read as text, together and apart",
     "The paper gives no numbers. Both readers were trained on two of four paragraphs.",
 )
-def paragraphs_apart(scale: Scale) -> list[Number]:
+def paragraphs_apart(scale: Scale) -> Iterator[Number]:
     """F1, or EM of exact facts, by form and K; the two recipes of raw-text RAG differ in it."""
-    result = []
     for label, setting in {"together": "", "apart": "_apart"}.items():
         for k in (1, 2, 4, 8):
             for key in (*scale.ablation, "hotpotqa"):
                 fields = {"k": k, "setting": setting, "limit": scale.costly_limit}
                 cell = answer_cell(scale, main_model(scale), key, "rag", **fields)
                 title = scale.sets[key].title
-                result += scores(f"{label}, K={k}", title, cell, (metric_of(key),))
-    return result
+                yield from scores(f"{label}, K={k}", title, cell, (metric_of(key),))
 
 
 @study(
@@ -238,11 +227,10 @@ def paragraphs_apart(scale: Scale) -> list[Number]:
     "Lengths are counted in the backbone's own tokens. Text beyond its positions is cut off, and "
     "the result counts it.",
 )
-def ruler(scale: Scale) -> list[Number]:
+def ruler(scale: Scale) -> Iterator[Number]:
     """string_match_part by method and length; the paper uses the 3B backbone."""
     backbone = "llama-3.2-3b" if "llama-3.2-3b" in scale.backbones else None
     methods = {"Full-context reference": "Backbone (Frozen)", "SeDeM": "SeDeM", "ICAE": "ICAE"}
-    result = []
     for printed, method in methods.items():
         for length in ("4k", "8k", "16k"):
             key = f"ruler-{length}"
@@ -250,16 +238,13 @@ def ruler(scale: Scale) -> list[Number]:
                 value = paper.number("tab:ruler_qa2", length, method=printed)
                 cell = paper_cell(scale, method, main_model(scale, backbone), key)
                 title = scale.sets[key].title
-                result.append(Number(printed, title, value, cell, "string_match"))
-    return result
+                yield Number(printed, title, value, cell, "string_match")
 
 
 @study("Transfer to a set that was not trained for (appendix OOD Transfer)")
-def transfer(scale: Scale) -> list[Number]:
+def transfer(scale: Scale) -> Iterator[Number]:
     """SeDeM and ICAE, trained on a mixture without QASPER, on QASPER."""
-    result = []
     for method, fields in (("SeDeM", {"limit": scale.limit}), ("ICAE", {"method": "icae"})):
         printed = {"f1": paper.number("inline_ood_transfer", "token_f1", method=method)}
         cell = answer_cell(scale, BASE, "qasper", trained_for="mixture", **fields)
-        result += scores(method, scale.sets["qasper"].title, cell, paper=printed)
-    return result
+        yield from scores(method, scale.sets["qasper"].title, cell, paper=printed)

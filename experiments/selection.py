@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from experiments.system import paper
 from experiments.system.cells import PEERS, Cell, paper_cell
@@ -15,17 +14,15 @@ from sedem.bank import search
 
 
 @study("Effect of the selection budget K (Table k_sweep)", drawn=("F1",))
-def selection_budget(scale: Scale) -> list[Number]:
+def selection_budget(scale: Scale) -> Iterator[Number]:
     """EM, F1 and ROUGE-L by K, on HotpotQA and 2Wiki."""
-    result = []
     metrics = ("em", "f1", "rouge_l")
     for key in ("hotpotqa", "2wiki"):
         for k in scale.budgets:
             cell = Cell(variant=main_model(scale), questions=key, k=k)
             where = {"dataset": paper.DATASETS[key], "k": k}
             printed = {m: paper.number("tab:k_sweep", m, **where) for m in metrics}
-            result += scores(f"K={k}", scale.sets[key].title, cell, metrics, printed)
-    return result
+            yield from scores(f"K={k}", scale.sets[key].title, cell, metrics, printed)
 
 
 @study(
@@ -33,10 +30,9 @@ def selection_budget(scale: Scale) -> list[Number]:
     "If the full bank exceeds the decoder's positions, its best blocks are used as far as they "
     "fit.",
 )
-def operating_points(scale: Scale) -> list[Number]:
+def operating_points(scale: Scale) -> Iterator[Number]:
     """F1, EM and time to the first token, with few blocks or all of them."""
     budgets: dict[str, int | str] = {"SeDeM learned-K=2": 2, "SeDeM full-bank": "all"}
-    result = []
     variant = main_model(scale)
     for key in ("hotpotqa", "2wiki"):
         for row in paper.rows("tab:comprexit_operating_points"):
@@ -51,15 +47,13 @@ def operating_points(scale: Scale) -> list[Number]:
                 cell: Cell | None = Cell(variant=model, questions=key, k=k, limit=limit)
             else:
                 cell = paper_cell(scale, method, variant, key)
-            result += scores(label, "", cell, ("f1", "em"), row)
-            result.append(Number(label, "TTFT, ms (A100)", row["ttft_ms"], metric=""))
-    return result
+            yield from scores(label, "", cell, ("f1", "em"), row)
+            yield Number(label, "TTFT, ms (A100)", row["ttft_ms"], metric="")
 
 
 @study("Decoder-side positions by selection budget (Table length_matched_controls)")
-def decoder_length(scale: Scale) -> list[Number]:
+def decoder_length(scale: Scale) -> Iterator[Number]:
     """Positions at the paper's low and high K of each set, if the scale's decoder has room."""
-    result = []
     for key in ("hotpotqa", "2wiki", "musique", "qasper"):
         row = paper.row("tab:length_matched_controls", key)
         for level in ("low", "high"):
@@ -67,35 +61,31 @@ def decoder_length(scale: Scale) -> list[Number]:
             label = f"{scale.sets[key].title}, K={k}"
             fits = k <= max(scale.budgets)
             cell = Cell(variant=main_model(scale), questions=key, k=k) if fits else None
-            result.append(Number(label, "positions", length, cell, "conditioning", digits=0))
-    return result
+            yield Number(label, "positions", length, cell, "conditioning", digits=0)
 
 
 @study("Normalized effective rank of memory slots (Table normalized_erank)")
-def effective_rank(scale: Scale) -> list[Number]:
+def effective_rank(scale: Scale) -> Iterator[Number]:
     """Percentage of the number of slots, for ICAE and SeDeM."""
-    result = []
     for key in ("hotpotqa", "qasper", "musique", "2wiki"):
         for method in ("ICAE", "SeDeM"):
             row = paper.row("tab:normalized_erank", key, method=method)
             printed = row["normalized_effective_rank_pct"]
             cell = Cell("rank", PEERS[method], main_model(scale), questions=key, limit=100)
             title = scale.sets[key].title
-            result.append(Number(title, f"{method}, %", printed, cell, "effective_rank"))
-    return result
+            yield Number(title, f"{method}, %", printed, cell, "effective_rank")
 
 
 @study("What a first search with pooled keys misses", "The paper gives no numbers.", drawn=("%",))
-def coarse_search(scale: Scale) -> list[Number]:
+def coarse_search(scale: Scale) -> Iterator[Number]:
     """Percentage of the exact best two among the best C by pooled keys, and the search time."""
     limit = scale.limit if scale.name == "smoke" else 200
     cell = Cell(
         "coarse-search", variant=main_model(scale), questions=scale.ablation[0], limit=limit
     )
-    result = []
     for groups in POOLED:
         place = f"by_pooled_keys_of_a_block.{groups}"
-        result += entries(
+        yield from entries(
             f"{groups} pooled keys a block",
             cell,
             *((f"% of the best 2 among {c:,}", f"{place}.recall.k2.{c}") for c in COUNTS),
@@ -105,7 +95,6 @@ def coarse_search(scale: Scale) -> list[Number]:
                 2,
             ),
         )
-    return result
 
 
 def made_banks(scale: Scale) -> Cell:
@@ -119,49 +108,31 @@ def made_banks(scale: Scale) -> Cell:
     "The paper gives no numbers. The blocks are made from real ones.",
     drawn=("%",),
 )
-def large_banks(scale: Scale) -> list[Number]:
+def large_banks(scale: Scale) -> Iterator[Number]:
     """Recall and cost by the number of candidates, for each bank size."""
-    return [
-        number
-        for size in BANK_SIZES[scale.name]
-        for count in CANDIDATES
-        for number in entries(
-            f"{size:,} blocks, C={count}",
-            made_banks(scale),
-            (f"% of the best {BEST} among C candidates", f"sizes.{size}.recall.{count}"),
-            ("% of the products of an exact search", f"sizes.{size}.products.{count}"),
-        )
-    ]
-
-
-def _about_selecting(result: Mapping[str, Any]) -> str:
-    """The number of questions scored together, and the cost of candidates."""
-    candidates = result.get("candidates_cpu_ms_per_question")
-    more = (
-        f" {search.CANDIDATES:,} candidates take {candidates:,.0f} ms more, at any N."
-        if candidates
-        else ""
-    )
-    return f"{result['questions']['limit']} questions scored together, keys in float32.{more}"
+    for size in BANK_SIZES[scale.name]:
+        for count in CANDIDATES:
+            yield from entries(
+                f"{size:,} blocks, C={count}",
+                made_banks(scale),
+                (f"% of the best {BEST} among C candidates", f"sizes.{size}.recall.{count}"),
+                ("% of the products of an exact search", f"sizes.{size}.products.{count}"),
+            )
 
 
 @study(
     "What selecting costs by the number of blocks",
     "The paper gives no numbers of this kind.",
-    about=_about_selecting,
+    about="{questions[limit]} questions scored together, keys in float32. "
+    f"{search.CANDIDATES:,} candidates take {{candidates_cpu_ms_per_question:,.0f}} ms more, at "
+    "any N.",
 )
-def selecting(scale: Scale) -> list[Number]:
+def selecting(scale: Scale) -> Iterator[Number]:
     """Processor time per question by the number of blocks N."""
-    return [
-        number
-        for name, key in {"every block": "exact", "pooled keys of every block": "coarse"}.items()
-        for size in BANK_SIZES[scale.name]
-        for number in entries(
-            f"{name}, N={size}",
-            made_banks(scale),
-            ("CPU ms a question", f"sizes.{size}.cpu_ms_per_question.{key}", 0),
-        )
-    ]
+    for name, key in {"every block": "exact", "pooled keys of every block": "coarse"}.items():
+        for size in BANK_SIZES[scale.name]:
+            column = "CPU ms a question", f"sizes.{size}.cpu_ms_per_question.{key}", 0
+            yield from entries(f"{name}, N={size}", made_banks(scale), column)
 
 
 @study(
@@ -169,15 +140,14 @@ def selecting(scale: Scale) -> list[Number]:
     "The paper gives no numbers.",
     drawn=("AUROC",),
 )
-def confidence(scale: Scale) -> list[Number]:
+def confidence(scale: Scale) -> Iterator[Number]:
     """Metrics of the confidence by the number of paragraphs per question."""
     limit = scale.limit if scale.name == "smoke" else None
     questions = "squad-10" if "squad-10" in scale.sets else scale.ablation[0]
     cell = Cell("confidence", variant=guided_model(scale), questions=questions, limit=limit)
-    result = []
     for paragraphs in (1 + distractors for distractors in DISTRACTORS):
         place = f"by_paragraphs.{paragraphs}"
-        result += entries(
+        yield from entries(
             f"{paragraphs} paragraphs",
             cell,
             ("AUROC", f"{place}.auroc", 3),
@@ -187,4 +157,3 @@ def confidence(scale: Scale) -> list[Number]:
             ("% declined, evidence there", f"{place}.declined_with_evidence"),
             ("% declined, evidence missing", f"{place}.declined_without_evidence"),
         )
-    return result

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from experiments.quality import by_k, guided_answers
 from experiments.system import paper
 from experiments.system.answers import BUDGETS
+from experiments.system.bench import SLOT_TYPES
 from experiments.system.cells import Cell, answer_cell
 from experiments.system.models import GUIDED, guided_model, main_model
 from experiments.system.scales import Scale
 from experiments.system.tables import Number, entries, metric_of, scores, study
-from experiments.system.timing import SLOT_TYPES
 from sedem.baselines.registry import TRAINED
 
 MAX_NEW_TOKENS = 32
@@ -38,20 +39,18 @@ TEXT: dict[str, dict[str, Any]] = {
 
 
 @study("Trained baselines as they are shipped", "The paper gives no numbers.")
-def shipped_baselines(scale: Scale) -> list[Number]:
+def shipped_baselines(scale: Scale) -> Iterator[Number]:
     """F1 of the trained checkpoint, and of the one in checkpoints/METHOD-nano."""
-    result = []
     for method in TRAINED:
         for questions in ("hotpotqa", "2wiki"):
             cell = answer_cell(scale, main_model(scale), questions, method)
             if cell is None:
                 continue
             title = scale.sets[questions].title
-            result.append(Number(method, f"{title} F1, as trained", None, cell))
+            yield Number(method, f"{title} F1, as trained", None, cell)
             if scale.shipped:
                 small = replace(cell, shipped=True)
-                result.append(Number(method, f"{title} F1, as shipped", None, small))
-    return result
+                yield Number(method, f"{title} F1, as shipped", None, small)
 
 
 @study(
@@ -59,25 +58,22 @@ def shipped_baselines(scale: Scale) -> list[Number]:
     "The paper gives no numbers. Answers have at most 32 new tokens.",
     drawn=("F1", "EM"),
 )
-def shipped_model(scale: Scale) -> list[Number]:
+def shipped_model(scale: Scale) -> Iterator[Number]:
     """Score and recall by way to answer, on the sets of the ablations."""
-    result = [
-        by_k(f"{NAME}, K={k}", scale, guided_answers(scale, key), k)
-        for k in BUDGETS
-        for key in scale.ablation
-    ]
+    for k in BUDGETS:
+        for key in scale.ablation:
+            yield by_k(f"{NAME}, K={k}", scale, guided_answers(scale, key), k)
     for prefix, rows in ((f"{NAME} {BEFORE}", SEDEM), ("frozen backbone", TEXT)):
         for label, fields in rows.items():
             for key in scale.ablation:
                 selects = "control" not in fields and fields.get("k", 1) != 1
                 metrics = (metric_of(key), *(["recall@2"] if selects else []))
                 cell, title = _answers(scale, key, fields), scale.sets[key].title
-                result += scores(f"{prefix}, {label}", title, cell, metrics)
+                yield from scores(f"{prefix}, {label}", title, cell, metrics)
     for key in scale.ablation:
         cell = Cell("block-recall", "bm25", main_model(scale), questions=key)
         title = scale.sets[key].title
-        result += scores("BM25 over the same blocks", title, cell, ("recall@2",))
-    return result
+        yield from scores("BM25 over the same blocks", title, cell, ("recall@2",))
 
 
 def _answers(scale: Scale, questions: str, fields: dict[str, Any]) -> Cell:
@@ -91,10 +87,9 @@ def _answers(scale: Scale, questions: str, fields: dict[str, Any]) -> Cell:
     "Nothing makes the rows comparable: the backbone, the training and the samples differ.",
     drawn=("F1",),
 )
-def shipped_beside_paper(scale: Scale) -> list[Number]:
+def shipped_beside_paper(scale: Scale) -> Iterator[Number]:
     """Rows of the paper, then ours, on the sets that both have."""
     sets = ("hotpotqa", "2wiki", "musique")
-    result = []
     for backbone, method, label in (
         ("llama-3.2-1b", "Backbone (Frozen)", "Llama-3.2-1B frozen"),
         ("llama-3.2-1b", "SeDeM", "SeDeM, Llama-3.2-1B, C=4"),
@@ -103,15 +98,14 @@ def shipped_beside_paper(scale: Scale) -> list[Number]:
         where = {"backbone": paper.BACKBONES[backbone], "method": method}
         for key in sets:
             value = paper.number("tab:main_qa_results", f"{key}_f1", **where)
-            result.append(Number(label, f"{scale.sets[key].title} F1", value, metric=""))
+            yield Number(label, f"{scale.sets[key].title} F1", value, metric="")
     # These sets are smaller than the limits of answers from memory.
     own = {f"{NAME} {BEFORE}, {row}": SEDEM[row] for row in ("K=2", "K=4", "no memory")}
     rows = {label: {**fields, "limit": None} for label, fields in own.items()}
     rows |= {f"frozen backbone, {row}": fields for row, fields in TEXT.items()}
     for label, fields in rows.items():
         for key in sets:
-            result += scores(label, scale.sets[key].title, _answers(scale, key, fields))
-    return result
+            yield from scores(label, scale.sets[key].title, _answers(scale, key, fields))
 
 
 @study("What one command prints of the shipped model", "The paper gives no numbers.")
@@ -124,27 +118,20 @@ def shipped_command(scale: Scale) -> list[Number]:
 
 
 @study("What memory carries before stage 2, in loss a token", "The paper gives no numbers.")
-def shipped_memory(scale: Scale) -> list[Number]:
+def shipped_memory(scale: Scale) -> Iterator[Number]:
     """Loss per token in each condition, on the text after a segment and on the segment itself."""
     names = ("raw_text", "true_states", "memory", "other_memory", "nothing")
-    return [
-        number
-        for target in ("continuation", "recall")
-        for number in entries(
-            f"after stage 1: {target}",
-            Cell("memory", variant=main_model(scale)),
-            *((name.replace("_", " "), f"{target}.{name}", 3) for name in names),
-        )
-    ]
+    cell = Cell("memory", variant=main_model(scale))
+    for target in ("continuation", "recall"):
+        columns = ((name.replace("_", " "), f"{target}.{name}", 3) for name in names)
+        yield from entries(f"after stage 1: {target}", cell, *columns)
 
 
 @study("What training the shipped model took", "The paper gives no numbers.", drawn=("minutes",))
-def shipped_training(scale: Scale) -> list[Number]:
+def shipped_training(scale: Scale) -> Iterator[Number]:
     """Steps, examples, minutes and trained parameters of each recipe."""
-    return [
-        number
-        for stage in ((*scale.stages, *GUIDED) if scale.shipped else scale.stages)
-        for number in entries(
+    for stage in (*scale.stages, *GUIDED) if scale.shipped else scale.stages:
+        yield from entries(
             f"{stage}.yaml",
             Cell("training", variant=main_model(scale), stage=stage),
             ("steps", "steps", 0),
@@ -154,7 +141,6 @@ def shipped_training(scale: Scale) -> list[Number]:
             ("machine", "machine.device", 0),
             ("threads", "machine.threads", 0),
         )
-    ]
 
 
 @study(
@@ -162,7 +148,7 @@ def shipped_training(scale: Scale) -> list[Number]:
     "The paper gives no numbers. On COVID-QA the rows K=4 and no memory have 491 questions at 32 "
     "tokens and 200 at 64.",
 )
-def answer_limit(scale: Scale) -> list[Number]:
+def answer_limit(scale: Scale) -> Iterator[Number]:
     """F1 of the main model with answers of at most 32 new tokens, and of the set's own limit."""
     rows: dict[str, dict[str, Any]] = {
         "K=2": {"k": 2},
@@ -170,7 +156,6 @@ def answer_limit(scale: Scale) -> list[Number]:
         "no memory": {"control": "none"},
     }
     more = {("qasper", "K=4"): 500, ("qasper", "no memory"): 500}
-    result = []
     for key in ("hotpotqa", "2wiki", "musique", "qasper"):
         questions = scale.sets[key]
         for row, fields in rows.items():
@@ -178,8 +163,7 @@ def answer_limit(scale: Scale) -> list[Number]:
             few = {"k": 2, **fields, "limit": limit, "max_new_tokens": MAX_NEW_TOKENS}
             for tokens, changes in ((MAX_NEW_TOKENS, few), (questions.max_new_tokens, fields)):
                 cell = Cell(variant=main_model(scale), questions=key, **changes)
-                result.append(Number(row, f"{questions.title} F1, {tokens} tokens", None, cell))
-    return result
+                yield Number(row, f"{questions.title} F1, {tokens} tokens", None, cell)
 
 
 @study(
@@ -187,16 +171,15 @@ def answer_limit(scale: Scale) -> list[Number]:
     "The paper gives no numbers.",
     drawn=("F1", "EM", "recall"),
 )
-def slot_types(scale: Scale) -> list[Number]:
+def slot_types(scale: Scale) -> Iterator[Number]:
     """Bytes per token, scores and recall by type, on the first set of the ablations."""
     limit = scale.limit if scale.name == "smoke" else 300
-    key, result = scale.ablation[0], []
+    key = scale.ablation[0]
     model = Cell(variant=main_model(scale), questions=key, max_new_tokens=32, dtype="float32")
     for slots in SLOT_TYPES:
         cell = replace(model, slots=slots, limit=limit)
-        result += entries(slots, cell, ("bytes a token", "bytes_per_token", 0))
-        result += scores(slots, scale.sets[key].title, cell, ("f1", "em", "recall@2"))
-    return result
+        yield from entries(slots, cell, ("bytes a token", "bytes_per_token", 0))
+        yield from scores(slots, scale.sets[key].title, cell, ("f1", "em", "recall@2"))
 
 
 @study(

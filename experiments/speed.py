@@ -7,6 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from experiments.system import paper
+from experiments.system.bench import (
+    BATCHES,
+    CONTEXTS,
+    KEPT_CONTEXTS,
+    METHODS,
+    SEDEM_CONTEXTS,
+    SLOT_TYPES,
+    bench_cells,
+)
 from experiments.system.cells import Cell
 from experiments.system.models import main_model
 from experiments.system.scales import Scale
@@ -21,21 +30,9 @@ from experiments.system.tables import (
     study,
     versions_of,
 )
-from experiments.system.timing import (
-    BATCHES,
-    CONTEXTS,
-    GROWN,
-    KEPT_CONTEXTS,
-    METHODS,
-    RATES,
-    SEDEM_CONTEXTS,
-    SLOT_TYPES,
-    WAYS,
-    bench_cells,
-)
-from sedem.bench.plot import draw as draw_bench
-from sedem.bench.table import lines
-from sedem.evaluation.registry import METHODS as EVERY
+from experiments.system.timing import GROWN, RATES, WAYS
+from sedem.bench.report import draw as draw_bench
+from sedem.bench.report import lines
 
 NONE_PRINTED = "The paper gives no numbers of this kind."
 KEPT_ROWS = {
@@ -45,6 +42,31 @@ KEPT_ROWS = {
     "hf-prefix": "hf-prefix",
 }
 """Rows of the comparison of kept keys and values, and their labels."""
+ONLINE = "online TTFT, ms", "online_ttft_ms.median"
+PREBUILT = "prebuilt TTFT, ms", "prebuilt_ttft_ms.median"
+
+
+def _rows(
+    scale: Scale,
+    kind: str,
+    contexts: Mapping[str, tuple[int, ...]],
+    rows: Mapping[str, str],
+    *columns: tuple[Any, ...],
+) -> Iterator[Number]:
+    """Figures of a bench: a row per model, context length and method.
+
+    Args:
+        kind: the measure of the cells.
+        contexts: context lengths by scale.
+        rows: methods of the bench by label.
+        columns: the column and the place in a row of the bench, with more as in `entries`.
+    """
+    for name, cell in bench_cells(scale, kind).items():
+        for tokens in contexts[scale.name]:
+            for label, method in rows.items():
+                place = f"results.{method}.{tokens}"
+                own = ((title, f"{place}.{within}", *more) for title, within, *more in columns)
+                yield from entries(f"{name}, {tokens:,} tokens: {label}", cell, *own)
 
 
 @study(
@@ -52,29 +74,17 @@ KEPT_ROWS = {
     "The paper's times are of one A100-SXM4-40GB and its own sets. Ours are of the bench, on "
     "another backbone and the machine that docs/performance.md names. The two do not compare.",
 )
-def efficiency(scale: Scale) -> list[Number]:
+def efficiency(scale: Scale) -> Iterator[Number]:
     """Online times: the paper's on its four sets, the bench's at its own lengths."""
-    printed = ("TTFT, ms (paper, A100)", "tok/s (paper, A100)")
-    result = []
+    columns = {"TTFT, ms (paper, A100)": "{}_ttft_{}_ms", "tok/s (paper, A100)": "{}_tok_s_{}"}
     for row in paper.rows("tab:efficiency_varb_icae"):
-        for backbone, short in (("1B", "1b"), ("3B", "3b")):
-            for method, column in (("SeDeM", "ours"), ("ICAE", "icae")):
-                label = f"{backbone}, {row['dataset']}: {method}"
-                found = (row.get(f"{short}_ttft_{column}_ms"), row.get(f"{short}_tok_s_{column}"))
-                result += [
-                    Number(label, heading, value, metric="")
-                    for heading, value in zip(printed, found, strict=True)
-                ]
-    for name, cell in bench_cells(scale).items():
-        for tokens in CONTEXTS[scale.name]:
-            place = f"results.sedem.{tokens}"
-            result += entries(
-                f"{name}, {tokens:,} tokens: SeDeM",
-                cell,
-                ("TTFT, ms (bench)", f"{place}.online_ttft_ms.median"),
-                ("tok/s (bench)", f"{place}.decode_tok_s.median"),
-            )
-    return result
+        for short in ("1b", "3b"):
+            for method, own in (("SeDeM", "ours"), ("ICAE", "icae")):
+                label = f"{short.upper()}, {row['dataset']}: {method}"
+                for column, name in columns.items():
+                    yield Number(label, column, row.get(name.format(short, own)), metric="")
+    ours = ("TTFT, ms (bench)", ONLINE[1]), ("tok/s (bench)", "decode_tok_s.median")
+    yield from _rows(scale, "bench", CONTEXTS, {"SeDeM": "sedem"}, *ours)
 
 
 def _draw_bench(one: Study, scale: Scale, path: Path) -> None:
@@ -96,34 +106,22 @@ def _draw_bench(one: Study, scale: Scale, path: Path) -> None:
     render=lambda scale: _blocks(scale, "bench", f"{scale.name}-performance.svg"),
     draw=_draw_bench,
 )
-def performance(scale: Scale) -> list[Number]:
+def performance(scale: Scale) -> Iterator[Number]:
     """Time to the first token, decoding and building, by method and context length."""
-    result = []
-    for name, cell in bench_cells(scale).items():
-        for tokens in CONTEXTS[scale.name]:
-            for method in METHODS.get(scale.name, tuple(EVERY)):
-                place = f"results.{method}.{tokens}"
-                result += entries(
-                    f"{name}, {tokens:,} tokens: {method}",
-                    cell,
-                    ("online TTFT, ms", f"{place}.online_ttft_ms.median"),
-                    ("prebuilt TTFT, ms", f"{place}.prebuilt_ttft_ms.median"),
-                    ("decode tok/s", f"{place}.decode_tok_s.median"),
-                )
-    return result
+    methods = {method: method for method in METHODS[scale.name]}
+    decoding = "decode tok/s", "decode_tok_s.median"
+    yield from _rows(scale, "bench", CONTEXTS, methods, ONLINE, PREBUILT, decoding)
 
 
 @study("Many questions over one bank", NONE_PRINTED, render=lambda scale: _blocks(scale, "batches"))
-def batches(scale: Scale) -> list[Number]:
+def batches(scale: Scale) -> Iterator[Number]:
     """Medians by the number of questions asked together."""
-    result = []
     for name, cell in bench_cells(scale, "batches").items():
         for tokens in SEDEM_CONTEXTS[scale.name]:
             for count in BATCHES[scale.name]:
                 row = f"{name}, {tokens:,} tokens: {count} together"
                 metric = f"results.sedem.{tokens}.batches.{count}.questions_per_s.median"
-                result += entries(row, cell, ("questions a second", metric, 2))
-    return result
+                yield from entries(row, cell, ("questions a second", metric, 2))
 
 
 @study(
@@ -131,22 +129,11 @@ def batches(scale: Scale) -> list[Number]:
     NONE_PRINTED,
     render=lambda scale: _blocks(scale, "memories"),
 )
-def memories(scale: Scale) -> list[Number]:
+def memories(scale: Scale) -> Iterator[Number]:
     """Times and bytes by the type of the stored slots."""
-    result = []
-    for name, cell in bench_cells(scale, "memories").items():
-        for tokens in SEDEM_CONTEXTS[scale.name]:
-            for slots in SLOT_TYPES:
-                method = "sedem" if slots == "bfloat16" else f"sedem-{slots}"
-                place = f"results.{method}.{tokens}"
-                result += entries(
-                    f"{name}, {tokens:,} tokens: {slots}",
-                    cell,
-                    ("online TTFT, ms", f"{place}.online_ttft_ms.median"),
-                    ("prebuilt TTFT, ms", f"{place}.prebuilt_ttft_ms.median"),
-                    ("bytes a token", f"{place}.stored_bytes_per_token"),
-                )
-    return result
+    methods = {t: "sedem" if t == "bfloat16" else f"sedem-{t}" for t in SLOT_TYPES}
+    stored = "bytes a token", "stored_bytes_per_token"
+    yield from _rows(scale, "memories", SEDEM_CONTEXTS, methods, ONLINE, PREBUILT, stored)
 
 
 @study(
@@ -155,9 +142,8 @@ def memories(scale: Scale) -> list[Number]:
     drawn=("TTFT", "kept bytes"),
     render=lambda scale: _blocks(scale, "kept"),
 )
-def kept(scale: Scale) -> list[Number]:
+def kept(scale: Scale) -> Iterator[Number]:
     """Times and bytes by method, and the point from which keeping pays off."""
-    result = []
     for name, cell in bench_cells(scale, "kept").items():
         for tokens in KEPT_CONTEXTS[scale.name]:
             row, worth = f"{name}, {tokens:,} tokens", f"worth.{tokens}"
@@ -168,84 +154,67 @@ def kept(scale: Scale) -> list[Number]:
                     ("times warm's", f"{worth}.ratio.{method}", 2),
                     ("kept bytes a token", f"{place}.kept.bytes_per_token", 0),
                 ]
-                shown = columns[:2] if method == "sedem" else columns
-                result += entries(f"{row}: {label}", cell, *shown)
-            result += entries(
+                yield from entries(
+                    f"{row}: {label}", cell, *columns[: 2 if method == "sedem" else 3]
+                )
+            yield from entries(
                 f"{row}: sedem, warm",
                 cell,
                 ("hit rate that pays, %", f"{worth}.hit_rate", 0),
                 ("questions that pay for warming", f"{worth}.questions", 0),
             )
-    return result
 
 
-def _about_arrivals(result: Mapping[str, Any]) -> str:
-    """The questions and how often they were asked."""
-    return (
-        f"{result['questions']} questions with K of 1, 2 or 4 to a context of "
-        f"{result['tokens']:,} tokens, up to {result['rows']} at once, seed {result['seed']}; "
-        f"medians of {result['rounds']} rounds, in turn. TTFT is the time from the arrival of a "
-        "question to its first token."
-    )
-
-
-@study("Questions that arrive at random", NONE_PRINTED, about=_about_arrivals)
-def arrivals(scale: Scale) -> list[Number]:
+@study(
+    "Questions that arrive at random",
+    NONE_PRINTED,
+    about="{questions} questions with K of 1, 2 or 4 to a context of {tokens:,} tokens, up to "
+    "{rows} at once, seed {seed}; medians of {rounds} rounds, in turn. TTFT is the time from the "
+    "arrival of a question to its first token.",
+)
+def arrivals(scale: Scale) -> Iterator[Number]:
     """Throughput and waiting time by rate and kind of batch; sedem-nano answers, if not smoke."""
     cell = Cell("arrivals", variant=main_model(scale) if scale.name == "smoke" else None)
-    return [
-        number
-        for rate in RATES[scale.name]
-        for way in WAYS
-        for number in entries(
-            f"{rate} a second, {way}",
-            cell,
-            ("tokens a second", f"rates.{rate}.{way}.tokens_s"),
-            ("median TTFT, ms", f"rates.{rate}.{way}.ttft_median_ms", 0),
-            ("p99 TTFT, ms", f"rates.{rate}.{way}.ttft_p99_ms", 0),
-            ("mean time to the end, ms", f"rates.{rate}.{way}.end_mean_ms", 0),
-        )
-    ]
+    for rate in RATES[scale.name]:
+        for way in WAYS:
+            yield from entries(
+                f"{rate} a second, {way}",
+                cell,
+                ("tokens a second", f"rates.{rate}.{way}.tokens_s"),
+                ("median TTFT, ms", f"rates.{rate}.{way}.ttft_median_ms", 0),
+                ("p99 TTFT, ms", f"rates.{rate}.{way}.ttft_p99_ms", 0),
+                ("mean time to the end, ms", f"rates.{rate}.{way}.end_mean_ms", 0),
+            )
 
 
-def _about_preparation(result: Mapping[str, Any]) -> str:
-    """The questions, and which kind of time is reported."""
-    return (
-        f"{result['examples']} examples of {result['tokens']:,} tokens in all; medians of "
-        "processor time, the ways in turn."
-    )
-
-
-@study("Preparing questions for stage 2", NONE_PRINTED, about=_about_preparation)
-def preparation(scale: Scale) -> list[Number]:
+@study(
+    "Preparing questions for stage 2",
+    NONE_PRINTED,
+    about="{examples} examples of {tokens:,} tokens in all; medians of processor time, the ways in "
+    "turn.",
+)
+def preparation(scale: Scale) -> Iterator[Number]:
     """Milliseconds per example by preparation method, and bytes per example in the arrays."""
-    cell, result = Cell("preparation", variant=main_model(scale), questions="hotpotqa"), []
+    cell = Cell("preparation", variant=main_model(scale), questions="hotpotqa")
     for way in ("one by one", "together", "from disk"):
-        result += entries(
+        yield from entries(
             way,
             cell,
             ("ms an example", f"milliseconds.{way}", 2),
             ("times sooner", f"times_sooner.{way}"),
             *([] if way == "one by one" else [("bytes an example", "bytes", 0)]),
         )
-    return result
 
 
-def _about_bank_size(result: Mapping[str, Any]) -> str:
-    """The blocks, and which kind of time is reported."""
-    return (
-        f"Blocks of {result['slots']} slots, ten a document, {result['commit_blocks']} a commit; "
-        "processor time."
-    )
-
-
-@study("Opening, appending and reading by the size of a bank", NONE_PRINTED, about=_about_bank_size)
-def bank_size(scale: Scale) -> list[Number]:
+@study(
+    "Opening, appending and reading by the size of a bank",
+    NONE_PRINTED,
+    about="Blocks of {slots} slots, ten a document, {commit_blocks} a commit; processor time.",
+)
+def bank_size(scale: Scale) -> Iterator[Number]:
     """Costs by the number of blocks."""
-    return [
-        number
-        for size in GROWN[scale.name]
-        for number in entries(
+    for size in GROWN[scale.name]:
+        yield from entries(
             f"N={size}",
             Cell("bank-size"),
             ("opening, s", f"sizes.{size}.open_s", 3),
@@ -256,7 +225,6 @@ def bank_size(scale: Scale) -> list[Number]:
             ("a commit of 800 blocks, ms", f"sizes.{size}.commit_ms", 1),
             ("seeing another's commit, ms", f"sizes.{size}.reload_ms", 1),
         )
-    ]
 
 
 # Blocks of docs/performance.md

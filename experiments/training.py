@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from experiments import quality
@@ -25,7 +26,7 @@ from sedem.baselines.registry import TRAINED
     "Stage 2 with guided attention: answer losses by K on held-out questions",
     "The paper gives no numbers. The blocks are the selector's K best.",
 )
-def guided_training(scale: Scale) -> list[Number]:
+def guided_training(scale: Scale) -> Iterator[Number]:
     """Losses of the main model in guided form, and of ways to train it further."""
     labels = ("losses.select=0", "losses.conditioning=selected")
     rows = {
@@ -45,7 +46,7 @@ def guided_training(scale: Scale) -> list[Number]:
     "Adapted to documents without labels: answer losses by K on held-out questions",
     "The paper gives no numbers. The main model has had many times the training of the others.",
 )
-def adapt(scale: Scale) -> list[Number]:
+def adapt(scale: Scale) -> Iterator[Number]:
     """The untrained backbone, adapted, trained as long with labels, and the main model."""
     rows = {
         "untrained (sedem init)": Variant("adapt-untrained", adapted="untrained"),
@@ -56,9 +57,8 @@ def adapt(scale: Scale) -> list[Number]:
     return _held_out(scale, rows)
 
 
-def _held_out(scale: Scale, rows: dict[str, Variant]) -> list[Number]:
+def _held_out(scale: Scale, rows: dict[str, Variant]) -> Iterator[Number]:
     """Losses of the reference answer by K, and recall of the evidence, on held-out questions."""
-    result = []
     for label, variant in rows.items():
         for key, questions in scale.held_out.items():
             title = questions.title
@@ -67,8 +67,7 @@ def _held_out(scale: Scale, rows: dict[str, Variant]) -> list[Number]:
             ]
             columns += [(f"{title}, recall@{k}", f"recall.{k}", 1) for k in (1, 2)]
             cell = Cell("losses", variant=variant, questions=key, form="guided", dtype="float32")
-            result += entries(label, cell, *columns)
-    return result
+            yield from entries(label, cell, *columns)
 
 
 @study(
@@ -76,16 +75,14 @@ def _held_out(scale: Scale, rows: dict[str, Variant]) -> list[Number]:
     "The paper gives no numbers. The guided model has had more training than the other rows.",
     drawn=("F1",),
 )
-def equal_training(scale: Scale) -> list[Number]:
+def equal_training(scale: Scale) -> Iterator[Number]:
     """F1 on every set, and the stored bytes per token of the documents."""
-    result = []
     for key in quality.SETS:
         title = scale.sets[key].title
         for label, cell in _equally_trained(scale, key).items():
             if cell is not None:
-                result += scores(label, title, cell)
-                result += entries(label, cell, (f"{title}, bytes a token", "bytes_per_token"))
-    return result
+                yield from scores(label, title, cell)
+                yield from entries(label, cell, (f"{title}, bytes a token", "bytes_per_token"))
 
 
 def _equally_trained(scale: Scale, questions: str) -> dict[str, Cell | None]:
@@ -142,9 +139,8 @@ def losses(scale: Scale) -> dict[str, dict[str, list[tuple[int, float]]]]:
     "Only those on questions are alike: the loss of the same answers. RAG adds its selector's.",
     draw=lambda one, scale, path: figures.draw_training(losses(scale), [*TRAINED], path),
 )
-def training_curves(scale: Scale) -> list[Number]:
+def training_curves(scale: Scale) -> Iterator[Number]:
     """Examples and minutes of each stage, by method."""
-    result = []
     for method, cell in _curves(scale).items():
         for stage, (place, unit) in STAGES.items():
             recipe = scale.baseline_recipe(method, "text", scale.backbones[0])
@@ -152,8 +148,7 @@ def training_curves(scale: Scale) -> list[Number]:
                 continue
             seen = f"{unit} seen", f"{place}.examples_seen", 0
             minutes = f"minutes on {stage}", f"{place}.seconds", 1, 60
-            result += entries(method, cell, seen, minutes)
-    return result
+            yield from entries(method, cell, seen, minutes)
 
 
 @study(
@@ -163,9 +158,8 @@ def training_curves(scale: Scale) -> list[Number]:
     "takes the rate of the lowest loss. If questions come after text, their rate is half of it by "
     "rule. Three rates are tried, and the next higher one while the highest is the best.",
 )
-def learning_rates(scale: Scale) -> list[Number]:
+def learning_rates(scale: Scale) -> Iterator[Number]:
     """Held-out loss after a few steps, by method and learning rate."""
-    result = []
     for backbone in scale.backbones:
         for method in TRAINED:
             variant = main_model(scale, backbone)
@@ -180,5 +174,4 @@ def learning_rates(scale: Scale) -> list[Number]:
                 for column, name in rates.items()
                 if tried is None or name in tried
             ]
-            result += entries(row, cell, *columns)
-    return result
+            yield from entries(row, cell, *columns)

@@ -21,7 +21,6 @@ from sedem.evaluation.metrics import normalize, token_f1
 from sedem.evaluation.readers import SedemMethod, evaluate_reader, open_sedem
 from sedem.evaluation.records import Record, measure, to_record
 from sedem.guidance.budgets import Budget
-from sedem.provenance import provenance
 from sedem.training.recipe import DataSource, load_recipe
 from sedem.training.sources import located
 from sedem.training.stages import Stage2Recipe
@@ -112,7 +111,6 @@ def budgets(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
             "max_new_tokens": settings.max_new_tokens,
             "examples": len(examples),
         },
-        **provenance(),
     }
 
 

@@ -175,36 +175,32 @@ def answer_cell(
     """The answers of a method to a set; None if sedem lacks the method.
 
     Args:
-        scale: gives sets, recipes and limits.
         variant: the model, or the one whose backbone the method uses.
-        questions: the set.
         method: its name in `sedem eval --list`. A trained one has no cell without a recipe for the
             backbone, nor at paper scale on a set that the paper does not train it for.
-        fields: other fields of the cell. Without `limit`, `_limit` sets the number of questions.
-            Without `k`, raw-text RAG picks as many paragraphs as SeDeM picks blocks.
+        fields: other fields of the cell. Without `limit`, slow methods have the scale's number of
+            questions. Without `k`, raw-text RAG picks as many paragraphs as SeDeM picks blocks.
     """
     if method not in METHODS:
         return None
+    asked = scale.sets[questions]
     backbone = variant.backbone or scale.backbones[0]
     recipe = scale.baseline_recipe(method, "questions", backbone, fields.get("setting", ""))
     if method in TRAINED and not recipe_exists(recipe):
         return None
     if scale.name == "paper" and questions not in PAPER_SETS.get(method, (questions,)):
         return None
-    fields = {"limit": _limit(scale, questions, method), **fields}
-    if method == "rag":
-        fields.setdefault("k", scale.sets[questions].k)
-    return Cell(method=method, variant=variant, questions=questions, **fields)
-
-
-def _limit(scale: Scale, questions: str, method: str) -> int | None:
-    """The number of questions for a method; None means the set's own limit."""
-    limit, of_set = None, scale.sets[questions].limit
+    limit = None
     if method == "longllmlingua":
         limit = scale.slowest_limit
     elif method == "bm25" or method in TRAINED:
         limit = scale.costly_limit
-    return None if limit is None or (of_set is not None and of_set <= limit) else limit
+    if limit and asked.limit and asked.limit <= limit:
+        limit = None
+    fields = {"limit": limit, **fields}
+    if method == "rag":
+        fields.setdefault("k", asked.k)
+    return Cell(method=method, variant=variant, questions=questions, **fields)
 
 
 def answers_by_k(scale: Scale, questions: str, variant: Variant, limit: int, **fields: Any) -> Cell:

@@ -10,7 +10,6 @@ tried.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,54 +20,41 @@ from experiments.system.scales import Scale
 from sedem.baselines.registry import TRAINED
 from sedem.evaluation import cost as counting
 from sedem.evaluation.baseline_cost import baseline_cost
-from sedem.provenance import provenance
 
 
 def cost(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     """Parameters and FLOPs, counted on the meta device."""
     if cell.method in TRAINED:
-        return {**baseline_cost(cell.method, cell.backbone), **provenance()}
+        return baseline_cost(cell.method, cell.backbone)
     result = counting.cost(cell.backbone)
     parameters = result["parameters"]
     memory = parameters["total"] - parameters["lora"]
     parameters["without_lora"] = memory
     parameters["percent_without_lora"] = 100 * memory / parameters["backbone"]
-    return {**result, "paper": counted_as_paper(cell.backbone, result["flops"]), **provenance()}
+    return {**result, "paper": counted_as_paper(cell.backbone, result["flops"])}
 
 
-@dataclass(frozen=True)
-class Convention:
-    """The apparent assumptions behind the paper's numbers.
-
-    Attributes:
-        context: encoded tokens: three segments of 512, not the 2,048 of the text.
-        layers: layers of the encoder, on both backbones.
-        compression: tokens per slot.
-        states: memory positions in every layer of the decoder: one block of 128 tokens, or four
-            of 32 slots.
-        question: question tokens.
-        answer: answer tokens; each runs through the decoder and its head.
-    """
-
-    context: int = 1536
-    layers: int = 14
-    compression: int = 4
-    states: int = 128
-    question: int = 30
-    answer: int = 16
+CONTEXT, QUESTION, ANSWER = 1536, 30, 16
+"""Tokens: three segments of 512 are encoded, not the 2,048 of the text. Each answer token runs
+through the decoder and its head."""
+LAYERS = 14
+"""Layers of the encoder, on both backbones."""
+COMPRESSION = 4
+"""Tokens per slot."""
+STATES = 128
+"""Memory positions in every layer of the decoder: one block of 128 tokens, or four of 32 slots."""
 
 
-def convention_flops(shape: PretrainedConfig, assumed: Convention | None = None) -> dict[str, int]:
+def convention_flops(shape: PretrainedConfig) -> dict[str, int]:
     """FLOPs of one query as the paper seems to count them.
 
     Returns:
         `encode` (layers, W_in and keys of each slot, queries of the question), `decode`, `total`.
     """
-    assumed = assumed or Convention()
-    projections = 2 * (assumed.context // assumed.compression) + assumed.question
-    encode = assumed.layers * all_pairs_flops(shape, assumed.context)
+    projections = 2 * (CONTEXT // COMPRESSION) + QUESTION
+    encode = LAYERS * all_pairs_flops(shape, CONTEXT)
     encode += 2 * projections * shape.hidden_size**2
-    decode = generation_flops(shape, assumed.states + assumed.question, assumed.answer)
+    decode = generation_flops(shape, STATES + QUESTION, ANSWER)
     return {"encode": encode, "decode": decode, "total": encode + decode}
 
 

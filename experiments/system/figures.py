@@ -31,15 +31,14 @@ def draw(numbers: Sequence[Number], scale: Scale, title: str, path: Path) -> Non
     panels = _panels(numbers)
     across = min(len(panels), ACROSS)
     down = -(-len(panels) // across)
-    lengths = [len(panel) for panel in panels.values() if not _is_sweep(panel)]
-    height = max(3.0, 1.4 + 0.3 * max(lengths, default=0))
+    still = [panel for panel in panels.values() if not _is_sweep(panel)]
+    height = max(3.0, 1.4 + 0.3 * max(map(len, still), default=0))
     figure, axes = pyplot.subplots(
         down, across, figsize=(2.6 + 2.5 * across, height * down), squeeze=False
     )
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
-    rows = [n.row for panel in panels.values() if not _is_sweep(panel) for n in panel]
-    rows = list(dict.fromkeys(rows))
+    rows = list(dict.fromkeys(n.row for panel in still for n in panel))
     series = list(dict.fromkeys(_series(n) for p in panels.values() if _is_sweep(p) for n in p))
     for place, (axis, (column, panel)) in enumerate(zip(axes.flat, panels.items(), strict=False)):
         axis.set_title(column, fontsize=9)
@@ -88,8 +87,7 @@ def _series(number: Number) -> str:
 
 def _points(axis: Any, panel: list[Number], scale: Scale, rows: list[str], *, named: bool) -> None:
     for number in panel:
-        height = -rows.index(number.row)
-        _mark(axis, number, scale, height, OURS, horizontal=True)
+        _mark(axis, number, scale, -rows.index(number.row), OURS, horizontal=True)
     names = rows if named else [""] * len(rows)
     axis.set_yticks([-i for i in range(len(rows))], names, fontsize=8)
     axis.set_ylim(-len(rows) + 0.4, 0.6)
@@ -132,10 +130,8 @@ def _mark(
     mean, interval = ours
     low, high = interval or (mean, mean)
     spread = [[max(0.0, mean - low)], [max(0.0, high - mean)]]
-    if horizontal:
-        axis.errorbar(mean, place, xerr=spread, fmt="o", color=colour, markersize=5, capsize=2)
-    else:
-        axis.errorbar(place, mean, yerr=spread, fmt="o", color=colour, markersize=5, capsize=2)
+    at, error = ((mean, place), "xerr") if horizontal else ((place, mean), "yerr")
+    axis.errorbar(*at, fmt="o", color=colour, markersize=5, capsize=2, **{error: spread})
 
 
 def draw_against_time(
@@ -151,12 +147,6 @@ def draw_against_time(
 
     Args:
         numbers: rows are like "LABEL, K=4"; there is a column of a score per set of the ablations.
-        scale: the scale.
-        title: what is drawn.
-        path: the picture.
-        labels: the labels of the curves.
-        time: the column of times.
-        size: the column of bytes per token.
     """
     pyplot = pyplot_module()
     count = len(scale.ablation)
@@ -207,8 +197,6 @@ def draw_training(
 
     Args:
         curves: examples seen and loss, by stage (such as "text, windows") and method.
-        methods: the methods, in the order of their colours.
-        path: the picture.
     """
     pyplot = pyplot_module()
     figure, axes = pyplot.subplots(1, len(curves), figsize=(9, 3.6))

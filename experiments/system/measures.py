@@ -9,20 +9,21 @@ from typing import Any
 
 import typer
 
-from experiments.system import answers, convention, learning, losses, search, timing
+from experiments.system import answers, bench, convention, learning, search, timing
 from experiments.system.cells import Cell, results_of
-from experiments.system.scales import Scale
+from experiments.system.scales import Scale, tiny_backbone
 from experiments.system.tables import Study
 from sedem.durable_files import write_text
+from sedem.provenance import provenance
 
 MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
     "answers": answers.answers,
     "constant": answers.constant,
     "budgets": answers.budgets,
-    "memory": losses.memory,
-    "loss": losses.loss,
-    "losses": losses.by_budget,
-    "rank": losses.rank,
+    "memory": learning.memory,
+    "loss": learning.loss,
+    "losses": learning.by_budget,
+    "rank": learning.rank,
     "block-recall": search.block_recall,
     "coarse-search": search.coarse_search,
     "large-banks": search.large_banks,
@@ -31,11 +32,11 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
     "training": learning.training,
     "search": learning.search,
     "probe": learning.probe,
-    "bench": timing.bench,
-    "batches": timing.bench,
-    "memories": timing.bench,
-    "kept": timing.bench,
-    "peers": timing.bench,
+    "bench": bench.bench,
+    "batches": bench.bench,
+    "memories": bench.bench,
+    "kept": bench.bench,
+    "peers": bench.bench,
     "arrivals": timing.arrivals,
     "condition-times": timing.condition_times,
     "preparation": timing.preparation,
@@ -51,13 +52,13 @@ def measure(cell: Cell, scale: Scale, data: Path, study: str, results: Path | No
     """Measure a cell and keep the result in the folder of a study.
 
     Args:
-        cell: a cell without a result.
-        scale: gives sets, recipes and limits.
-        data: folder that the data paths are relative to.
-        study: name of the study.
         results: folder of results; None means the scale's.
     """
-    result = json.dumps(MEASURES[cell.measure](cell, scale, data))
+    if scale.name == "smoke":
+        tiny_backbone()
+    found = MEASURES[cell.measure](cell, scale, data)
+    # The bench and evaluations sign what they measure, since they resume the work of others.
+    result = json.dumps(found if "machine" in found else {**found, **provenance()})
     few_digits = json.loads(result, parse_float=lambda text: float(f"{float(text):.{DIGITS}g}"))
     path = (results or results_of(scale)) / study / f"{cell.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,9 +78,6 @@ def measure_missing(
     A cell shared by several studies is kept in the folder of the first of them.
 
     Args:
-        studies: the studies.
-        scale: the scale.
-        data: folder of the data files.
         only: measure only cells whose name contains this.
         again: also measure cells that have a result, and replace it in its place.
     """

@@ -18,7 +18,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from experiments.system.scales import ROOT, Scale, recipe_exists, tiny_backbone
+from experiments.system.scales import ROOT, Scale, recipe_exists
 from sedem import Document, SeDeM
 from sedem.checkpoint.folder import ADAPTER, EXTRA_ENTRIES, WEIGHTS_FILE, unfinished, write
 from sedem.checkpoint.untrained import untrained
@@ -131,9 +131,7 @@ def full_bank(scale: Scale, questions: str) -> Variant:
 def equal_budget(scale: Scale, compression: int | None = None) -> Variant:
     """SeDeM trained on the same windows and questions, and as many, as a trained baseline.
 
-    Args:
-        scale: gives recipes, with its overrides of the baselines' budgets.
-        compression: C; None means that of the study recipes.
+    C is that of the study recipes if no other is given.
     """
     name = "equal-budget"
     changes: tuple[str, ...] = ()
@@ -180,8 +178,6 @@ def checkpoint(
     """The trained checkpoint of a variant.
 
     Args:
-        variant: the model.
-        scale: gives recipes and budget.
         questions: set that stage 2 is trained for; at smoke and nano one mixture serves all sets.
         data: folder that the recipes' data paths are relative to.
         form: a key of `FORMS`. A model that was trained further has the form of its recipes.
@@ -189,7 +185,8 @@ def checkpoint(
     if variant.adapted:
         return _adapted(variant.adapted, scale, data)
     if variant.further:
-        return _shipped(variant, scale) or _further(variant, scale, data)
+        shipped = scale.shipped.get(variant.backbone or scale.backbones[0])
+        return shipped if variant.main and shipped else _further(variant, scale, data)
     if _has_own_recipes(variant, scale):
         folder = run_of_stage(variant, scale, scale.stages[-1], data) / "final"
     else:
@@ -210,11 +207,6 @@ def run_of_stage(variant: Variant, scale: Scale, stage: str, data: Path) -> Path
     return folder
 
 
-def _shipped(variant: Variant, scale: Scale) -> Path | None:
-    """The checkpoint of a guided model that the scale ships, if there is one."""
-    return scale.shipped.get(variant.backbone or scale.backbones[0]) if variant.main else None
-
-
 def _has_own_recipes(variant: Variant, scale: Scale) -> bool:
     """Whether it is a main model that recipes other than the studies' train, as it is shipped."""
     return variant.main and bool(scale.shipped)
@@ -222,8 +214,6 @@ def _has_own_recipes(variant: Variant, scale: Scale) -> bool:
 
 def _stage(variant: Variant, scale: Scale, stage: str, questions: str, data: Path) -> Path:
     """The checkpoint of a stage of the study recipes."""
-    if scale.name == "smoke":
-        tiny_backbone()
     in_stage2 = replace(BASE, name=variant.name, stage2=variant.stage2)
     if stage == "stage1" and variant == replace(in_stage2, every_block=variant.every_block):
         # A variant that differs only in stage 2 starts from the same memory.
@@ -248,11 +238,8 @@ def recipe_of(variant: Variant, scale: Scale, stage: str, questions: str) -> tup
 
 
 def _overrides(variant: Variant, scale: Scale, stage: str) -> list[str]:
-    own = {
-        "stage1": (*scale.stage1, *variant.stage1),
-        "stage2": (*scale.stage2, *variant.stage2),
-    }
-    return [*scale.overrides, *variant.changes, *own[stage]]
+    own = [*getattr(scale, stage), *getattr(variant, stage)]
+    return [*scale.overrides, *variant.changes, *own]
 
 
 def _further(variant: Variant, scale: Scale, data: Path) -> Path:
@@ -275,9 +262,7 @@ def _further(variant: Variant, scale: Scale, data: Path) -> Path:
 def run_recipe(recipe_file: Path, overrides: list[str]) -> Path:
     """The folder of a SeDeM recipe's run, trained if it is not finished.
 
-    Args:
-        recipe_file: the recipe; its name begins with the stage.
-        overrides: overrides of its values, as `--set` takes them.
+    The name of the file begins with the stage. Overrides are as `--set` takes them.
     """
     kind, train = STAGES[recipe_file.stem.split("-")[0]]
     recipe = load_recipe(kind, recipe_file, overrides)
@@ -332,16 +317,11 @@ def baseline_checkpoint(
     """The trained checkpoint of a baseline: trained on text, then on questions.
 
     Args:
-        method: a trained baseline.
-        scale: gives the recipes.
-        backbone: a backbone of the scale.
         questions: set that it is trained for; at smoke and nano one mixture serves all sets.
         data: folder that the recipes' data paths are relative to.
         setting: which recipe for questions; the text recipe of that name if there is one.
         gold: train only on documents with evidence.
     """
-    if scale.name == "smoke":
-        tiny_backbone()
     start: list[str] = []
     final = Path()
     for stage in ("text", "questions"):
@@ -429,8 +409,6 @@ ADAPTED_STEPS = {"smoke": (2, 2), "nano": (150, 100)}
 
 def _adapted(kind: str, scale: Scale, data: Path) -> Path:
     """The checkpoint of `Variant.adapted`."""
-    if scale.name == "smoke":
-        tiny_backbone()
     backbone = str(_study_entries(scale, "stage1")["model"]["encoder"])
     folder = scale.runs / "adapt"
     if kind == "untrained":

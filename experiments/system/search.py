@@ -40,7 +40,6 @@ from sedem.evaluation.metrics import (
 from sedem.evaluation.run import sample
 from sedem.guidance.confidence import FEATURES, Confidence
 from sedem.method.segments import segment_text
-from sedem.provenance import provenance
 from sedem.quantization import Quantized, join
 from sedem.training.calibration import evidence_features
 
@@ -64,7 +63,7 @@ def block_recall(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         evidence = labels.from_evidence(rows, example.evidence)
         for k, values in recalls.items():
             values.append(recall_at(ranked, evidence, k))
-    return {f"recall@{k}": summarize(values) for k, values in recalls.items()} | provenance()
+    return {f"recall@{k}": summarize(values) for k, values in recalls.items()}
 
 
 def _spans(model: SeDeM, document: Document) -> list[tuple[int, int]]:
@@ -107,7 +106,6 @@ def coarse_search(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         },
         "questions": {"data": Path(asked.source).name, "limit": len(sampled), "seed": 0},
         "checkpoint": folder.name,
-        **provenance(),
     }
 
 
@@ -228,7 +226,6 @@ def large_banks(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         "made": {"runs": RUNS, "noise": NOISE, "seed": 0},
         "questions": {"data": Path(asked.source).name, "limit": limit, "seed": 0},
         "checkpoint": SHIPPED.name,
-        **provenance(),
     }
 
 
@@ -325,7 +322,6 @@ def confidence(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         },
         "questions": {"data": Path(asked.source).name, "seed": 0},
         "checkpoint": folder.name,
-        **provenance(),
     }
 
 
@@ -334,9 +330,7 @@ def measure_confidence(part: Confidence, features_BF: Tensor, present_B: Tensor)
     """Metrics of a confidence, each with its interval over questions.
 
     Args:
-        part: the confidence.
         features_BF: features of questions, alternately with and without the evidence.
-        present_B: whether the evidence is there.
     """
     confidence_B = part(features_BF)
     measures: dict[str, Measure] = {

@@ -86,8 +86,6 @@ def entries(row: str, cell: Cell | None, *columns: tuple[Any, ...]) -> list[Numb
     """Several entries of one result, in one row.
 
     Args:
-        row: label of the row.
-        cell: the measurement.
         columns: the column and the metric; then, if they are not the defaults, decimals and
             divisor.
     """
@@ -108,11 +106,7 @@ def scores(
     """Scores of the answers to one set, one column per metric.
 
     Args:
-        row: label of the row.
         title: title of the set; the metric's name follows it. If empty, the metric stands alone.
-        cell: the answers.
-        metrics: keys of `SCORES`.
-        paper: the paper's numbers by metric.
     """
     printed = paper or {}
     return [
@@ -135,8 +129,8 @@ class Study:
         title: what it shows, and which table or figure of the paper it is.
         numbers: its numbers at a scale.
         note: what a reader must know.
-        about: describes what was measured, from the one result of a study of times. It is shown
-            with the machine above the table.
+        about: describes what was measured, with entries of the one result of a study of times in
+            braces. It is shown with the machine above the table.
         drawn: a column is drawn if its name contains one of these; empty means all columns.
         render: writes the block of a page, if it is more than the table of the numbers.
         draw: draws the picture, if it differs from that of the numbers.
@@ -146,7 +140,7 @@ class Study:
     title: str
     numbers: Callable[[Scale], list[Number]]
     note: str = ""
-    about: Callable[[Mapping[str, Any]], str] | None = None
+    about: str = ""
     drawn: tuple[str, ...] = ()
     render: Callable[[Scale], str] | None = None
     draw: Callable[[Study, Scale, Path], None] | None = None
@@ -177,13 +171,13 @@ class Study:
 
     def measured(self, scale: Scale) -> str:
         """Where and what was measured; empty if the study does not state it, or was not run."""
-        if self.about is None:
+        if not self.about:
             return ""
         (cell,) = self.cells(scale)
         result = cell.read(scale)
         if result is None:
             return ""
-        return f"{made_on(result)}. {self.about(result)} {load_of(result)}".rstrip()
+        return f"{made_on(result)}. {self.about.format(**result)} {load_of(result)}".rstrip()
 
     def plot(self, scale: Scale, path: Path) -> None:
         """Draw the picture."""
@@ -198,8 +192,10 @@ class Study:
 
 
 def study(title: str, note: str = "", **fields: Any) -> Callable[[Any], Study]:
-    """A study of the numbers that a function returns; the study has the function's name."""
-    return lambda numbers: Study(numbers.__name__, title, numbers, note, **fields)
+    """A study of the numbers that a function yields; the study has the function's name."""
+    return lambda numbers: Study(
+        numbers.__name__, title, lambda scale: [*numbers(scale)], note, **fields
+    )
 
 
 def markdown_table(rows: Sequence[Sequence[str]]) -> str:
@@ -213,9 +209,7 @@ def made_on(result: Mapping[str, Any], device: str = "processor", dtype: str = "
     """Machine and versions of a result.
 
     Args:
-        result: a result with the records of `sedem.provenance`.
         device: the machine entry to name: "processor", or "device" for a GPU.
-        dtype: the data type used; empty leaves it out.
     """
     machine = result["machine"]
     parts = [machine[device], f"{machine['cores']} cores", f"{machine['threads']} threads", dtype]

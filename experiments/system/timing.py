@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from experiments.system.cells import Cell, checkpoint_of, examples_of
-from experiments.system.models import guided_model, main_model
 from experiments.system.scales import Scale
 from sedem import Decoding, SeDeM
 from sedem.answering.prompts import answer_ids, question_ids
@@ -30,181 +29,10 @@ from sedem.bench.contexts import context, source
 from sedem.config import DEFAULT_MODEL, Condition
 from sedem.data import labels
 from sedem.data.examples import Example, ExampleSet
-from sedem.evaluation.registry import METHODS as EVERY
 from sedem.method.segments import Segments, segment_text
-from sedem.provenance import provenance
 from sedem.quantization import Quantized
 from sedem.training.block_dataset import BlockDataset
 from sedem.types import Document
-
-# What `sedem bench` measures at each scale: times, memory and floors, never quality
-
-CONTEXTS = {
-    "smoke": (64,),
-    "nano": (512, 2048, 32768),
-    "gpu": (1280, 5120, 32768),
-    "paper": (1280, 5120, 32768, 131072, 1048576),
-}
-"""Context lengths in tokens."""
-METHODS = {
-    "smoke": ("sedem", "full-context"),
-    # LongLLMLingua reads the whole context for each question: minutes of a CPU at 32,768 tokens.
-    "nano": ("sedem", "full-context", "bm25"),
-    "gpu": ("sedem", "full-context", "bm25"),
-}
-"""Methods; a scale without an entry measures all of them."""
-PEERS = {"nano": ("hf", "hf-compiled", "hf-prefix"), "gpu": ("hf", "hf-prefix")}
-"""Peers of the methods."""
-PEER_CONTEXTS = {"nano": (1024,)}
-"""Context lengths at which every method of `sedem eval --list` is timed, trained ones too."""
-ANSWER_TOKENS = {"smoke": 3, "nano": 17, "gpu": 33, "paper": 33}
-SHAPES = ("llama-3.2-1b", "llama-3.2-3b")
-"""Shapes timed on random weights at gpu and paper scale: speed does not depend on weights."""
-BLOCKS = {"nano": (1000, 10_000), "gpu": (1000, 10_000, 100_000), "paper": (1000, 10_000, 100_000)}
-"""Sizes of the synthetic banks that are scored."""
-SEDEM_CONTEXTS = {"smoke": (64,), "nano": (8192,), "gpu": (32768,), "paper": (32768,)}
-"""Context lengths at which SeDeM is timed alone."""
-BATCHES = {"smoke": (1, 2), "nano": (1, 8, 64), "gpu": (1, 8, 64), "paper": (1, 8, 64)}
-"""Numbers of questions asked of one bank together."""
-KEPT_CONTEXTS = {
-    "smoke": (64,),
-    "nano": (256, 1024, 4096, 16384),
-    "paper": (256, 1024, 4096, 16384, 65536),
-}
-"""Context lengths at which kept keys and values are compared. The first has as much text as the K
-blocks that SeDeM reads."""
-KEPT_PEERS = ("text-blocks", "hf-prefix")
-NEVER = "never"
-SLOT_TYPES = ("bfloat16", "int8", "fp8")
-"""Types of stored slots."""
-
-
-def bench_cells(scale: Scale, kind: str = "bench") -> dict[str, Cell]:
-    """The bench of the scale's main model, or of the paper's shapes, by name for tables."""
-    if scale.name in ("gpu", "paper"):
-        return {shape: Cell(kind, backbone=shape) for shape in SHAPES}
-    # The bench of all methods times the model that people install.
-    model = guided_model(scale) if kind == "bench" else main_model(scale)
-    return {scale.backbones[0]: Cell(kind, variant=model)}
-
-
-def bench(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
-    """Run the bench; a killed run resumes after its last finished context.
-
-    - bench: times and memory of the scale's methods.
-    - batches: SeDeM's questions per second.
-    - memories: SeDeM by type of the stored slots.
-    - kept: what is kept of blocks, and when it pays off.
-    - peers: every method, with its speed-up over the full context.
-    """
-    from experiments.bench.run import run_bench
-    from sedem.bench.plan import Plan
-
-    kind = cell.measure
-    checkpoint = None if cell.variant is None else checkpoint_of(cell, scale, data)
-    methods = {"bench": METHODS.get(scale.name, tuple(EVERY)), "peers": tuple(EVERY)}
-    peers = {"bench": PEERS.get(scale.name, ()), "kept": KEPT_PEERS}
-    blocks = BLOCKS.get(scale.name, ()) if kind == "bench" else ()
-    contexts: Mapping[str, Mapping[str, tuple[int, ...]]] = {
-        "bench": CONTEXTS, "peers": PEER_CONTEXTS, "kept": KEPT_CONTEXTS
-    }  # fmt: skip
-    # Joint blocks cannot be kept. Times do not depend on how a model was trained.
-    keeping = {"kept": ("cold", "warm"), "block_context": "independent", "k": 2}
-    plan = Plan(
-        methods=methods.get(kind, ("sedem",)),
-        contexts=contexts.get(kind, SEDEM_CONTEXTS)[scale.name],
-        batches=BATCHES[scale.name] if kind == "batches" else (),
-        memory=SLOT_TYPES if kind == "memories" else ("bfloat16",),
-        checkpoint=str(checkpoint or DEFAULT_MODEL),
-        backbone=cell.backbone or None,
-        runs=1 if scale.name == "smoke" else 20,
-        answer_tokens=ANSWER_TOKENS[scale.name] if kind != "kept" else ANSWER_TOKENS["smoke"],
-        online=kind != "kept",
-        **(keeping if kind == "kept" else {}),
-    )
-    out = scale.runs / "bench" / cell.name
-    result = run_bench(plan, out, peers=peers.get(kind, ()), blocks=blocks)
-    # Checkpoint folders differ between machines; the result contains the digest of the weights.
-    result["settings"]["checkpoint"] = None if checkpoint is None else checkpoint.name
-    if kind == "peers":
-        result["times_sooner"] = times_sooner(result["results"])
-    if kind == "kept":
-        result["worth"] = worth(result["results"])
-    return result
-
-
-def worth(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The benefit of kept keys and values, by context length.
-
-    Args:
-        results: results of the bench, by method and context length.
-
-    Returns:
-        `ratio` (time to the first token over that of SeDeM with everything kept, by method),
-        `hit_rate` (share of blocks found from which keeping is faster, in percent) and `questions`
-        (after which warming the whole bank has paid off); the last two may be "never".
-    """
-    found = {}
-    for tokens, warm in results["sedem-warm"].items():
-        times = {n: rows[tokens]["prebuilt_ttft_ms"]["median"] for n, rows in results.items()}
-        cold, hit = times["sedem"], times["sedem-warm"]
-        share = break_even_hit_rate(cold, warm["missed_ttft_ms"]["median"], hit)
-        questions = questions_to_pay(warm["warm_ms"]["median"], cold, hit)
-        found[tokens] = {
-            "ratio": {name: time / hit for name, time in times.items()},
-            "hit_rate": NEVER if share is None else 100 * share,
-            "questions": NEVER if questions is None else questions,
-        }
-    return found
-
-
-def break_even_hit_rate(cold: float, missed: float, found: float) -> float | None:
-    """The share of blocks found from which keeping is faster than not keeping.
-
-    With a share h, an answer takes h * found + (1 - h) * missed.
-
-    Args:
-        cold: time of an answer if nothing is ever kept.
-        missed: time if no block is found, and all are computed and kept.
-        found: time if every block is found.
-
-    Returns:
-        The share, from 0 to 1; None if keeping is never faster.
-    """
-    if missed <= cold:
-        return 0.0
-    if found > cold:
-        return None
-    return (missed - cold) / (missed - found)
-
-
-def questions_to_pay(warming: float, cold: float, found: float) -> float | None:
-    """The number of questions after which warming a whole bank has saved its own time.
-
-    Args:
-        warming: time to compute all blocks ahead.
-        cold: time of an answer if nothing is ever kept.
-        found: time if every block is found.
-
-    Returns:
-        The number; None if an answer is not faster.
-    """
-    return warming / (cold - found) if found < cold else None
-
-
-def times_sooner(results: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Speed-up of the time to the first token over full context, by method and clock."""
-    medians: dict[str, dict[str, float]] = {}
-    for method, found in results.items():
-        (figures,) = found.values()
-        clocks = ("online", "prebuilt")
-        medians[method] = {clock: figures[f"{clock}_ttft_ms"]["median"] for clock in clocks}
-    reference = medians["full-context"]
-    return {
-        method: {clock: reference[clock] / ms for clock, ms in own.items()}
-        for method, own in medians.items()
-    }
-
 
 # Questions arriving at random times: a running batch compared with static batches. In static
 # batches, the questions that wait when a batch ends are answered in the next one. Both ways answer
@@ -255,7 +83,6 @@ def arrivals(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         "rows": model.engine.batch_size,
         "seed": SEED,
         "load_average": os.getloadavg()[0],
-        **provenance(model.device),
     }
 
 
@@ -344,7 +171,6 @@ def condition_times(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
             for condition in conditions
         },
         "questions": len(examples),
-        **provenance(),
     }
 
 
@@ -360,9 +186,7 @@ class PreparedExample:
     Attributes:
         documents: segments, blocks and slots of each document.
         evidence: whether each block contains evidence.
-        question: encoder tokens of the question.
-        prefix: decoder tokens of the prompt.
-        answer: decoder tokens of the answer.
+        question: tokens of the encoder; `prefix` and `answer` are the decoder's.
     """
 
     documents: list[tuple[Segments, list[BlockRow], torch.Tensor]]
@@ -444,7 +268,6 @@ def preparation(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
             for name, own in seconds.items()
         },
         "load_average": os.getloadavg()[0],
-        **provenance(),
     }
 
 
@@ -492,7 +315,7 @@ def bank_size(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
             }
             commits += 1
     of_commit = DOCUMENTS * BLOCKS_OF_ONE
-    return {"sizes": found, "slots": SLOTS, "commit_blocks": of_commit, **provenance()}
+    return {"sizes": found, "slots": SLOTS, "commit_blocks": of_commit}
 
 
 def _commit(store: BankFile, number: int) -> float:

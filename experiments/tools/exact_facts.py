@@ -17,11 +17,10 @@ from sedem.data.articles import paragraphs, read_articles
 from sedem.data.custom_questions import to_entry
 from sedem.data.facts import generate
 
-OUTPUT = FACTS
 EXAMPLES, FILLERS, SEED = 1000, 300, 0
 
 
-def make(articles: Path, output: Path = OUTPUT) -> list[str]:
+def make(articles: Path) -> list[str]:
     """Write the file; return the titles of the articles it quotes."""
     pool = [
         (title, paragraph)
@@ -31,7 +30,7 @@ def make(articles: Path, output: Path = OUTPUT) -> list[str]:
     chosen = sorted(random.Random(SEED).sample(range(len(pool)), FILLERS))
     fillers = [pool[index][1] for index in chosen]
     examples = generate("evaluation", EXAMPLES, fillers, seed=SEED).examples
-    with lzma.open(output, "wt", encoding="utf-8", preset=9 | lzma.PRESET_EXTREME) as file:
+    with lzma.open(FACTS, "wt", encoding="utf-8", preset=9 | lzma.PRESET_EXTREME) as file:
         for example in examples:
             file.write(json.dumps(to_entry(example), ensure_ascii=False) + "\n")
     return sorted({pool[index][0] for index in chosen})

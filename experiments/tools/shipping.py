@@ -65,25 +65,13 @@ def ship(
 
 
 def ship_sedem(trained: Path, place: Path) -> None:
-    """Write SeDeM with its backbone, with matrices as int8 rows.
-
-    Args:
-        trained: the final checkpoint of its last recipe.
-        place: folder of the small checkpoint.
-    """
+    """Write SeDeM with its backbone, with matrices as int8 rows."""
     model = SeDeM.from_pretrained(trained, device="cpu", engine="eager")
     model.save_pretrained(place, with_backbone=True, int8=True)
 
 
 def ship_baseline(method: str, run: Path, rank: int, place: Path) -> None:
-    """Write a trained baseline without its backbone, together with a card.
-
-    Args:
-        method: the baseline.
-        run: output of its last training.
-        rank: rank of every update of a frozen matrix.
-        place: folder of the small checkpoint.
-    """
+    """Write a trained baseline without its backbone, together with a card."""
     trained = reader_class(method).from_pretrained(run / "final")
     small = shrunk(trained, open_backbone(str(SHIPPED / "backbone")), rank)
     small.save_pretrained(place, int8=True)
@@ -91,12 +79,7 @@ def ship_baseline(method: str, run: Path, rank: int, place: Path) -> None:
 
 
 def card(small: TrainedReader, run: Path) -> str:
-    """The model card of a small checkpoint.
-
-    Args:
-        small: the reader.
-        run: output of its last training.
-    """
+    """The model card of a small checkpoint."""
     rows: list[str] = []
     before: Path | None = run
     while before is not None:
@@ -130,8 +113,6 @@ def shrunk(trained: TrainedReader, backbone: Backbone, rank: int) -> TrainedRead
 
     Args:
         trained: has adapters of a larger rank, or is a Beacon with projections of its own.
-        backbone: the frozen one, without adapters.
-        rank: rank of every update.
 
     Raises:
         ConfigError: the adapters' alpha would not be an integer at this rank.

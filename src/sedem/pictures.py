@@ -35,12 +35,7 @@ def pyplot_module() -> Any:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a figure without its date and creator, and close it.
-
-    Args:
-        figure: from `pyplot_module`.
-        path: the file; its suffix sets the format.
-    """
+    """Write a figure without its date and creator, and close it."""
     from matplotlib.layout_engine import PlaceHolderLayoutEngine
 
     is_svg = path.suffix == ".svg"

@@ -7,19 +7,18 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.bench import run
-from experiments.bench.details import EncoderLayers
-from experiments.bench.floors import Ceilings
-from experiments.bench.peers import PEERS, QUESTION_ROOM
-from experiments.bench.run import run_bench
+from experiments.system import bench
+from experiments.system.bench import EncoderLayers, run_bench, worth
+from experiments.system.floors import Ceilings
+from experiments.system.peers import PEERS, QUESTION_ROOM
 from sedem import Answer, Document, SeDeM
 from sedem.answering.prompts import question_ids
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
-from sedem.bench.measure import Subject
 from sedem.bench.memory import measure_memory
 from sedem.bench.plan import Plan
-from sedem.bench.table import lines
+from sedem.bench.report import lines
+from sedem.bench.subjects import Subject
 from sedem.engine.interface import AnswerInputs
 from sedem.evaluation.config import MethodSettings
 from sedem.evaluation.readers import open_full_context
@@ -41,7 +40,7 @@ def peer(name: str, checkpoint: str, **settings: Any) -> Subject:
 def test_rows_have_floors_and_large_banks_are_scored(
     tiny_checkpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "measure_ceilings", lambda device, dtype: Ceilings(1e10, 1e11))
+    monkeypatch.setattr(bench, "measure_ceilings", lambda device, dtype: Ceilings(1e10, 1e11))
     plan = Plan(
         methods=("sedem", "full-context"), contexts=(64, 600), checkpoint=tiny_checkpoint, runs=2,
         answer_tokens=4, device="cpu", kept=("cold", "warm"), block_context="independent",
@@ -164,3 +163,27 @@ def test_blocks_of_text_are_independent_blocks_from_the_first_layer(
     with reader.engine.open_rows(1) as rows:
         logits_1V = rows.join([0], [start], [1])
         torch.testing.assert_close(logits_1V, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("cold", "missed", "found", "rate"),
+    [
+        (10, 12, 4, 25.0),
+        (10, 10, 4, 0.0),
+        (10, 9, 4, 0.0),
+        (10, 16, 10, 100.0),
+        (10, 16, 11, "never"),
+    ],
+)
+def test_keeping_is_worth_it_from_some_share_of_blocks_found(
+    cold: float, missed: float, found: float, rate: float | str
+) -> None:
+    def row(ttft: float, **more: float) -> dict[str, Any]:
+        medians = {"prebuilt_ttft_ms": ttft, **more}
+        return {"512": {name: {"median": value} for name, value in medians.items()}}
+
+    warm = row(found, missed_ttft_ms=missed, warm_ms=60)
+    shown = worth({"sedem": row(cold), "sedem-warm": warm})["512"]
+    assert shown["hit_rate"] == rate
+    assert shown["questions"] == ("never" if found >= cold else 60 / (cold - found))
+    assert shown["ratio"] == {"sedem": cold / found, "sedem-warm": 1.0}

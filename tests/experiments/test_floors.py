@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-from experiments.bench import floors as floors_module
-from experiments.bench.floors import Ceilings, Work, busy, floors, sedem_work, text_work
+from experiments.system.floors import Ceilings, Work, busy, floors, sedem_work, text_work
 from sedem import Document, SeDeM
 from sedem.answering.decoding import Decoding
 from sedem.answering.prompts import question_ids
-from sedem.bank.keys import cache_dtype, key_index
+from sedem.bank.keys import key_index
 from sedem.engine import int8
 from sedem.engine.open import open_engine
 from sedem.evaluation.cost import layer_flops
@@ -27,20 +25,14 @@ def last_layer(tokens: int, before: int = 0) -> int:
     return keys_and_values + query_and_out + attention + 2 * 3 * width * inner
 
 
-def test_a_stage_takes_the_longer_of_its_flops_and_its_bytes() -> None:
-    ceilings = Ceilings(bytes_per_s=100.0, flops_per_s=1000.0)
-    assert Work(2000, 50).seconds(ceilings) == 2.0
-    assert Work(2000, 500).seconds(ceilings) == 5.0
-
-
-def test_floors_are_sums_over_stages() -> None:
+def test_a_stage_takes_the_longer_of_its_flops_and_its_bytes_and_stages_add_up() -> None:
     work = {
         "read": [Work(0, 100)],
-        "first": [Work(20, 0)],
+        "first": [Work(20, 10)],
         "answer": [Work(0, 10), Work(30, 0)],
-        "token": [Work(0, 5)],
+        "token": [Work(1, 5)],
     }
-    found = floors(work, 50, Ceilings(100.0, 100.0))
+    found = floors(work, 50, Ceilings(bytes_per_s=100.0, flops_per_s=100.0))
     assert found["online_ttft_ms"] == pytest.approx(1600)
     assert found["prebuilt_ttft_ms"] == pytest.approx(400)
     assert found["decode_tok_s"] == pytest.approx(20)
@@ -59,6 +51,8 @@ def test_sedems_work_counts_each_weight_where_it_is_needed(
     head = model.decoder.model.get_output_embeddings().weight.numel() * 4
     (read,) = work["read"]
     selecting, restoring, prefill = work["answer"]
+    keys = key_index(bank, model.selector).cached
+    assert keys is not None
     assert read.bytes == 3 * layer + model.compressor.w_in.weight.numel() * 4
     # Keys are computed for the first question and cached.
     (first,) = work["first"]
@@ -66,7 +60,8 @@ def test_sedems_work_counts_each_weight_where_it_is_needed(
     assert first.flops == 2 * slots * key_weights.numel()
     assert first.bytes == 4 * key_weights.numel() + bank.memory_bytes
     beside = sum(p.numel() for p in model.selector.parameters()) - key_weights.numel()
-    assert selecting.bytes == 3 * layer + 4 * (beside + slots * len(key_weights))
+    # Keys count in the type of their cache.
+    assert selecting.bytes == 3 * layer + 4 * beside + keys.nbytes
     assert restoring.bytes == sum(p.numel() for p in model.decompressor.parameters()) * 4
     assert prefill.bytes == 4 * layer + head
     # Two layers read the prompt, one also the states, and the last only its last position.
@@ -116,19 +111,6 @@ def test_a_step_of_int8_matrices_reads_their_bytes(
     assert 0 < rounded.flops < full.flops
     for stage in ("read", "first", "answer"):
         assert found["int8"][stage] == found["full"][stage]
-
-
-def test_keys_are_counted_in_the_type_of_the_cache(
-    model: SeDeM, documents: list[Document], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bank = model.read(documents)
-    answer = model.answer(bank, "Rent?", k=2, decoding=ONE)
-    on_cpu = sedem_work(model, answer, "Rent?")["answer"][0].bytes
-    cached = key_index(bank, model.selector).cached
-    assert cached is not None and cached.values.dtype == cache_dtype(cached.values.device)
-    monkeypatch.setattr(floors_module, "cache_dtype", lambda device: torch.bfloat16)
-    on_gpu = sedem_work(model, answer, "Rent?")["answer"][0].bytes
-    assert on_cpu - on_gpu == cached.nbytes / 2
 
 
 def test_a_text_readers_work_is_its_whole_prompt(model: SeDeM, documents: list[Document]) -> None:

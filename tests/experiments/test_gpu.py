@@ -15,8 +15,8 @@ from experiments.gpu import (
     CANDIDATE,
     GPU,
     TIMES,
+    GpuWork,
     Step,
-    Work,
     app,
     candidate_overrides,
     gpu_scale,
@@ -58,7 +58,7 @@ def test_steps_run_at_once_after_what_they_need_or_alone(
         shell("writing", "echo > pipe"),
         shell("alone", "test -e reading && test -e writing", alone=True),
     ]
-    failed = run_missing(Work(tmp_path, FIXTURES, 1.0, True, "cpu", 3), chosen, 1.0)
+    failed = run_missing(GpuWork(tmp_path, FIXTURES, 1.0, True, "cpu", 3), chosen, 1.0)
     (name,) = failed
     assert name.startswith("broken") and "nothing" in failed[name]
     left = [step.made.name for step in chosen if step.state(tmp_path) != "done"]
@@ -76,7 +76,7 @@ def test_a_machine_without_a_gpu_is_refused_in_one_sentence(
 
 
 def test_the_steps_are_tests_parity_bench_the_candidate_and_the_study(tmp_path: Path) -> None:
-    found = steps(Work(tmp_path, FIXTURES, 1.0, False, "cuda", 8))
+    found = steps(GpuWork(tmp_path, FIXTURES, 1.0, False, "cuda", 8))
     names = [step.name for step in found]
     assert len(set(names)) == len(names)
     before: set[Path] = set()

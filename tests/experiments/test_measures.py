@@ -7,16 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from experiments.bench import run
 from experiments.pages import STUDIES
-from experiments.system import cells, measures
+from experiments.system import bench, cells, measures
 from experiments.system.cells import Cell
 from experiments.system.measures import MEASURES, measure, measure_missing
 from experiments.system.scales import ROOT, SMOKE
-from experiments.system.timing import break_even_hit_rate, questions_to_pay
 
 FIXTURES = ROOT / "tests" / "fixtures"
-CEILINGS = cache(run.measure_ceilings)
+CEILINGS = cache(bench.measure_ceilings)
 """What the machine can do, measured once and not in every bench; it takes seconds."""
 
 
@@ -50,7 +48,7 @@ def test_a_kind_is_measured_and_drawn_at_smoke_scale(
     kind: str, smoke_runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(smoke_runs)
-    monkeypatch.setattr(run, "measure_ceilings", CEILINGS)
+    monkeypatch.setattr(bench, "measure_ceilings", CEILINGS)
     name, cell = KINDS[kind]
     measure(cell, SMOKE, FIXTURES, name)
     shown = [number for number in STUDIES[name].numbers(SMOKE) if number.cell == cell]
@@ -65,7 +63,9 @@ def test_a_result_lies_in_the_folder_of_the_first_study_and_is_measured_once(
     monkeypatch.chdir(tmp_path)
     first, second = STUDIES["parameters"], STUDIES["parameter_overhead"]
     monkeypatch.setitem(
-        measures.MEASURES, "cost", lambda cell, scale, data: {"digits": 0.123456789}
+        measures.MEASURES,
+        "cost",
+        lambda cell, scale, data: {"digits": 0.123456789, "machine": "Abacus"},
     )
     measure_missing([first, second], SMOKE, FIXTURES)
     folder = cells.results_of(SMOKE)
@@ -76,20 +76,9 @@ def test_a_result_lies_in_the_folder_of_the_first_study_and_is_measured_once(
     assert {path.stem for path in (folder / "parameter_overhead").iterdir()} == rest
 
     path = shared[0].path(SMOKE)
-    assert path is not None and path.read_text() == '{"digits":0.123457}\n'
+    assert path is not None and path.read_text() == '{"digits":0.123457,"machine":"Abacus"}\n'
     path.write_text("{}")
     measure_missing([second], SMOKE, FIXTURES, only=shared[0].name)
     assert path.read_text() == "{}"
     measure_missing([second], SMOKE, FIXTURES, only=shared[0].name, again=True)
     assert shared[0].path(SMOKE) == path and path.read_text() != "{}"
-
-
-@pytest.mark.parametrize(
-    ("cold", "missed", "found", "share"),
-    [(10, 12, 4, 0.25), (10, 10, 4, 0.0), (10, 9, 4, 0.0), (10, 16, 10, 1.0), (10, 16, 11, None)],
-)
-def test_keeping_is_worth_it_from_some_share_of_blocks_found(
-    cold: float, missed: float, found: float, share: float | None
-) -> None:
-    assert break_even_hit_rate(cold, missed, found) == share
-    assert questions_to_pay(60, cold, found) == (None if found >= cold else 60 / (cold - found))

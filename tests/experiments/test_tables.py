@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from experiments.speed import arrivals, preparation
 from experiments.system import cells, paper
 from experiments.system.cells import Cell
 from experiments.system.models import Variant
@@ -38,15 +37,11 @@ def test_ours_stands_over_the_papers_with_interval_and_difference(
     assert table.splitlines()[2] == "| row | 14.8 (12.9-16.6)<br>paper 20, -5.2 |"
 
 
-def test_what_was_not_measured_is_said_and_shows_no_number(one_cell: Callable[..., Study]) -> None:
+def test_what_was_not_measured_at_a_scale_shows_no_number(one_cell: Callable[..., Study]) -> None:
     assert one_cell(None).markdown(NANO).splitlines()[2] == f"| row | {NOT_RUN}<br>paper 20 |"
     assert one_cell(None, None).markdown(NANO).splitlines()[2] == f"| row | {NOT_RUN} |"
-
-
-def test_a_result_of_one_scale_never_shows_at_another(one_cell: Callable[..., Study]) -> None:
-    shown = one_cell({"f1": {"mean": 14.84, "interval": [12.9, 16.6]}})
-    assert NOT_RUN in shown.markdown(PAPER)
-    assert NOT_RUN in shown.markdown(SMOKE)
+    elsewhere = one_cell({"f1": {"mean": 14.84, "interval": [12.9, 16.6]}})
+    assert NOT_RUN in elsewhere.markdown(PAPER) and NOT_RUN in elsewhere.markdown(SMOKE)
 
 
 def test_a_text_stands_as_it_is_and_parts_are_added(one_cell: Callable[..., Study]) -> None:
@@ -73,20 +68,6 @@ MACHINE = {
 }
 
 
-@pytest.fixture
-def write_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Stores a result as that of the one cell of a study."""
-    monkeypatch.setattr(cells, "RESULTS", tmp_path)
-
-    def write(study: Study, result: dict[str, object]) -> None:
-        (cell,) = study.cells(NANO)
-        path = tmp_path / "nano" / study.name / f"{cell.name}.json"
-        path.parent.mkdir(parents=True)
-        path.write_text(json.dumps(result))
-
-    return write
-
-
 def test_where_it_was_measured_is_said_for_each_kind_of_result() -> None:
     assert made_on(MACHINE) == "Abacus, 2 cores, 1 threads; torch 2, transformers 5"
     on_gpu = "Slide rule, 2 cores, 1 threads, bfloat16; torch 2, transformers 5"
@@ -95,36 +76,3 @@ def test_where_it_was_measured_is_said_for_each_kind_of_result() -> None:
     assert load_of({"load_average": 1.25}) == "Load of the machine: 1.2."
     ends = load_of({"load_average": [0.5, 1.5]})
     assert ends == "Load of the machine: 0.5 at the start, 1.5 at the end."
-
-
-def test_a_table_of_arrivals_says_what_was_asked_and_when_the_first_token_came(
-    write_result: Callable[..., None],
-) -> None:
-    assert arrivals.markdown(NANO).startswith("| | tokens a second | median TTFT, ms |")
-    figures = {"tokens_s": 15.3, "ttft_median_ms": 357, "ttft_p99_ms": 722, "end_mean_ms": 2060}
-    asked = {"questions": 64, "rounds": 3, "tokens": 2048, "rows": 16, "seed": 0}
-    rates = {"2": {"running batch": figures}}
-    write_result(arrivals, {**MACHINE, **asked, "load_average": 10.3, "rates": rates})
-    about, table = arrivals.markdown(NANO).split("\n\n")
-    assert about.startswith("Abacus, 2 cores, 1 threads; torch 2, transformers 5. 64 questions")
-    assert "a context of 2,048 tokens, up to 16 at once, seed 0; medians of 3 rounds" in about
-    assert about.endswith("to its first token. Load of the machine: 10.3.")
-    assert "| 2 a second, running batch | 15.3 | 357 | 722 | 2,060 |" in table.splitlines()
-    assert NOT_RUN in table
-
-
-def test_a_table_of_preparation_says_what_was_prepared(write_result: Callable[..., None]) -> None:
-    ways = {"one by one": 18.0, "together": 6.0, "from disk": 0.1}
-    found = {
-        "examples": 300,
-        "tokens": 478651,
-        "bytes": 13264.4,
-        "milliseconds": ways,
-        "times_sooner": {way: 18.0 / time for way, time in ways.items()},
-    }
-    write_result(preparation, {**MACHINE, **found, "load_average": 5.6})
-    about, table = preparation.markdown(NANO).split("\n\n")
-    assert "300 examples of 478,651 tokens in all; medians of processor time" in about
-    assert about.endswith("Load of the machine: 5.6.")
-    assert "| together | 6.00 | 3.0 | 13,264 |" in table.splitlines()
-    assert "| one by one | 18.00 | 1.0 |  |" in table.splitlines()

@@ -2,44 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from itertools import product
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 from pydantic import TypeAdapter
 
-from sedem.baselines.full_context import FullContext
-from sedem.baselines.registry import TRAINED
-from sedem.bench.cold_start import measure_cold_start
 from sedem.bench.contexts import context, source
-from sedem.bench.keeping import WarmSedem, open_keeping
-from sedem.bench.measure import Bench, Detail, Subject
-from sedem.bench.plan import FULL, Plan
-from sedem.bench.random_weights import write_random_checkpoint
-from sedem.demo import QUESTIONS
-from sedem.errors import ConfigError
-from sedem.evaluation.config import MethodSettings
-from sedem.evaluation.readers import BoundSedem
-from sedem.evaluation.registry import (
-    decoding_of,
-    default_checkpoint,
-    has_selection_budget,
-    open_method,
-)
+from sedem.bench.measure import WARM_UP, Detail, measure
+from sedem.bench.plan import Plan
+from sedem.bench.subjects import Opener, checkpoint_of, open_subjects
+from sedem.errors import ConfigError, SedemError
 from sedem.evaluation.results import Signatures, claim, write_json
 from sedem.evaluation.run import Progress
-from sedem.quantization import BFLOAT16
+from sedem.model import SeDeM
+from sedem.types import Document
 from sedem.untrusted import read_json
 
-NO_TOKEN = -1
-"""An end token that no model generates, so that every answer has its full length."""
 DOCUMENT = "bench.json"
-Opener = Callable[[MethodSettings], Subject]
 _ROWS = TypeAdapter(dict[str, dict[str, Any]])
 
 
@@ -70,7 +58,6 @@ def run_bench(
     Raises:
         SedemError: something cannot be opened or measured.
     """
-    peers = peers or {}
     settings = {**plan.settings(), **({"peers": list(peers)} if peers else {})}
     with nullcontext(out) if out else tempfile.TemporaryDirectory() as folder:
         results = Path(str(folder))
@@ -78,14 +65,11 @@ def run_bench(
         kept = sorted(file.name for file in results.glob("context-*.json"))
         signatures = Signatures(results, kept, DOCUMENT, plan.place)
         load = [os.getloadavg()[0]]
+        files = {tokens: results / f"context-{tokens}.json" for tokens in plan.contexts}
         with checkpoint_of(plan) as checkpoint:
             subjects, left_out = open_subjects(plan, checkpoint, peers)
-            bench = Bench(
-                QUESTIONS, plan.batches, plan.answer_tokens, plan.runs, plan.place, plan.online,
-                detail,
-            )  # fmt: skip
-            missing = [n for n in plan.contexts if not _file(results, n).is_file()]
-            done, steps = 0, len(missing) * len(subjects) * bench.rounds
+            missing = {tokens: file for tokens, file in files.items() if not file.is_file()}
+            done, steps = 0, len(missing) * len(subjects) * (WARM_UP + plan.runs)
 
             def tick() -> None:
                 nonlocal done
@@ -95,15 +79,16 @@ def run_bench(
 
             backbone = next(s.backbone for s in subjects if s.backbone is not None)
             text, _ = source(plan.text)
-            for tokens in missing:
-                rows = bench.measure(subjects, context(text, backbone, tokens), tick)
-                signatures.sign(_file(results, tokens).name)
-                write_json(_file(results, tokens), rows)
+            for tokens, file in missing.items():
+                documents = context(text, backbone, tokens)
+                rows = measure(plan, subjects, documents, tick, detail)
+                signatures.sign(file.name)
+                write_json(file, rows)
             cold = measure_cold_start(str(checkpoint), plan.engine) if plan.cold_start else None
             del subjects
         by_method: dict[str, Any] = {}
-        for tokens in plan.contexts:
-            for name, row in _rows(_file(results, tokens)).items():
+        for tokens, file in files.items():
+            for name, row in read_rows(file).items():
                 by_method.setdefault(name, {})[str(tokens)] = row
         document = {
             "settings": settings,
@@ -112,113 +97,22 @@ def run_bench(
             "cold_start": cold,
             "left_out": left_out,
             "notes": notes(plan),
-            **signatures.of([_file(results, tokens).name for tokens in plan.contexts]),
+            **signatures.of([file.name for file in files.values()]),
         }
         write_json(results / DOCUMENT, document)
     return document
 
 
-def _file(folder: Path, tokens: int) -> Path:
-    return folder / f"context-{tokens}.json"
+def read_rows(path: Path) -> dict[str, dict[str, Any]]:
+    """Read the finished measurements over one context.
 
-
-def _rows(path: Path) -> dict[str, dict[str, Any]]:
+    Raises:
+        ConfigError: the file is damaged.
+    """
     try:
         return _ROWS.validate_python(read_json(path, ConfigError))
     except (ConfigError, ValueError, FileNotFoundError):
         raise ConfigError(f"'{path}' is damaged; remove it and run the command again") from None
-
-
-def open_subjects(
-    plan: Plan, checkpoint: Path | str, peers: Mapping[str, Opener] | None = None
-) -> tuple[list[Subject], dict[str, str]]:
-    """Open every method of a plan.
-
-    Returns:
-        The methods to measure, and the reason for each peer or trained baseline that cannot run.
-
-    Raises:
-        ConfigError: no method can run.
-    """
-    entries: dict[str, Any] = {
-        "checkpoint": str(checkpoint),
-        "k": plan.k,
-        "max_new_tokens": plan.answer_tokens,
-        "dtype": str(plan.type).removeprefix("torch."),
-        "device": str(plan.place),
-        "engine": plan.engine,
-    }
-    settings, peers = MethodSettings(**entries), peers or {}
-    subjects: list[Subject] = []
-    left_out: dict[str, str] = {}
-    for name in (*plan.methods, *peers):
-        try:
-            if name in peers:
-                opened = [peers[name](settings)]
-            elif name == "sedem":
-                opened, reasons = _open_sedem(settings, plan)
-                left_out |= reasons
-            else:
-                opened = [_open_method(name, settings, plan)]
-        except ConfigError as error:
-            if name not in TRAINED and name not in peers:
-                raise
-            left_out[name] = str(error)
-            continue
-        for subject in opened:
-            if subject.backbone is not None:
-                subject.backbone.eos_token_id = NO_TOKEN
-        subjects += opened
-    if not subjects:
-        raise ConfigError("; ".join(left_out.values()) or "there is no method; name at least one")
-    return subjects, left_out
-
-
-def _open_method(name: str, settings: MethodSettings, plan: Plan) -> Subject:
-    """Open any method other than SeDeM."""
-    if name in TRAINED:
-        if plan.backbone is not None:
-            raise ConfigError(f"'{name}' has no weights of the shape '{plan.backbone}'")
-        settings = settings.with_changes(checkpoint=default_checkpoint(name))
-    # k applies only to methods with a selection budget.
-    method = open_method(
-        name, settings if has_selection_budget(name) else settings.with_changes(k=None)
-    )
-    return Subject(name, method.reader, method.backbone, isinstance(method.reader, FullContext))
-
-
-def _open_sedem(settings: MethodSettings, plan: Plan) -> tuple[list[Subject], dict[str, str]]:
-    """Open SeDeM cold and warm, as one subject for each type of memory.
-
-    Returns:
-        The subjects, which share a model if their keeping is the same, and why "warm" is left out.
-
-    Raises:
-        ConfigError: SeDeM cannot be opened at all.
-    """
-    subjects: list[Subject] = []
-    left_out = {}
-    for weights, keeping in product(plan.weights, plan.kept):
-        name = "sedem" if keeping == "cold" else f"sedem-{keeping}"
-        rounded = "" if weights == FULL else f"-{weights}-weights"
-        try:
-            chosen = settings.with_changes(weights=weights)
-            model = open_keeping(chosen, keeping, plan.block_context)
-        except ConfigError as error:
-            if (weights, keeping) == (FULL, "cold"):
-                raise
-            left_out[name + rounded] = str(error)
-            continue
-        kind_of_reader = BoundSedem if keeping == "cold" else WarmSedem
-        for kind in plan.memory:
-            subjects.append(
-                Subject(
-                    (name if kind == BFLOAT16 else f"{name}-{kind}") + rounded,
-                    kind_of_reader(model, settings.k, decoding_of(settings), kind),
-                    model.decoder,
-                )
-            )
-    return subjects, left_out
 
 
 def notes(plan: Plan) -> list[str]:
@@ -242,13 +136,50 @@ def notes(plan: Plan) -> list[str]:
     return sentences
 
 
-@contextmanager
-def checkpoint_of(plan: Plan) -> Iterator[Path | str]:
-    """The checkpoint of a plan; one with random weights is removed after the bench."""
-    if plan.backbone is None:
-        yield plan.checkpoint
-        return
+# Cold start: processor time of one `sedem ask` in a fresh process, on a small bank
+
+PARTS = ("imports", "opening", "first_answer", "all")
+SMALL = Document("lease.txt", "The rent is 1,240 crowns a month, due on the third.")
+QUESTION = "What is the rent?"
+
+# What `sedem ask` runs, with the clock read between its parts.
+PROCESS = """
+import json, os, sys, time
+clock = [0.0]
+note = lambda: clock.append(sum(os.times()[:2]))
+import sedem.cli.main
+from sedem.bank.memory_bank import MemoryBank
+from sedem.cli.options import open_model
+from sedem.model import SeDeM
+note()
+bank, model = MemoryBank.open(sys.argv[1]), open_model(sys.argv[2], sys.argv[3])
+bank.check_made_by(model.fingerprint())
+note()
+model.answer(bank, sys.argv[4])
+note()
+print(json.dumps([after - before for before, after in zip(clock, clock[1:])] + clock[-1:]))
+"""
+
+
+def measure_cold_start(checkpoint: str, engine: str, runs: int = 5) -> dict[str, float]:
+    """Answer one question in each of several fresh processes.
+
+    Returns:
+        Median processor seconds, summed over threads, by the names in `PARTS`. Process exit is not
+        included.
+
+    Raises:
+        SedemError: a process fails; the message contains the last line it wrote.
+    """
+    found: list[list[float]] = []
     with tempfile.TemporaryDirectory() as folder:
-        yield write_random_checkpoint(
-            plan.backbone.lower(), Path(folder), dtype=plan.type, device=plan.place
-        )
+        bank = Path(folder) / "small.bank"
+        SeDeM.from_pretrained(checkpoint, light=True).read([SMALL]).save(bank)
+        command = [sys.executable, "-c", PROCESS, str(bank), checkpoint, engine, QUESTION]
+        for _ in range(runs):
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                reason = (done.stderr.strip().splitlines() or ["it wrote nothing"])[-1]
+                raise SedemError(f"a process that asks '{checkpoint}' ended with: {reason}")
+            found.append(json.loads(done.stdout.splitlines()[-1]))
+    return dict(zip(PARTS, (median(times) for times in zip(*found, strict=True)), strict=True))

@@ -12,20 +12,14 @@ from sedem.types import Document
 
 DOCUMENT = 512
 """Tokens per document of a context; the last document has the remainder."""
-
 LONGEST = 2**22
 """Tokens of the longest context."""
-
 CHARACTERS = 32
 """Characters per token to tokenize at first; doubled until they suffice."""
 
 
 def source(text: Path | None) -> tuple[str, str]:
-    """The text that contexts are cut from, and a description of it.
-
-    Args:
-        text: a file; None means the demo's documents.
-    """
+    """The text that contexts are cut from, and a description; None means the demo's documents."""
     if text is not None:
         return read_documents([text])[0].text, f"the text of '{text.name}'"
     documents = read_documents(sorted(DOCUMENTS.glob("*.txt")))
@@ -36,11 +30,6 @@ def context(text: str, backbone: Backbone, tokens: int) -> list[Document]:
     """Documents of `DOCUMENT` tokens each, with `tokens` tokens in total.
 
     The text is repeated as often as needed.
-
-    Args:
-        text: the text to cut.
-        backbone: gives the tokenizer that counts tokens.
-        tokens: number of tokens of all documents together.
 
     Raises:
         DataError: the text cannot be cut to that many tokens.

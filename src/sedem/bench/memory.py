@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from sedem.bench.keeping import Keeper
+from sedem.bench.subjects import Keeper
 from sedem.evaluation.readers import BoundSedem
 from sedem.types import Document, Reader
 
@@ -39,7 +39,10 @@ def measure_memory(
     """
     if device.type != "cuda" and not (PROCESS / "clear_refs").exists():
         return None
-    _reset_caches(reader, documents, question)
+    if isinstance(reader, BoundSedem):
+        # Drop the engine's caches for other batch sizes, and allocate those of this pass.
+        reader.model.engine.release()
+        reader.answer(reader.read(documents), question)
     weights, caches = weights_bytes(reader), cache_bytes(reader)
     before = _reset_peak(device)
     memory = reader.read(documents)
@@ -72,13 +75,6 @@ def cache_bytes(reader: Reader) -> int:
         allocated = reader.model.engine.memory()
         return allocated["caches"] + allocated["graphs"] + allocated["kept"]
     return int(getattr(reader, "cache_bytes", 0))
-
-
-def _reset_caches(reader: Reader, documents: Sequence[Document], question: str) -> None:
-    """Drop the engine's caches for other batch sizes and allocate those of this pass."""
-    if isinstance(reader, BoundSedem):
-        reader.model.engine.release()
-        reader.answer(reader.read(documents), question)
 
 
 def _reset_peak(device: torch.device) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 from pydantic import AfterValidator, Field
@@ -13,21 +13,18 @@ from pydantic_core import PydanticCustomError
 from sedem.baselines.registry import TRAINED
 from sedem.baselines.settings import SelectionBudget
 from sedem.bench.contexts import LONGEST, source
-from sedem.bench.keeping import Keeping
 from sedem.checkpoint.folder import locate
 from sedem.config import BlockContext
 from sedem.durable_files import sha256
 from sedem.engine.device import unusable
-from sedem.engine.open import WEIGHTS
 from sedem.errors import ConfigError
 from sedem.evaluation.command import weight_files
-from sedem.evaluation.config import DTYPES
+from sedem.evaluation.config import Dtype
 from sedem.evaluation.cost import PRESETS
 from sedem.evaluation.registry import METHODS, default_checkpoint
 from sedem.quantization import BFLOAT16, check_dtype
 from sedem.validation import Flag, Settings, Whole, WholeAbove0
 
-MOST_ANSWER_TOKENS = 512
 FULL = "full"
 """The name for unquantized weights."""
 
@@ -60,12 +57,6 @@ def _memory_type(kind: str) -> str:
     return kind
 
 
-def _weights(name: str) -> str:
-    if name not in WEIGHTS:
-        raise PydanticCustomError("weights", f"they can be {' or '.join(WEIGHTS)}")
-    return name
-
-
 def _shape(name: str) -> str:
     if name.lower() not in PRESETS:
         raise ValueError(
@@ -75,23 +66,19 @@ def _shape(name: str) -> str:
     return name
 
 
-def _dtype(name: str) -> str:
-    if name not in DTYPES:
-        raise PydanticCustomError("dtype", f"it can be {' or '.join(DTYPES)}")
-    return name
-
-
 def _device(name: str) -> str:
     if (reason := unusable(name)) is not None:
         raise PydanticCustomError("device", reason)
     return name
 
 
+DISTINCT, NOT_EMPTY = AfterValidator(_distinct), Field(min_length=1)
+
+
 class Plan(Settings):
     """What to measure, and how.
 
     Attributes:
-        methods: names in `METHODS`.
         contexts: context lengths in tokens.
         k: selection budget; None means the model's own.
         batches: batch sizes to measure, in addition to the single question.
@@ -115,32 +102,27 @@ class Plan(Settings):
         ConfigError: a setting is not allowed, or this machine has no such device.
     """
 
-    methods: Annotated[
-        tuple[Annotated[str, AfterValidator(_method)], ...], AfterValidator(_distinct)
-    ] = tuple(name for name in METHODS if name not in TRAINED)
-    contexts: Annotated[
-        tuple[Annotated[Whole, AfterValidator(_length)], ...], AfterValidator(_distinct)
-    ] = (1024, 8192)
+    methods: Annotated[tuple[Annotated[str, AfterValidator(_method)], ...], DISTINCT] = tuple(
+        name for name in METHODS if name not in TRAINED
+    )
+    contexts: Annotated[tuple[Annotated[Whole, AfterValidator(_length)], ...], DISTINCT] = (
+        1024,
+        8192,
+    )
     k: SelectionBudget | None = None
-    batches: Annotated[tuple[WholeAbove0, ...], AfterValidator(_distinct)] = ()
+    batches: Annotated[tuple[WholeAbove0, ...], DISTINCT] = ()
     memory: Annotated[
-        tuple[Annotated[str, AfterValidator(_memory_type)], ...],
-        Field(min_length=1),
-        AfterValidator(_distinct),
+        tuple[Annotated[str, AfterValidator(_memory_type)], ...], NOT_EMPTY, DISTINCT
     ] = (BFLOAT16,)
-    weights: Annotated[
-        tuple[Annotated[str, AfterValidator(_weights)], ...],
-        Field(min_length=1),
-        AfterValidator(_distinct),
-    ] = (FULL,)
+    weights: Annotated[tuple[Literal["full", "int8"], ...], NOT_EMPTY, DISTINCT] = ("full",)
     checkpoint: str = "sedem-nano"
     backbone: Annotated[str, AfterValidator(_shape)] | None = None
     runs: WholeAbove0 = 20
-    answer_tokens: Annotated[Whole, Field(ge=2, le=MOST_ANSWER_TOKENS)] = 33
+    answer_tokens: Annotated[Whole, Field(ge=2, le=512)] = 33
     device: Annotated[str, AfterValidator(_device)] | None = None
-    dtype: Annotated[str, AfterValidator(_dtype)] | None = None
+    dtype: Dtype | None = None
     engine: str = "auto"
-    kept: Annotated[tuple[Keeping, ...], Field(min_length=1), AfterValidator(_distinct)] = ("cold",)
+    kept: Annotated[tuple[Literal["cold", "warm"], ...], NOT_EMPTY, DISTINCT] = ("cold",)
     block_context: BlockContext | None = None
     online: Flag = True
     text: Path | None = None
@@ -152,10 +134,14 @@ class Plan(Settings):
         return torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
     @property
-    def type(self) -> torch.dtype:
+    def dtype_name(self) -> Dtype:
         """The data type of the backbones."""
-        default = "bfloat16" if self.place.type == "cuda" else "float32"
-        chosen: torch.dtype = getattr(torch, self.dtype or default)
+        return self.dtype or ("bfloat16" if self.place.type == "cuda" else "float32")
+
+    @property
+    def type(self) -> torch.dtype:
+        """The data type of the backbones, as torch's."""
+        chosen: torch.dtype = getattr(torch, self.dtype_name)
         return chosen
 
     def settings(self) -> dict[str, Any]:
@@ -169,7 +155,7 @@ class Plan(Settings):
         return {
             **entries,
             "device": str(self.place),
-            "dtype": str(self.type).removeprefix("torch."),
+            "dtype": self.dtype_name,
             "threads": torch.get_num_threads(),
             "text": description,
             "text_sha256": hashlib.sha256(text.encode()).hexdigest(),

@@ -95,11 +95,6 @@ class ExampleCost:
 def training_cost(path: Path, overrides: list[str], assumed: Assumed) -> dict[str, Any]:
     """Estimate what a recipe of SeDeM needs.
 
-    Args:
-        path: file of the recipe.
-        overrides: as in `load_recipe`.
-        assumed: what the recipe does not state.
-
     Returns:
         `steps`, `examples_per_step`, `examples`, `tokens`, `flops` (by stage, and `total`), `bytes`
         (memory of each GPU, and the cache on disk), `hours` and `assumptions`.
@@ -181,13 +176,7 @@ def stage1_cost(recipe: Stage1Recipe, shapes: Shapes) -> ExampleCost:
 
 
 def stage2_cost(recipe: Stage2Recipe, shapes: Shapes, workload: Workload) -> ExampleCost:
-    """The cost of one question.
-
-    Args:
-        recipe: the recipe.
-        shapes: what it trains.
-        workload: tokens of documents, question and answer; K is the recipe's.
-    """
+    """The cost of one question; K is the recipe's, whatever the workload says."""
     config, data, decoder = shapes.config, recipe.data, shapes.decoder
     segments = -(-workload.context // config.segment_length)
     width = config.slots_per_block * config.compression
@@ -233,7 +222,6 @@ def part_flops(
     """The FLOPs of the trained parts, forward and backward.
 
     Args:
-        shapes: shape of the parts.
         segments: segments of an example.
         k: blocks that are decompressed; None decompresses every slot once.
         question: tokens that the selector scores blocks for; 0 for none.

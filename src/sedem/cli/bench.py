@@ -122,7 +122,7 @@ def bench(
     with output.progress("measuring") as report_progress:
         document = run_bench(plan, out, report_progress)
     if out is not None:
-        from sedem.bench.plot import draw
+        from sedem.bench.report import draw
 
         for ending in (".svg", ".png"):
             draw(document, out / f"ttft{ending}")
@@ -134,7 +134,7 @@ def bench(
     if (seconds := document["cold_start"]) is not None:
         parts = (f"{part.replace('_', ' ')} {spent:.2f}" for part, spent in seconds.items())
         output.note(f"cold start, processor seconds: {', '.join(parts)}")
-    from sedem.bench.table import lines
+    from sedem.bench.report import lines
 
     headings, *rows = lines(document)
     # The method, how much it reads, and the batches, which are a text of any length.

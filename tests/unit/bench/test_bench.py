@@ -1,4 +1,4 @@
-"""The bench end to end on a tiny model: the document is complete; no test asserts a speed."""
+"""The bench on tiny models: contexts, methods and documents are complete; no speed is asserted."""
 
 from __future__ import annotations
 
@@ -9,21 +9,25 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from sedem import Answer, Document
 from sedem.backbone.decoder import Backbone
+from sedem.backbone.loading import open_backbone
 from sedem.bench import command
-from sedem.bench.command import open_subjects, run_bench
-from sedem.bench.contexts import context
-from sedem.bench.keeping import WarmSedem
-from sedem.bench.measure import Subject, spread
+from sedem.bench import subjects as subjects_module
+from sedem.bench.command import PARTS, measure_cold_start, run_bench
+from sedem.bench.contexts import DOCUMENT, context, source
+from sedem.bench.measure import spread
 from sedem.bench.memory import measure_memory, weights_bytes
 from sedem.bench.plan import Plan
-from sedem.bench.plot import draw
-from sedem.bench.table import lines
+from sedem.bench.report import draw, lines
+from sedem.bench.subjects import Subject, WarmSedem, open_subjects
+from sedem.checkpoint.folder import locate
+from sedem.checkpoint.portable import BACKBONE
 from sedem.engine import int8
 from sedem.engine.static import Static
-from sedem.errors import ConfigError
+from sedem.errors import ConfigError, DataError, SedemError
 from sedem.evaluation import results
 from sedem.evaluation.config import MethodSettings
 from sedem.evaluation.readers import BoundSedem
@@ -132,7 +136,7 @@ def test_a_study_adds_peers_and_entries_of_rows(plan: Plan) -> None:
     document = run_bench(
         plan.with_changes(methods=("full-context",), contexts=(64,), runs=1),
         peers={"mute": lambda settings: Subject("mute", Mute(), None), "broken": broken},
-        detail=lambda trial, documents: {"more": trial.subject.name},
+        detail=lambda trial: {"more": trial.subject.name},
     )
     rows = {name: found["64"]["more"] for name, found in document["results"].items()}
     assert rows == {"full-context": "full-context", "mute": "mute"}
@@ -325,7 +329,66 @@ def test_an_interrupted_run_resumes_and_names_every_machine(
         run("another", 64)
 
 
-def test_a_folder_that_cannot_be_written_is_an_error(plan: Plan, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot be a folder for results"):
-        run_bench(plan, tmp_path / "file" / "out")
+# A public shape on random weights
+
+
+def test_a_shape_is_benched_on_random_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = AutoConfig.for_model(
+        "llama", vocab_size=8192, hidden_size=32, intermediate_size=64, num_hidden_layers=16,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, tie_word_embeddings=True,
+        max_position_embeddings=2048, bos_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    monkeypatch.setattr(subjects_module, "shape_file", lambda name: shape)
+    document = run_bench(
+        Plan(
+            methods=("sedem", "full-context"), contexts=(300,), runs=1, answer_tokens=3,
+            device="cpu", backbone="llama-3.2-1b",
+        )
+    )  # fmt: skip
+    assert document["settings"]["weights_sha256"] is None
+    (note,) = [note for note in document["notes"] if "llama-3.2-1b on random weights" in note]
+    assert "answers are noise" in note
+    for rows in document["results"].values():
+        assert rows["300"]["reads_tokens"] >= 300
+        assert rows["300"]["online_ttft_ms"]["median"] > 0
+    # Three blocks of 32 slots of width 32 in bfloat16 for 300 tokens.
+    assert document["results"]["sedem"]["300"]["stored_bytes_per_token"] == 3 * 32 * 32 * 2 / 300
+
+
+# Cold start
+
+
+def test_the_parts_of_a_cold_start_add_up(tiny_checkpoint: str) -> None:
+    found = measure_cold_start(tiny_checkpoint, "static", runs=1)
+    assert tuple(found) == PARTS
+    *parts, whole = found.values()
+    assert min(parts) > 0 and sum(parts) == pytest.approx(whole)
+
+
+def test_a_process_that_fails_is_named(
+    tiny_checkpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "PROCESS", "import sys; sys.exit(f'engine is {sys.argv[3]}')")
+    with pytest.raises(SedemError, match=f"asks '{tiny_checkpoint}' ended with: engine is quick"):
+        measure_cold_start(tiny_checkpoint, "quick", runs=1)
+
+
+# Contexts
+
+
+@pytest.mark.parametrize("tokens", [1, 512, 513, 20_000])
+def test_the_demo_text_is_cut_to_the_exact_length(tokens: int) -> None:
+    nano = open_backbone(str(locate("sedem-nano") / BACKBONE))
+    documents = context(source(None)[0], nano, tokens)
+    counts = [len(nano.token_ids(document.text)) for document in documents]
+    assert sum(counts) == tokens
+    assert counts[:-1] == [DOCUMENT] * (len(documents) - 1)
+    assert len({document.name for document in documents}) == len(documents)
+
+
+def test_a_short_text_is_repeated_and_one_without_words_is_rejected(backbone: Backbone) -> None:
+    (document,) = context("One two three. ", backbone, 100)
+    assert len(backbone.token_ids(document.text)) == 100
+    assert document.text.startswith("One two three. One two three. ")
+    with pytest.raises(DataError, match="cannot be cut to 3 tokens"):
+        context("   ", backbone, 3)

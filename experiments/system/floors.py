@@ -14,9 +14,8 @@ its keys and values are needed there.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from torch import nn
 from sedem.answering.prompts import question_ids
 from sedem.backbone.decoder import Backbone
 from sedem.bank.keys import cache_dtype
+from sedem.engine.device import Clock
 from sedem.engine.int8 import replaced_matrices, step_bytes
 from sedem.engine.static import Static
 from sedem.evaluation.cost import Workload, count_flops, head_flops, layer_flops
@@ -49,9 +49,7 @@ class Ceilings:
 
     def best_with(self, other: Ceilings) -> Ceilings:
         """The higher value of each ceiling."""
-        return Ceilings(
-            max(self.bytes_per_s, other.bytes_per_s), max(self.flops_per_s, other.flops_per_s)
-        )
+        return Ceilings(*map(max, astuple(self), astuple(other)))
 
 
 def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
@@ -61,37 +59,23 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
     """
     large = device.type == "cuda"
     side, size = (8192, 2**31) if large else (1024, 2**27)
-    return Ceilings(
-        2 * size / _copy_seconds(size, device),
-        2 * side**3 / _product_seconds(side, device, dtype),
-    )
-
-
-def _copy_seconds(size: int, device: torch.device) -> float:
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return _shortest(lambda: target.copy_(source), device)
-
-
-def _product_seconds(side: int, device: torch.device, dtype: torch.dtype) -> float:
+    copying = _shortest(lambda: target.copy_(source), device)
     left, right = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
-    return _shortest(lambda: left @ right, device)
+    multiplying = _shortest(lambda: left @ right, device)
+    return Ceilings(2 * size / copying, 2 * side**3 / multiplying)
 
 
 def _shortest(work: Callable[[], object], device: torch.device) -> float:
+    """The lowest number of seconds of several tries."""
     times = []
     for _ in range(TRIES):
-        _wait(device)
-        start = time.perf_counter()
+        clock = Clock(device)
         work()
-        _wait(device)
-        times.append(time.perf_counter() - start)
+        clock.lap("ms")
+        times.append(clock.timings["ms"] / 1e3)
     return min(times)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 @dataclass(frozen=True)
@@ -117,14 +101,7 @@ and `token` (one more token)."""
 
 
 def sedem_work(model: SeDeM, answer: Answer, question: str, *, found: bool = False) -> Stages:
-    """Work of SeDeM for an answer that it gave.
-
-    Args:
-        model: the model.
-        answer: the answer.
-        question: the question.
-        found: whether keys and values of the blocks were already kept.
-    """
+    """Work of SeDeM for an answer; `found` says that keys and values of its blocks were kept."""
     config, encoder, decoder = model.config, model.encoder, model.decoder
     assert answer.context_tokens is not None and answer.stored_bytes is not None
     prefix, states = len(question_ids(decoder, question)), answer.k * config.segment_length
@@ -176,13 +153,7 @@ def _rounded(model: SeDeM, token: Work) -> Work:
 
 
 def _prefill_apart(model: SeDeM, prefix: int, states: int) -> int:
-    """FLOPs of the prefix alone, which attends to the states of blocks above injection.
-
-    Args:
-        model: the model.
-        prefix: number of prefix tokens.
-        states: number of states.
-    """
+    """FLOPs of the prefix alone, which attends to the states of blocks above injection."""
     decoder, lower = model.decoder, model.config.inject_layer
     shape = decoder.model.config
     run = lower * layer_flops(shape, prefix)
@@ -201,11 +172,7 @@ def _blocks_apart(model: SeDeM, blocks: int) -> int:
 def text_work(backbone: Backbone, answer: Answer, question: str, *, cached: bool) -> Stages:
     """Work of a method whose decoder reads text, for an answer that it gave.
 
-    Args:
-        backbone: the decoder.
-        answer: the answer; gives the number of positions that the decoder saw.
-        question: the question.
-        cached: whether the context's keys and values are cached when it is read.
+    `cached` says that the context's keys and values are cached when it is read.
     """
     assert answer.conditioning is not None
     shape, depth = backbone.model.config, backbone.depth
@@ -226,13 +193,7 @@ def text_work(backbone: Backbone, answer: Answer, question: str, *, cached: bool
 
 
 def floors(work: Stages, tokens: int, ceilings: Ceilings) -> dict[str, float | None]:
-    """Floors by measurement name; for a rate, the highest possible value.
-
-    Args:
-        work: work of one method.
-        tokens: tokens of the context.
-        ceilings: the measured ceilings.
-    """
+    """Floors by measurement name, for a context of `tokens`; of a rate, the highest value."""
     read, first, answer, token = (
         sum(part.seconds(ceilings) for part in work[name])
         for name in ("read", "first", "answer", "token")
@@ -253,13 +214,7 @@ def _token(decoder: Backbone, cached: int, weights: float) -> Work:
 
 
 def _omitted(decoder: Backbone, tokens: int, before: int = 0) -> int:
-    """FLOPs that the last layer can omit at positions where only keys and values are needed.
-
-    Args:
-        decoder: the decoder.
-        tokens: number of such positions.
-        before: number of positions before them.
-    """
+    """FLOPs that the last layer can omit at positions where only keys and values are needed."""
     shape = decoder.model.config
     kv_width = kv_bytes_per_token(shape) // BFLOAT16 // decoder.depth
     return layer_flops(shape, tokens, before) - 2 * tokens * decoder.width * kv_width
@@ -285,11 +240,7 @@ def _bytes(module: nn.Module) -> int:
 
 
 def busy(results: Mapping[str, Mapping[str, dict[str, Any]]]) -> list[str]:
-    """A sentence if a measurement is better than its floor; empty otherwise.
-
-    Args:
-        results: rows by method and context length.
-    """
+    """A sentence if a measurement is better than its floor; empty otherwise."""
     better = any(
         row[name]["median"] * sign < row["floor"][name] * sign
         for rows in results.values()
