@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from campaign import Result
+from campaign import Report, Result
 from load.disconnects import disconnects
 from load.failures import failures
 from load.fuzz import fuzz
@@ -16,9 +16,6 @@ from load.streams import CLIENTS, streams
 from load.target import Target, serving
 
 from sedem.demo import DOCUMENTS
-
-LONG = 5
-"""Factor of the long form: 2,000 disconnects and 100,000 fuzzed requests."""
 
 
 @dataclass(frozen=True)
@@ -100,3 +97,11 @@ CAMPAIGNS = {
         {"texts": (DOCUMENTS / "harbour-register.txt",)},
     ),
 }  # fmt: skip
+REPORT = Report(
+    Path(__file__).with_name("report.json"),
+    Path(__file__).parents[2] / "experiments" / "load.md",
+    "load",
+    CAMPAIGNS,
+    ("torch", "fastapi", "uvicorn", "httpx", "schemathesis"),
+    long=5,
+)

@@ -88,6 +88,12 @@ class BankEntry:
         return store_at(self.path)
 
     @property
+    def snapshot(self) -> Snapshot | None:
+        """The bank as it is now; None until the first document was read."""
+        bank = self.bank
+        return None if bank is None else bank.snapshot()
+
+    @property
     def file(self) -> Path:
         """The file of a bank that the server owns."""
         assert not self.read_only

@@ -48,8 +48,7 @@ class Library:
     """All banks of a server; threads may share it.
 
     Args:
-        settings: where the folder is, which banks the operator provides, and limits.
-        model: the model; it can answer only from banks with its fingerprint.
+        model: it can answer only from banks with its fingerprint.
         prepare: called with each new snapshot of a bank before anything else sees it.
 
     Raises:
@@ -156,11 +155,7 @@ class Library:
         return [*self._entries.values()]
 
     def get(self, name: str) -> BankEntry:
-        """Return a bank.
-
-        Raises:
-            ApiError: 404, there is no bank of that name.
-        """
+        """Return a bank; an unknown name gets 404."""
         entry = self._entries.get(name)
         if entry is None:
             raise bank_not_found(name)
@@ -285,10 +280,6 @@ def is_bank_file(name: str) -> bool:
 
 
 def check_bank_name(name: str) -> None:
-    """Reject an invalid bank name.
-
-    Raises:
-        ApiError: 400.
-    """
+    """Reject an invalid bank name, with 400."""
     if not is_bank_name(name):
         raise bad_request(f"'{name[:100]}' cannot name a bank; {BANK_NAME_RULE}", "bank")

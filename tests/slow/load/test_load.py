@@ -14,10 +14,9 @@ import torch
 from campaign import Result
 from conftest import LEASE
 from load import fuzz, overload, streams
-from load.campaigns import CAMPAIGNS
+from load.campaigns import CAMPAIGNS, REPORT
 from load.client import QUEUE_FULL, Reply
 from load.failing import Fuse, make_failing
-from load.report import PAGE, rendered
 from load.target import BANK, Target
 from load.wire import Outcome, Shot, Wire
 from servers import serving
@@ -130,5 +129,5 @@ def test_a_request_goes_over_the_wire_as_it_is(target: Target) -> None:
 
 
 def test_the_page_shows_the_committed_report() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert rendered(page) == page
+    page = REPORT.page.read_text(encoding="utf-8")
+    assert REPORT.rendered(page) == page

@@ -12,7 +12,8 @@ import pytest
 from conftest import LEASE, RECIPE
 from faults.crashes import Full, Kill
 from faults.tracing import WORKS, Decide, Fate, Trace, go_on, trace
-from unit.serve.waiting import finish, upload
+from unit.serve.conftest import finish, upload
+from unit.serve.test_bank_entry import stored_names
 
 from sedem import SeDeM, types
 from sedem.bank.file import BankFile
@@ -47,20 +48,10 @@ def opened(folder: Path, model: SeDeM) -> Iterator[tuple[Library, Builder]]:
 def session(folder: Path, model: SeDeM, promise: Callable[[str], object]) -> None:
     """A server's life: two uploads, their building, a deletion; each promise is told."""
     with opened(folder, model) as (library, builder):
-        upload(
-            library,
-            "one",
-            {
-                name: TEXTS[name]
-                for name in (
-                    "lease.txt",
-                    "recipe.txt",
-                )
-            },
-        )
+        upload(library, "one", {name: TEXTS[name] for name in ("lease.txt", "recipe.txt")})
         promise("lease.txt recipe.txt")
         builder.turn()
-        upload(library, "one", {name: TEXTS[name] for name in ("long.txt",)})
+        upload(library, "one", {"long.txt": TEXTS["long.txt"]})
         promise("lease.txt recipe.txt long.txt")
         builder.turn()
         promise("lease.txt ?recipe.txt long.txt")
@@ -141,12 +132,6 @@ def test_a_full_disk_is_told_and_leaves_nothing_half_written(model: SeDeM, tmp_p
     # Of a bank, SQLite may say no more than that it cannot be opened.
     assert set(told) <= {"ConfigError", "FullDiskError", "BankError", ""}
     assert told["ConfigError"] and told["FullDiskError"]
-
-
-def stored_names(path: Path) -> list[str]:
-    """The documents that still have rows."""
-    with BankFile(path).reading() as connection:
-        return [name for (name,) in connection.execute("SELECT name FROM documents ORDER BY id")]
 
 
 @traced

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import LEASE, RECIPE
-from unit.serve.waiting import finish, upload
+from unit.serve.conftest import finish, upload
 
 from sedem import SeDeM
-from sedem.bank.file import BankFile, Compacted
+from sedem.bank.file import BankFile
 from sedem.errors import BankError
 from sedem.serve.building import Builder
 from sedem.serve.library import Library
@@ -102,64 +101,24 @@ def test_running_answers_keep_what_they_have_not_read_yet(
     assert stored_names(entry.file) == ["recipe.txt"]
 
 
-def test_questions_are_answered_while_a_bank_is_compacted(
-    library: Library, builder: Builder, model: SeDeM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    entry, compact = library.get("flat"), BankFile.compact
-    ended, answers = threading.Event(), []
-
-    def ask() -> None:
-        while not ended.is_set():
-            assert entry.bank is not None
-            answers.append(model.answer(entry.bank.snapshot(), "What is baked?", k=1).text)
-
-    asking = threading.Thread(target=ask)
-
-    def compact_while_asked(file: BankFile, before: int | None = None) -> Compacted:
-        asking.start()
-        try:
-            return compact(file, before)
-        finally:
-            count = len(answers)
-            while len(answers) < count + 2 and asking.is_alive():
-                ended.wait(0.01)
-
-    monkeypatch.setattr(BankFile, "compact", compact_while_asked)
-    library.remove_document("flat", "lease.txt")
-    library.remove_document("flat", "long.txt")
-    finish(builder)
-    ended.set()
-    asking.join(60)
-    assert len(answers) > 1 and len(set(answers)) == 1
-    assert stored_names(entry.file) == ["recipe.txt"]
-
-
-def test_it_can_be_turned_off(settings: Settings, model: SeDeM) -> None:
-    library = Library(settings.with_changes(max_removed_share=1.0), model)
-    upload(library, "flat", {"lease.txt": LEASE})
-    builder = Builder(library, model, Metrics())
-    finish(builder)
-    library.remove_document("flat", "lease.txt")
-    finish(builder)
-    assert stored_names(library.get("flat").file) == ["lease.txt"]
-    builder.close()
-    library.close()
-
-
-def test_a_bank_that_cannot_be_compacted_stays_and_is_not_tried_again_and_again(
+def test_compaction_that_fails_is_not_tried_again_and_may_be_turned_off(
     library: Library,
     builder: Builder,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    entry, tries = library.get("flat"), []
+    entry, tries, limits = library.get("flat"), [], library.settings
 
     def refused(file: BankFile, before: int | None = None) -> None:
         tries.append(before)
         raise BankError("the disk is full")
 
     monkeypatch.setattr(BankFile, "compact", refused)
+    library.settings = limits.with_changes(max_removed_share=1.0)
     library.remove_document("flat", "long.txt")
+    finish(builder)
+    assert not tries
+    library.settings = limits
     finish(builder)
     finish(builder)
     assert len(tries) == 1

@@ -39,25 +39,14 @@ def test_an_error_has_a_status(error: Exception, status: int, code: str | None) 
 
 
 def test_nothing_of_an_unexpected_error_is_told() -> None:
+    for kind in vars(sedem_errors).values():
+        if isinstance(kind, type) and issubclass(kind, SedemError):
+            assert 400 <= to_api_error(kind("x")).status < 600
     assert to_api_error(RuntimeError("/srv/secret/path")).message == INTERNAL
     # A path of the server stands in errors of banks.
     assert "/srv" not in to_api_error(BankError("'/srv/bank' is damaged")).message
     assert "/srv" not in to_api_error(BankMismatchError("'/srv/bank' was built by x")).message
-
-
-def test_every_error_of_sedem_has_an_answer() -> None:
-    for kind in vars(sedem_errors).values():
-        if isinstance(kind, type) and issubclass(kind, SedemError):
-            assert 400 <= to_api_error(kind("x")).status < 600
-
-
-def test_an_error_for_a_client_stays_as_it_is() -> None:
-    error = bank_not_found("x" * 500)
-    assert to_api_error(error) is error
-    assert len(error.message) < 200
-    assert isinstance(error, ApiError)
-
-
-def test_what_a_client_has_sent_can_be_quoted() -> None:
+    # What a client has sent can be quoted, whatever it is.
+    assert len(bank_not_found("x" * 500).message) < 200
     body = ApiError(400, "there is no '\ud800'", param="\udfff").body()["error"]
     assert (body["message"], body["param"]) == (r"there is no '\ud800'", r"\udfff")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from conftest import LEASE, RECIPE
-from unit.serve.waiting import finish, upload
+from unit.serve.conftest import finish, upload
 
 from sedem import Document, MemoryBank, SeDeM
 from sedem.bank.file import BankFile, delete
@@ -139,23 +139,15 @@ def test_banks_of_another_model_are_refused(
     library.close()
 
 
-def test_the_operator_and_clients_do_not_share_a_name(
-    settings: Settings, model: SeDeM, bank: MemoryBank, tmp_path: Path
-) -> None:
-    library = Library(settings, model)
-    library.upload("flat", {})
-    library.close()
-    bank.save(tmp_path / "given")
-    with pytest.raises(ConfigError, match="a client already created bank 'flat'"):
-        Library(settings.with_changes(banks={"flat": tmp_path / "given"}), model)
-    Library(settings, model).close()
-
-
-def test_a_lost_database_is_not_begun_anew_beside_its_files(
+def test_names_are_not_shared_and_a_lost_database_is_not_begun_anew(
     settings: Settings, model: SeDeM
 ) -> None:
     library = Library(settings, model)
     library.upload("kept", {})
+    library.close()
+    with pytest.raises(ConfigError, match="a client already created bank 'kept'"):
+        Library(settings.with_changes(banks={"kept": settings.folder / "given"}), model)
+    library = Library(settings, model)
     (settings.folder / "uploads" / ("file-" + "0" * 24)).write_bytes(b"uploaded")
     library.close()
     for path in settings.folder.glob("server.sqlite*"):

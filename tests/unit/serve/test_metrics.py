@@ -4,7 +4,6 @@ import re
 
 import pytest
 from fastapi.testclient import TestClient
-from serving import READER, bearer
 
 from sedem import Answer
 from sedem.serve.metrics import Metrics
@@ -48,12 +47,6 @@ def test_the_names_of_all_figures(client: TestClient) -> None:
     assert {name: kind for name, kind in kinds.items() if not name.endswith("_created")} == NAMES
 
 
-def test_only_some_keys_may_read_them(client: TestClient, anonymous: TestClient) -> None:
-    response = anonymous.get("/metrics", headers=bearer(READER))
-    assert response.status_code == 403
-    assert response.json()["error"]["code"] == "no_metrics"
-
-
 def test_an_answer_is_counted_by_its_times() -> None:
     told: list[tuple[Answer, int]] = []
     metrics = Metrics(lambda answer, tokens: told.append((answer, tokens)))
@@ -73,16 +66,3 @@ def test_an_answer_is_counted_by_its_times() -> None:
     # A single token has no time between two.
     metrics.answered(answer, 1, 0.0)
     assert samples(metrics.text().decode())["sedem_time_per_token_seconds_count"] == 1
-
-
-def test_servers_do_not_share_figures() -> None:
-    one, other = Metrics(), Metrics()
-    one.refused("key")
-    assert "sedem_refused_total{" in one.text().decode()
-    assert "sedem_refused_total{" not in other.text().decode()
-
-
-def test_a_wrong_key_is_counted(client: TestClient, anonymous: TestClient) -> None:
-    anonymous.get("/ready")
-    anonymous.get("/ready", headers=bearer("wrong"))
-    assert samples(client.get("/metrics").text)['sedem_refused_total{reason="key"}'] == 2

@@ -111,23 +111,16 @@ def test_the_banks_used_last_are_kept(make: Callable[..., OnlineBanks], watched:
         for documents in ([ONE], [TWO], [ONE], [three], [ONE], [TWO]):
             await banks.bank("ann", documents)
             assert len(banks) <= 2
+        small = make(max_online_characters=len(LEASE) // 8 + 1)
+        for documents in ([ONE], [TWO]):
+            await small.bank("ben", documents)
+            assert len(small) == 1
         none = make(online_banks=0)
         await none.bank("ann", [ONE, TWO])
         assert len(none) == len(none._joined) == 0
 
     asyncio.run(ask())
-    assert watched.read_texts.count(RECIPE) == 3 and watched.read_texts.count(LEASE) == 2
-
-
-def test_kept_texts_are_bounded(make: Callable[..., OnlineBanks]) -> None:
-    async def ask() -> None:
-        banks = make(max_online_characters=len(LEASE) // 8 + 1)
-        await banks.bank("ann", [ONE])
-        assert len(banks) == 1
-        await banks.bank("ann", [TWO])
-        assert len(banks) == 1
-
-    asyncio.run(ask())
+    assert watched.read_texts[:4] == [LEASE, RECIPE, "Pets need the landlord's word.", RECIPE]
 
 
 def test_reading_stops_when_nobody_waits(
@@ -173,7 +166,9 @@ def test_a_text_that_cannot_be_read_is_tried_again(make: Callable[..., OnlineBan
     asyncio.run(ask())
 
 
-def test_too_many_texts_are_refused(make: Callable[..., OnlineBanks], watched: Watched) -> None:
+def test_too_many_texts_and_those_after_the_end_are_refused(
+    make: Callable[..., OnlineBanks], watched: Watched
+) -> None:
     async def ask() -> None:
         banks = make(waiting=2)
         watched.go.clear()
@@ -185,17 +180,9 @@ def test_too_many_texts_are_refused(make: Callable[..., OnlineBanks], watched: W
         await asyncio.sleep(0)
         watched.go.set()
         await asyncio.gather(*tasks, again)
-
-    asyncio.run(ask())
-
-
-def test_closing_ends_what_is_being_read(
-    make: Callable[..., OnlineBanks], watched: Watched
-) -> None:
-    async def ask() -> None:
-        banks = make()
+        # Closing ends what is being read.
         watched.go.clear()
-        task = asyncio.create_task(banks.bank("ann", [ONE]))
+        task = asyncio.create_task(banks.bank("ben", [ONE]))
         await asyncio.sleep(0.02)
         await asyncio.to_thread(banks.close)
         with pytest.raises(CancelledError):

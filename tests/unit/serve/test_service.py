@@ -7,20 +7,13 @@ from pathlib import Path
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from serving import SECRET, bearer
+from serving import KEYS, SECRET, bearer
 
 from sedem import SeDeM
 from sedem.errors import CheckpointError
 from sedem.serve import service
 from sedem.serve.app import create_app
-from sedem.serve.keys import KeyRing
 from sedem.serve.settings import Settings
-
-
-def test_health_needs_no_key_and_ready_does(client: TestClient, anonymous: TestClient) -> None:
-    assert anonymous.get("/health").json() == {"status": "ok"}
-    assert anonymous.get("/ready").status_code == 401
-    assert client.get("/ready").json() == {"status": "ready"}
 
 
 def test_a_server_that_shuts_down_lives_and_is_not_ready(app: FastAPI, client: TestClient) -> None:
@@ -34,7 +27,7 @@ def test_a_server_that_shuts_down_lives_and_is_not_ready(app: FastAPI, client: T
 
 
 def test_a_server_is_not_ready_before_its_model_is_open(
-    settings: Settings, keys: KeyRing, model: SeDeM, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, model: SeDeM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_open = threading.Event()
 
@@ -43,7 +36,7 @@ def test_a_server_is_not_ready_before_its_model_is_open(
         return model
 
     monkeypatch.setattr(service, "open_model", slow)
-    app = create_app(settings, keys=keys)
+    app = create_app(settings, keys=KEYS)
     with TestClient(app, headers=bearer(SECRET)) as client:
         assert client.get("/health").is_success
         for response in (client.get("/ready"), client.get("/v1/banks")):
@@ -61,12 +54,10 @@ def test_a_server_is_not_ready_before_its_model_is_open(
         assert client.get("/ready").is_success
 
 
-def test_a_server_whose_model_cannot_be_opened_says_so(
-    settings: Settings, keys: KeyRing, tmp_path: Path
-) -> None:
+def test_a_server_whose_model_cannot_be_opened_says_so(settings: Settings, tmp_path: Path) -> None:
     failed = threading.Event()
     changed = settings.with_changes(model=str(tmp_path / "nothing"))
-    app = create_app(changed, keys=keys, on_failure=failed.set)
+    app = create_app(changed, keys=KEYS, on_failure=failed.set)
     with TestClient(app):
         assert failed.wait(60)
     assert isinstance(app.state.lifecycle.failed, CheckpointError)

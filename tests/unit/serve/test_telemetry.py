@@ -83,15 +83,14 @@ def test_an_error_marks_the_span_and_its_message_is_not_recorded() -> None:
     assert failed.status.status_code.name == "ERROR"
 
 
-def test_without_the_package_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    with pytest.raises(ConfigError, match=r"pip install 'sedem\[telemetry\]'"):
-        OpenTelemetry()
-
-
-def test_an_exporter_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_or_exporter_that_is_not_installed_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "carrier-pigeon")
     with pytest.raises(ConfigError, match="'carrier-pigeon'"):
         OpenTelemetry()
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
     OpenTelemetry().close()
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    with pytest.raises(ConfigError, match=r"pip install 'sedem\[telemetry\]'"):
+        OpenTelemetry()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import LEASE, RECIPE
 from fastapi.testclient import TestClient
-from unit.serve.waiting import finish, read_all
+from unit.serve.conftest import finish, read_all
 
 from sedem import SeDeM
 from sedem.serve import uploads
