@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ class LoadCampaign:
         server: further arguments of `serving`.
     """
 
-    load: Callable[[Target, int, int], Result]
+    load: Callable[[Target, int, int], Awaitable[Result]]
     points: int
     sample: int
     meaning: str
@@ -41,7 +42,11 @@ class LoadCampaign:
     def run(self, points: int, folder: Path, seed: int) -> Result:
         """Start a server, and put load on it."""
         with serving(folder, *self.flags, **self.server) as target:
-            return self.load(target, points, seed)
+            return self.put(target, points, seed)
+
+    def put(self, target: Target, points: int, seed: int = 0) -> Result:
+        """Put load on a server."""
+        return asyncio.run(self.load(target, points, seed))
 
 
 CAMPAIGNS = {

@@ -24,7 +24,7 @@ TEXTS = tuple(sorted(DOCUMENTS.glob("*.txt")))
 SECONDS = 120.0
 """How long the server may take to be ready."""
 SIGNALS: Mapping[str, signal.Signals] = {"step": signal.SIGUSR1, "prefill": signal.SIGUSR2}
-"""What makes the next step or prefill of `load.failing` fail."""
+"""What makes the next step or prefill of `load.failures` fail."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def serving(
     """
     bank, secret = build_bank(folder, texts), secrets.token_urlsafe(32)
     command = [
-        sys.executable, "-m", "load.failing", "serve", "--bank", f"{BANK}={bank}",
+        sys.executable, "-m", "load.failures", "serve", "--bank", f"{BANK}={bank}",
         "--folder", str(folder / "server"), "--port", "0", *flags,
     ]  # fmt: skip
     if not failing:
