@@ -28,8 +28,6 @@ class LoadCampaign:
         points: requests of the bounded form.
         sample: requests among the default tests.
         meaning: what is shown, for the report.
-        flags: flags of the server.
-        server: further arguments of `serving`.
     """
 
     load: Callable[[Target, int, int], Awaitable[Result]]

@@ -86,14 +86,7 @@ def _requests(target: Target, seed: int) -> Iterator[tuple[str, dict[str, Any]]]
 
 @dataclass
 class Readers:
-    """Readers that go away.
-
-    Attributes:
-        client: what they ask with.
-        requests: kinds and bodies without end.
-        chance: decides when each goes.
-        usual: seconds of a usual answer.
-    """
+    """Readers that go away; `usual` is the seconds of a usual answer."""
 
     client: httpx.AsyncClient
     requests: Iterator[tuple[str, dict[str, Any]]]

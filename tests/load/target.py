@@ -29,15 +29,7 @@ SIGNALS: Mapping[str, signal.Signals] = {"step": signal.SIGUSR1, "prefill": sign
 
 @dataclass(frozen=True)
 class Target:
-    """A server that runs.
-
-    Attributes:
-        url: its address, without a slash at the end.
-        secret: a key that may do everything.
-        model: name of its model.
-        process: where its memory is looked at.
-        fail: makes its engine fail once, in the next "step" or "prefill".
-    """
+    """A server that runs; `fail` makes its engine fail, in the next "step" or "prefill"."""
 
     url: str
     secret: str
@@ -90,8 +82,6 @@ def serving(
 
     Args:
         folder: where bank, log and the server's own folder lie.
-        flags: further flags of the command.
-        texts: what its bank holds.
         failing: whether its engine can be made to fail.
 
     Raises:

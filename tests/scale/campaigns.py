@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -238,15 +238,6 @@ def _told(result: Result, kind: str, counts: Counts) -> None:
     result.require(counts.wrong == 0, f"{kind}: {counts.wrong} answers differ")
 
 
-def _processes() -> list[tuple[int, str]]:
-    """Ids and command lines of the processes that this one has started."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            found.append((process.pid, " ".join(process.cmdline())))
-    return found
-
-
 def replicas_killed(points: int, folder: Path, seed: int) -> Result:
     """SIGKILL to an engine and to a selector while answers are streamed."""
     result = Result("answers")
@@ -255,7 +246,7 @@ def replicas_killed(points: int, folder: Path, seed: int) -> Result:
         place = folder / name
         place.mkdir()
         with local_cluster(7), served(place, machines) as server:
-            kill = partial(kill_replica, name, _processes)
+            kill = partial(kill_replica, name)
             _told(result, f"{name} killed", under_load(server, points, kill))
     return result
 

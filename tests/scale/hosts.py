@@ -90,9 +90,7 @@ class Host:
     Attributes:
         name: of its network namespace.
         link: name of its end of the network, outside of the namespace.
-        address: its IP address.
         node: the process of `ray start`.
-        alive: whether it was neither killed nor removed.
     """
 
     name: str

@@ -7,19 +7,18 @@ with served(folder, Machines(partitions=2)) as server:
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 from scale.hosts import hosts
 from serving import KEYS, SECRET, bearer
 from synthetic import WORDS, synthetic_bank
@@ -61,19 +60,11 @@ class Counts:
 
 @dataclass
 class Server:
-    """A server that runs on the cluster of this process.
-
-    Attributes:
-        client: has a key that may do everything.
-        model: the same model, in this process.
-        place: of the bank that it serves.
-        ingress: handle of the HTTP application.
-    """
+    """A server that runs on the cluster of this process; `place` is that of its bank."""
 
     client: httpx.Client
     model: SeDeM
     place: Path
-    ingress: Any
 
     def ask(self, question: str, **fields: Any) -> dict[str, Any]:
         """Ask; returns the whole body."""
@@ -90,27 +81,26 @@ class Server:
 
 
 @contextmanager
-def served(folder: Path, machines: Machines, documents: int = 12) -> Iterator[Server]:
+def served(folder: Path, machines: Machines) -> Iterator[Server]:
     """Serve a synthetic bank on the cluster that this process is connected to.
 
     Args:
         folder: an empty one that every node sees.
         machines: how the server is spread.
-        documents: of the bank, four blocks each.
     """
     model = SeDeM.from_pretrained(MODEL, light=True, device="cpu")
     place = folder / "register.bank"
-    synthetic_bank(model, documents).save(place)
+    synthetic_bank(model, 12).save(place)
     with listen("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
     settings = Settings(model=MODEL, folder=folder / "server", banks={BANK: place}, port=port)
     with ExitStack() as stack:
-        ingress = stack.enter_context(serving(settings, machines, KEYS))
+        stack.enter_context(serving(settings, machines, KEYS))
         client = httpx.Client(
             base_url=f"http://127.0.0.1:{port}", headers=bearer(SECRET), timeout=SECONDS
         )
         stack.enter_context(client)
-        yield Server(client, model, place, ingress)
+        yield Server(client, model, place)
 
 
 def body_of(question: str, **fields: Any) -> dict[str, Any]:
@@ -206,16 +196,14 @@ def under_load(
     return counts
 
 
-def kill_replica(name: str, processes: Callable[[], list[tuple[int, str]]]) -> None:
-    """Kill the process of one replica of a deployment.
-
-    Args:
-        name: of the deployment, such as "engine".
-        processes: ids and command lines of the cluster's processes.
-    """
-    found = [pid for pid, command in processes() if command.startswith(REPLICA + name)]
-    assert found, f"no replica of {name} runs"
-    os.kill(found[0], signal.SIGKILL)
+def kill_replica(name: str) -> None:
+    """Kill the process of one replica of a deployment, such as "engine"."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if " ".join(process.cmdline()).startswith(REPLICA + name):
+                process.kill()
+                return
+    raise AssertionError(f"no replica of {name} runs")
 
 
 def killed_host(questions: int) -> Counts:

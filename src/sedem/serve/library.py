@@ -28,7 +28,7 @@ from sedem.bank.file import delete
 from sedem.durable_files import make_folders, sync_folder
 from sedem.errors import ConfigError
 from sedem.modules import SedemModules
-from sedem.serve.bank_entry import BankEntry, Prepare, Readers, created_at, visible_immediately
+from sedem.serve.bank_entry import BankEntry, Prepare, Readers, created_at
 from sedem.serve.database import Database, FullDiskError, full_disk
 from sedem.serve.errors import bad_request, bank_not_found, forbidden, not_found
 from sedem.serve.keys import Key
@@ -57,7 +57,10 @@ class Library:
     """
 
     def __init__(
-        self, settings: Settings, model: SedemModules, prepare: Prepare = visible_immediately
+        self,
+        settings: Settings,
+        model: SedemModules,
+        prepare: Prepare = lambda snapshot: None,
     ) -> None:
         self.settings, self.model, self.prepare = settings, model, prepare
         self._banks = settings.folder / "banks"

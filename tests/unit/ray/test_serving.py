@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
-from scale.campaigns import _processes, local_cluster
+from scale.campaigns import local_cluster
 from scale.serving import (
     BANK,
     MODEL,
@@ -105,7 +105,7 @@ def test_documents_are_added_while_questions_run(server: Server) -> None:
 
 @pytest.mark.parametrize("name", [pytest.param("selector-1", marks=pytest.mark.slow), "engine"])
 def test_a_replica_is_killed_under_load_and_no_answer_is_wrong(server: Server, name: str) -> None:
-    counts = under_load(server, 8, lambda: kill_replica(name, _processes), at_once=2)
+    counts = under_load(server, 8, lambda: kill_replica(name), at_once=2)
     assert counts.wrong == 0 and counts.same >= 3
     assert compare(server, 2) == Counts(asked=2, same=2)
 

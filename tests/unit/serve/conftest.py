@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import wraps
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from sedem import SeDeM
 from sedem.serve.app import create_app
 from sedem.serve.building import Builder
 from sedem.serve.library import Library
+from sedem.serve.metrics import Metrics
 from sedem.serve.settings import Settings
 
 SECONDS = 240.0
@@ -67,6 +71,16 @@ def anonymous(app: FastAPI) -> TestClient:
     return TestClient(app, follow_redirects=False)
 
 
+def in_a_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run a test that is a coroutine."""
+
+    @wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
 def send(client: TestClient, bank: str, files: Mapping[str, str | bytes], **options: Any) -> Any:
     """Upload files, given by their names."""
     parts = [("file", file) for file in files.items()]
@@ -94,3 +108,15 @@ def finish(builder: Builder) -> None:
     """Do all the work that there is."""
     while builder.turn():
         pass
+
+
+@contextmanager
+def opened(settings: Settings, model: SeDeM, **options: Any) -> Iterator[tuple[Library, Builder]]:
+    """The banks of a server, and what reads into them when `finish` is called."""
+    library = Library(settings, model)
+    builder = Builder(library, model, Metrics(), **options)
+    try:
+        yield library, builder
+    finally:
+        builder.close()
+        library.close()

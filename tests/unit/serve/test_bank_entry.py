@@ -8,34 +8,25 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import LEASE, RECIPE
-from unit.serve.conftest import finish, upload
+from unit.serve.conftest import finish, opened, upload
 
 from sedem import SeDeM
 from sedem.bank.file import BankFile
 from sedem.errors import BankError
 from sedem.serve.building import Builder
 from sedem.serve.library import Library
-from sedem.serve.metrics import Metrics
 from sedem.serve.settings import Settings
 
 TEXTS = {"lease.txt": LEASE, "recipe.txt": RECIPE, "long.txt": 16 * LEASE}
 
 
 @pytest.fixture
-def library(settings: Settings, model: SeDeM) -> Iterator[Library]:
+def server(settings: Settings, model: SeDeM) -> Iterator[tuple[Library, Builder]]:
     """A bank of three documents, the last of which is more than half of it."""
-    library = Library(settings, model)
-    upload(library, "flat", TEXTS)
-    yield library
-    library.close()
-
-
-@pytest.fixture
-def builder(library: Library, model: SeDeM) -> Iterator[Builder]:
-    builder = Builder(library, model, Metrics())
-    finish(builder)
-    yield builder
-    builder.close()
+    with opened(settings, model) as (library, builder):
+        upload(library, "flat", TEXTS)
+        finish(builder)
+        yield library, builder
 
 
 def stored_names(path: Path) -> list[str]:
@@ -49,8 +40,9 @@ def banks(settings: Settings) -> set[str]:
 
 
 def test_a_bank_that_is_mostly_removed_documents_gives_their_space_back(
-    settings: Settings, model: SeDeM, library: Library, builder: Builder
+    settings: Settings, model: SeDeM, server: tuple[Library, Builder]
 ) -> None:
+    library, builder = server
     entry = library.get("flat")
     assert entry.bank is not None
     library.remove_document("flat", "lease.txt")
@@ -67,19 +59,17 @@ def test_a_bank_that_is_mostly_removed_documents_gives_their_space_back(
     upload(library, "flat", {"lease.txt": LEASE})
     finish(builder)
     library.close()
-    again = Library(settings, model)
-    bank = again.get("flat").bank
-    assert bank is not None
-    assert {one.name: one.text for one in bank.documents} == {
-        "recipe.txt": RECIPE,
-        "lease.txt": LEASE,
-    }
-    again.close()
+    with opened(settings, model) as (again, _):
+        bank = again.get("flat").bank
+        assert bank is not None
+        texts = {one.name: one.text for one in bank.documents}
+        assert texts == {"recipe.txt": RECIPE, "lease.txt": LEASE}
 
 
 def test_running_answers_keep_what_they_have_not_read_yet(
-    library: Library, builder: Builder, model: SeDeM
+    server: tuple[Library, Builder], model: SeDeM
 ) -> None:
+    library, builder = server
     entry = library.get("flat")
     assert entry.bank is not None
     expected = model.answer(entry.bank, "How much is the rent?", k=2)
@@ -102,11 +92,11 @@ def test_running_answers_keep_what_they_have_not_read_yet(
 
 
 def test_compaction_that_fails_is_not_tried_again_and_may_be_turned_off(
-    library: Library,
-    builder: Builder,
+    server: tuple[Library, Builder],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    library, builder = server
     entry, tries, limits = library.get("flat"), [], library.settings
 
     def refused(file: BankFile, before: int | None = None) -> None:
@@ -130,8 +120,9 @@ def test_compaction_that_fails_is_not_tried_again_and_may_be_turned_off(
 
 
 def test_a_deleted_bank_is_removed_when_no_answer_reads_it(
-    settings: Settings, library: Library, builder: Builder
+    settings: Settings, server: tuple[Library, Builder]
 ) -> None:
+    library, builder = server
     entry = library.get("flat")
     assert entry.bank is not None
     snapshot = entry.bank.snapshot()
@@ -146,8 +137,9 @@ def test_a_deleted_bank_is_removed_when_no_answer_reads_it(
 
 
 def test_the_next_server_removes_what_a_killed_one_left(
-    settings: Settings, model: SeDeM, library: Library, builder: Builder
+    settings: Settings, model: SeDeM, server: tuple[Library, Builder]
 ) -> None:
+    library, _ = server
     entry = library.get("flat")
     assert entry.bank is not None
     kept, folder = banks(settings), settings.folder / "banks"

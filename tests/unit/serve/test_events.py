@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from starlette.requests import Request
+from unit.serve.conftest import in_a_loop
 
 from sedem.errors import DataError
 from sedem.serve import events
@@ -44,7 +45,8 @@ class Connection:
         await response(self.scope, self.receive, self.send)  # type: ignore[arg-type]
 
 
-def test_events_are_sent_and_a_silence_is_bridged(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_a_loop
+async def test_events_are_sent_and_a_silence_is_bridged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "KEEP_ALIVE_SECONDS", 0.05)
 
     async def source() -> AsyncGenerator[bytes, None]:
@@ -53,24 +55,22 @@ def test_events_are_sent_and_a_silence_is_bridged(monkeypatch: pytest.MonkeyPatc
         yield event({"n": 2})
         yield DONE
 
-    async def read() -> None:
-        connection = Connection()
-        await connection.read(source())
-        assert connection.sent[0]["status"] == 200
-        headers = dict(connection.sent[0]["headers"])
-        assert headers[b"content-type"].startswith(b"text/event-stream")
-        assert b"content-length" not in headers
-        first = b'event: said\ndata: {"n":"a\\n\\nb \xc3\xa9"}\n\n'
-        expected = first + COMMENT * 2 + event({"n": 2}) + DONE
-        assert connection.body == expected
-        assert connection.sent[-1] == {
-            "type": "http.response.body", "body": b"", "more_body": False,
-        }  # fmt: skip
-
-    asyncio.run(read())
+    connection = Connection()
+    await connection.read(source())
+    assert connection.sent[0]["status"] == 200
+    headers = dict(connection.sent[0]["headers"])
+    assert headers[b"content-type"].startswith(b"text/event-stream")
+    assert b"content-length" not in headers
+    first = b'event: said\ndata: {"n":"a\\n\\nb \xc3\xa9"}\n\n'
+    expected = first + COMMENT * 2 + event({"n": 2}) + DONE
+    assert connection.body == expected
+    assert connection.sent[-1] == {
+        "type": "http.response.body", "body": b"", "more_body": False,
+    }  # fmt: skip
 
 
-def test_an_error_before_the_first_event_is_raised_and_a_later_one_is_sent(
+@in_a_loop
+async def test_an_error_before_the_first_event_is_raised_and_a_later_one_is_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def source(before: bool) -> AsyncGenerator[bytes, None]:
@@ -80,26 +80,24 @@ def test_an_error_before_the_first_event_is_raised_and_a_later_one_is_sent(
         yield event({"n": 1})
         raise RuntimeError("secret")
 
-    async def read() -> None:
-        with pytest.raises(DataError):
-            await Connection().read(source(before=True))
-        connection = Connection()
-        await connection.read(source(before=False))
-        _, error, done, _ = connection.body.split(b"\n\n")
-        assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "internal_error"
-        assert done == b"data: [DONE]" and b"secret" not in connection.body
-        # A slow first event does not hold the response.
-        monkeypatch.setattr(events, "PATIENCE_SECONDS", 0.0)
-        connection = Connection()
-        await connection.read(source(before=True))
-        assert connection.sent[0]["status"] == 200
-        assert b"the question is empty" in connection.body
-
-    asyncio.run(read())
+    with pytest.raises(DataError):
+        await Connection().read(source(before=True))
+    connection = Connection()
+    await connection.read(source(before=False))
+    _, error, done, _ = connection.body.split(b"\n\n")
+    assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "internal_error"
+    assert done == b"data: [DONE]" and b"secret" not in connection.body
+    # A slow first event does not hold the response.
+    monkeypatch.setattr(events, "PATIENCE_SECONDS", 0.0)
+    connection = Connection()
+    await connection.read(source(before=True))
+    assert connection.sent[0]["status"] == 200
+    assert b"the question is empty" in connection.body
 
 
 @pytest.mark.parametrize("kind", ["begun", "not begun", "not streamed"])
-def test_a_client_that_goes_away_cancels_at_once(kind: str) -> None:
+@in_a_loop
+async def test_a_client_that_goes_away_cancels_at_once(kind: str) -> None:
     ended: list[str] = []
 
     async def work() -> None:
@@ -114,21 +112,18 @@ def test_a_client_that_goes_away_cancels_at_once(kind: str) -> None:
         await work()
         yield b""
 
-    async def read() -> None:
-        connection = Connection()
-        assert await cancel_on_disconnect(connection.request, asyncio.sleep(0, 7)) == 7
-        if kind == "not streamed":
-            task = asyncio.create_task(cancel_on_disconnect(connection.request, work()))
-        else:
-            task = asyncio.create_task(connection.read(source()))
-        await asyncio.sleep(0.02)
-        connection.gone.set()
-        if kind == "begun":
+    connection = Connection()
+    assert await cancel_on_disconnect(connection.request, asyncio.sleep(0, 7)) == 7
+    if kind == "not streamed":
+        task = asyncio.create_task(cancel_on_disconnect(connection.request, work()))
+    else:
+        task = asyncio.create_task(connection.read(source()))
+    await asyncio.sleep(0.02)
+    connection.gone.set()
+    if kind == "begun":
+        await asyncio.wait_for(task, 1)
+    else:
+        with pytest.raises(ApiError) as gone:
             await asyncio.wait_for(task, 1)
-        else:
-            with pytest.raises(ApiError) as gone:
-                await asyncio.wait_for(task, 1)
-            assert gone.value.status == 499
-        assert ended == ["cancelled"]
-
-    asyncio.run(read())
+        assert gone.value.status == 499
+    assert ended == ["cancelled"]
