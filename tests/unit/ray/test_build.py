@@ -13,18 +13,15 @@ from pathlib import Path
 import psutil
 import pyarrow as pa
 import pytest
-import torch
 from conftest import LEASE, RECIPE
 from object_server import ObjectServer
 from pyarrow import parquet
-from scale.building import differences
+from scale.building import differences, write_checkpoint
 from scale.campaigns import local_cluster
 
 from sedem import Document, MemoryBank, SeDeM
-from sedem.backbone.loading import open_backbone
 from sedem.bank.file import BankFile
 from sedem.bank.parts import Parts
-from sedem.config import SedemConfig
 from sedem.errors import BankError, ConfigError, DataError, UnavailableError
 from sedem.ray import build
 from sedem.ray.build import Workers, build_on_ray, received
@@ -47,12 +44,8 @@ def cluster(server: ObjectServer) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def checkpoint(config: SedemConfig, tmp_path_factory: pytest.TempPathFactory) -> str:
-    torch.manual_seed(1)
-    opened = open_backbone(config.encoder)
-    folder = tmp_path_factory.mktemp("checkpoint")
-    SeDeM(config, opened, opened).eval().save_pretrained(folder)
-    return str(folder)
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
 
 @pytest.fixture(scope="module")
