@@ -227,17 +227,6 @@ def left(settings: Settings) -> list[Path]:
     return list((settings.folder / "uploads").iterdir())
 
 
-def test_a_file_over_the_limit_is_rejected(
-    make_client: Callable[..., TestClient], settings: Settings
-) -> None:
-    client = make_client(max_file_bytes=1000)
-    assert client.post(URL, files={"file": ("a.txt", b"x" * 1000)}).status_code == 202
-    read_all(client, "new")
-    answer = client.post(URL, files={"file": ("a.txt", b"x" * 1_000_000)})
-    assert answer.status_code == 413
-    assert left(settings) == []
-
-
 def test_what_is_no_upload_leaves_nothing(client: TestClient, settings: Settings) -> None:
     for headers, body, words in [
         (FORM, PART + b"half of a f", "no file"),

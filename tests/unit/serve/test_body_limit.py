@@ -63,6 +63,7 @@ def test_an_upload_may_be_larger_than_other_bodies(client: TestClient) -> None:
 
     assert upload(2 * LIMIT) == 202
     assert upload(2 * LIMIT + FORM_BYTES) == 413
+    assert client.get("/v1/banks/new/progress").json()["files"] == 1
 
 
 # Without a server, for what a client library would not send
