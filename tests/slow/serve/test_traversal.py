@@ -113,12 +113,14 @@ def guarded(settings: Settings, model: SeDeM, tmp_path: Path) -> Iterator[httpx.
     for name in ("outside.txt", "etc/passwd", "secrets/server.sqlite"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(MARK)
-    with serving(settings.with_changes(max_documents=10_000), model) as served:
-        client = httpx.Client(base_url=served.url, headers=bearer(SECRET), timeout=60)
+    settings = settings.with_changes(max_documents=10_000)
+    with (
+        serving(settings, model) as served,
+        httpx.Client(base_url=served.url, headers=bearer(SECRET), timeout=60) as client,
+    ):
         assert send(client, "kept", {"kept.txt": "This stays where it is."}).status_code == 202
         before = tree(tmp_path)
-        with client:
-            yield client
+        yield client
     assert tree(tmp_path) == before
     folder = tmp_path / "server"
     assert {path.name for path in folder.iterdir()} <= {
