@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -13,8 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
+
+from sedem.provenance import provenance
 
 
 @dataclass
@@ -138,6 +142,64 @@ def entries_of(path: Path) -> dict[str, dict[str, Any]]:
         return {}
     entries: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["campaigns"]
     return entries
+
+
+@dataclass(frozen=True)
+class Report:
+    """A report that is committed, and the page that shows it.
+
+    Attributes:
+        file: the report.
+        page: has a table between the mark `<!-- NAME -->`, NAME being that of the file's folder,
+            and `<!-- end -->`.
+        kind: what a campaign is called.
+        campaigns: all campaigns by name.
+        packages: packages whose versions are reported.
+        long: factor of the long form.
+    """
+
+    file: Path
+    page: Path
+    kind: str
+    campaigns: Mapping[str, Campaign]
+    packages: tuple[str, ...]
+    long: int
+
+    @property
+    def name(self) -> str:
+        """Name of the campaigns, and of their module."""
+        return self.file.parent.name
+
+    def rendered(self, page: str) -> str:
+        """The page with its table renewed."""
+        return with_table(page, self.name, table(self.kind, entries_of(self.file), self.campaigns))
+
+    def run(self, description: str, about: Callable[[str], dict[str, Any]]) -> int:
+        """Run the campaigns as the command line says; 1 if anything went wrong.
+
+        Args:
+            description: what the command does.
+            about: what else to report about a campaign's run, given its name.
+        """
+
+        def write_report(name: str, figures: dict[str, Any]) -> None:
+            run = provenance()
+            figures["run"] |= {
+                "machine": run["machine"],
+                "versions": {package: version(package) for package in self.packages},
+                "commit": run["commit"],
+                **about(name),
+            }
+            keep(self.file, name, figures, self.campaigns)
+            page = self.rendered(self.page.read_text(encoding="utf-8"))
+            self.page.write_text(page, encoding="utf-8")
+
+        # As Ctrl-C does, so that servers and clusters end, too.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+        return run_campaigns(
+            self.campaigns, write_report, program=f"python -m {self.name}",
+            description=description, long=self.long,
+        )  # fmt: skip
 
 
 def cases_of(found: Mapping[str, Any]) -> int:

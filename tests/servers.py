@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from serving import READER, SECRET
+from serving import KEYS
 
 from sedem import SeDeM
 from sedem.serve.app import create_app
-from sedem.serve.keys import Key, KeyRing, digest_of
 from sedem.serve.run import Server, listen
 from sedem.serve.service import Service
 from sedem.serve.settings import Settings
@@ -26,10 +25,12 @@ class Served:
     Attributes:
         url: its address, without a slash at the end.
         service: what stands behind it.
+        server: takes signals.
     """
 
     url: str
     service: Service
+    server: Server
 
     @property
     def api(self) -> str:
@@ -40,13 +41,7 @@ class Served:
 @contextmanager
 def serving(settings: Settings, model: SeDeM) -> Iterator[Served]:
     """Run a server until the block ends."""
-    keys = KeyRing(
-        [
-            Key("admin", digest_of(SECRET), write=True, metrics=True),
-            Key("reader", digest_of(READER)),
-        ]
-    )
-    app = create_app(settings, model, keys=keys)
+    app = create_app(settings, model, keys=KEYS)
     addresses: list[str] = []
     began = threading.Event()
 
@@ -62,7 +57,7 @@ def serving(settings: Settings, model: SeDeM) -> Iterator[Served]:
         assert began.wait(SECONDS), "the server did not start"
         service = app.state.lifecycle.service
         assert service is not None
-        yield Served(addresses[0].rstrip("/"), service)
+        yield Served(addresses[0].rstrip("/"), service, server)
     finally:
         server.stop()
         thread.join(SECONDS)

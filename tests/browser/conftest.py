@@ -15,7 +15,8 @@ from playwright.sync_api import (
     expect,
     sync_playwright,
 )
-from servers import SECRET, serving
+from servers import serving
+from serving import SECRET
 
 from sedem import Document, SeDeM
 from sedem.demo import DOCUMENTS

@@ -23,7 +23,10 @@ def problems(page: Page) -> list[str]:
     return found
 
 
-def test_axe_finds_nothing_where_people_ask(page: Page) -> None:
+def test_axe_finds_nothing_where_people_sign_in_ask_and_upload(
+    visit: Opener, page: Page, tmp_path: Path
+) -> None:
+    assert problems(visit(secret=None)) == []
     ask(page, "In what year was Ulysses launched?", k="1")
     ask(page, "In what year was Ulysses launched?", k="8")
     page.get_by_text("Scores as a table").click()
@@ -33,14 +36,7 @@ def test_axe_finds_nothing_where_people_ask(page: Page) -> None:
     page.locator("#notice").wait_for()
     page.context.set_offline(False)
     assert problems(page) == []
-
-
-def test_axe_finds_nothing_where_people_upload(page: Page, tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
     file.write_text("Some words.")
     page.locator("#files").set_input_files(str(file))
     assert problems(page) == []
-
-
-def test_axe_finds_nothing_where_people_sign_in(visit: Opener) -> None:
-    assert problems(visit(secret=None)) == []

@@ -28,34 +28,25 @@ def small() -> Iterator[None]:
     assert sum(path.stat().st_size for path in DOCS.glob("page-*.png")) < TOTAL_BYTES
 
 
-def save(page: Page, name: str, colours: int = 36) -> None:
+def save(page: Page, name: str) -> None:
     page.mouse.move(1, 1)
     page.wait_for_timeout(500)
     picture = Image.open(io.BytesIO(page.screenshot()))
     small = picture.convert("RGB").quantize(
-        colours, method=Image.Quantize.MAXCOVERAGE, kmeans=4, dither=Image.Dither.NONE
+        36, method=Image.Quantize.MAXCOVERAGE, kmeans=4, dither=Image.Dither.NONE
     )
     small.save(DOCS / f"page-{name}.png", optimize=True)
 
 
-def asked(page: Page) -> None:
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_answers(visit: Opener, scheme: str) -> None:
+    page = visit("/#bank=demo", size=WINDOW, scheme=scheme)
     ask(page, QUESTION, k="1")
     ask(page, QUESTION, k="4")
     page.locator(".source").first.click()
     page.locator("#question").focus()
     page.evaluate("scrollTo(0, 0)")
-
-
-def test_light(visit: Opener) -> None:
-    page = visit("/#bank=demo", size=WINDOW)
-    asked(page)
-    save(page, "light")
-
-
-def test_dark(visit: Opener) -> None:
-    page = visit("/#bank=demo", size=WINDOW, scheme="dark")
-    asked(page)
-    save(page, "dark")
+    save(page, scheme)
 
 
 def test_phone(visit: Opener) -> None:

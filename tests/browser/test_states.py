@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from browser.visitor import Opener, Served, ask, upload
 from playwright.sync_api import Page, expect
-from servers import READER, SECRET
+from serving import READER, SECRET
 
 from sedem.answering.running import RunningAnswers
 
@@ -23,9 +23,7 @@ def test_a_key_is_asked_for_and_a_wrong_one_refused(visit: Opener) -> None:
     page.get_by_label("Key of this server").fill(SECRET)
     page.get_by_role("button", name="Sign in").click()
     expect(page.locator("#asked-bank")).not_to_be_empty()
-
-
-def test_the_address_with_a_key_signs_in_and_forgets_it(visit: Opener) -> None:
+    # The address with a key signs in and forgets it.
     page = visit(f"/?key={SECRET}", secret=None)
     expect(page.locator("#asked-bank")).not_to_be_empty()
     assert SECRET not in page.url
@@ -89,16 +87,19 @@ def test_an_answer_can_be_stopped(
     assert scheduler.running == 0
 
 
-def test_a_file_that_is_too_large_is_refused(page: Page, tmp_path: Path) -> None:
+def test_what_cannot_be_read_or_named_is_explained(visit: Opener, tmp_path: Path) -> None:
+    page = visit()
     file = tmp_path / "large.txt"
     file.write_text("word " * 60_000)
+    page.locator("#files").set_input_files(str(file))
+    page.get_by_label("Name of the new bank").fill("../etc")
+    page.get_by_role("button", name="Read", exact=True).click()
+    expect(page.locator("#upload-error")).to_contain_text("lowercase letters")
+    page.get_by_role("button", name="Cancel", exact=True).click()
+    expect(page.locator("#upload")).to_be_hidden()
     upload(page, file)
     expect(page.locator("#notice")).to_contain_text("large")
     expect(page.locator("#work")).to_be_visible()
-
-
-def test_a_file_that_cannot_be_read_is_named(visit: Opener, tmp_path: Path) -> None:
-    page = visit()
     file = tmp_path / "broken.pdf"
     file.write_bytes(b"this is not a PDF")
     upload(page, file)
@@ -119,17 +120,6 @@ def test_a_key_that_may_only_ask_is_told_so(visit: Opener, tmp_path: Path) -> No
     expect(page.locator("#notice")).to_contain_text("may ask, but it may not add documents")
     page.get_by_role("button", name="Sign out").click()
     expect(page.get_by_label("Key of this server")).to_be_focused()
-
-
-def test_a_bad_name_is_explained(page: Page, tmp_path: Path) -> None:
-    file = tmp_path / "a.txt"
-    file.write_text("Some words.")
-    page.locator("#files").set_input_files(str(file))
-    page.get_by_label("Name of the new bank").fill("../etc")
-    page.get_by_role("button", name="Read", exact=True).click()
-    expect(page.locator("#upload-error")).to_contain_text("lowercase letters")
-    page.get_by_role("button", name="Cancel", exact=True).click()
-    expect(page.locator("#upload")).to_be_hidden()
 
 
 def test_nothing_read_yet_invites_to_drop_a_document(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from campaign import Result
+from campaign import Report, Result
 from load.disconnects import disconnects
 from load.failures import failures
 from load.fuzz import fuzz
@@ -16,9 +17,6 @@ from load.streams import CLIENTS, streams
 from load.target import Target, serving
 
 from sedem.demo import DOCUMENTS
-
-LONG = 5
-"""Factor of the long form: 2,000 disconnects and 100,000 fuzzed requests."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +28,9 @@ class LoadCampaign:
         points: requests of the bounded form.
         sample: requests among the default tests.
         meaning: what is shown, for the report.
-        flags: flags of the server.
-        server: further arguments of `serving`.
     """
 
-    load: Callable[[Target, int, int], Result]
+    load: Callable[[Target, int, int], Awaitable[Result]]
     points: int
     sample: int
     meaning: str
@@ -44,7 +40,11 @@ class LoadCampaign:
     def run(self, points: int, folder: Path, seed: int) -> Result:
         """Start a server, and put load on it."""
         with serving(folder, *self.flags, **self.server) as target:
-            return self.load(target, points, seed)
+            return self.put(target, points, seed)
+
+    def put(self, target: Target, points: int, seed: int = 0) -> Result:
+        """Put load on a server."""
+        return asyncio.run(self.load(target, points, seed))
 
 
 CAMPAIGNS = {
@@ -100,3 +100,11 @@ CAMPAIGNS = {
         {"texts": (DOCUMENTS / "harbour-register.txt",)},
     ),
 }  # fmt: skip
+REPORT = Report(
+    Path(__file__).with_name("report.json"),
+    Path(__file__).parents[2] / "experiments" / "load.md",
+    "load",
+    CAMPAIGNS,
+    ("torch", "fastapi", "uvicorn", "httpx", "schemathesis"),
+    long=5,
+)

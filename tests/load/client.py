@@ -30,10 +30,7 @@ class Reply:
         status: HTTP status; 0 if the connection failed.
         began: when the question was sent, as `time.perf_counter` has it.
         first: seconds until the first text, or until the end of an answer without text.
-        seconds: until the last byte.
-        text: the answer.
         error: what the server or the connection said, if the answer is not whole.
-        retry_after: seconds after which to ask again, as the server said.
     """
 
     status: int

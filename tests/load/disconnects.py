@@ -13,7 +13,6 @@ import httpx
 from campaign import Result
 from load.client import PATH, QUEUE_FULL, Reply, ask, bodies, clients, milliseconds, percentile
 from load.target import TEXTS, Target
-from tqdm import tqdm
 
 READERS = 32
 ROUND, ROUNDS = 250, 10
@@ -29,16 +28,12 @@ TEXT = 1500
 """Characters of a text that comes with a question."""
 
 
-def disconnects(target: Target, points: int, seed: int = 0) -> Result:
+async def disconnects(target: Target, points: int, seed: int) -> Result:
     """Let readers go away at random moments; rows, queue and memory must be as before.
 
     A third reads a stream, a third waits for a whole answer, a third brings a text that has to be
     read first.
     """
-    return asyncio.run(_disconnects(target, points, seed))
-
-
-async def _disconnects(target: Target, points: int, seed: int) -> Result:
     result, chance = Result("requests"), random.Random(seed)
     requests = _requests(target, seed)
     async with clients(target) as client:
@@ -49,11 +44,15 @@ async def _disconnects(target: Target, points: int, seed: int) -> Result:
         readers = Readers(client, requests, chance, usual)
         warm = await _warm_up(target, readers, min(ROUND, points))
         before = target.memory()
-        with tqdm(total=points, desc="disconnects", disable=None) as bar:
-            await readers.go_away(points, result, bar)
-            seconds = await _settle(target, result)
+        await readers.go_away(points, result)
+        seconds = await _settle(target, result)
         after = target.memory()
-        await _all_rows_answer(client, target, seed, result)
+        # As many questions at once as there are rows: one that is stuck would be missing.
+        questions = bodies(target, seed)
+        asked = [ask(client, next(questions)) for _ in range(target.rows())]
+        for reply in await asyncio.gather(*asked):
+            result.count("answers at once afterwards", reply.answered)
+            result.require(reply.answered, f"afterwards a question failed: {reply.error}")
     growth = after / before - 1
     result.figures |= {
         "usual answer": milliseconds(usual),
@@ -87,21 +86,14 @@ def _requests(target: Target, seed: int) -> Iterator[tuple[str, dict[str, Any]]]
 
 @dataclass
 class Readers:
-    """Readers that go away.
-
-    Attributes:
-        client: what they ask with.
-        requests: kinds and bodies without end.
-        chance: decides when each goes.
-        usual: seconds of a usual answer.
-    """
+    """Readers that go away; `usual` is the seconds of a usual answer."""
 
     client: httpx.AsyncClient
     requests: Iterator[tuple[str, dict[str, Any]]]
     chance: random.Random
     usual: float
 
-    async def go_away(self, points: int, result: Result, bar: tqdm[Any]) -> None:
+    async def go_away(self, points: int, result: Result) -> None:
         """Make a number of requests, a few at once."""
         left = iter(range(points))
 
@@ -119,24 +111,20 @@ class Readers:
                     )
                 except TimeoutError:
                     result.count("left")
-                bar.update()
 
         await asyncio.gather(*(reader() for _ in range(READERS)))
 
 
 async def _warm_up(target: Target, readers: Readers, size: int) -> int:
     """Make requests until the memory of the server is steady; how many were made."""
-    last, steady = target.memory(), 0
-    for number in range(1, ROUNDS + 1):
-        with tqdm(total=size, desc=f"warm-up {number}", disable=None, leave=False) as bar:
-            await readers.go_away(size, Result("requests"), bar)
+    last, steady, made = target.memory(), 0, 0
+    while steady < 2 and made < ROUNDS * size:
+        await readers.go_away(size, Result("requests"))
         now = target.memory()
         steady = steady + 1 if now <= (1 + STEADY) * last else 0
-        last = max(now, last)
-        if steady == 2:
-            break
+        last, made = max(now, last), made + size
     await _settle(target, Result("requests"))
-    return number * size
+    return made
 
 
 async def _outcome(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[int, str | None]:
@@ -156,14 +144,3 @@ async def _settle(target: Target, result: Result) -> float:
             break
         await asyncio.sleep(0.05)
     return time.monotonic() - began
-
-
-async def _all_rows_answer(
-    client: httpx.AsyncClient, target: Target, seed: int, result: Result
-) -> None:
-    """Ask as many questions at once as there are rows: one that is stuck would be missing."""
-    questions, rows = bodies(target, seed), target.rows()
-    replies = await asyncio.gather(*(ask(client, next(questions)) for _ in range(rows)))
-    result.count("answers at once afterwards", sum(reply.answered for reply in replies))
-    for reply in replies:
-        result.require(reply.answered, f"afterwards a question failed: {reply.error}")

@@ -1,31 +1,36 @@
-"""An engine that fails in the middle of its work."""
+"""An engine that fails in the middle of its work.
+
+`python -m load.failures serve ...` is `sedem serve` whose engine fails when a signal says so.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
+import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
 from campaign import Result
 from load.client import PATH, Reply, ask, bodies, clients
-from load.target import Target
-from tqdm import tqdm
+from load.target import SIGNALS, Target
+from torch import Tensor
+
+from sedem import SeDeM
+from sedem.cli.main import app
+from sedem.engine.interface import Engine, Rows
 
 KINDS = ("step", "prefill")
 AT_ONCE = 8
 
 
-def failures(target: Target, points: int, seed: int = 0) -> Result:
+async def failures(target: Target, points: int, seed: int) -> Result:
     """Let the engine fail, in the steps and prefills of one question and of several at once."""
-    return asyncio.run(_failures(target, points, seed))
-
-
-async def _failures(target: Target, points: int, seed: int) -> Result:
     result, questions, chance = Result("failures"), bodies(target, seed), random.Random(seed)
     async with clients(target) as client:
-        for number in tqdm(range(points), desc="failures", disable=None):
+        for number in range(points):
             kind, together = KINDS[number % 2], number // 2 % 2 == 1
             name = f"{kind}, {f'{AT_ONCE} questions' if together else '1 question'}"
             with result.case(name, f"failure {number}"):
@@ -75,3 +80,72 @@ def _was_told(reply: Reply) -> bool:
     """Whether a reader got 503, or an error at the end of a stream."""
     said = reply.error or ""
     return reply.status == 503 or (reply.status == 200 and "the engine failed" in said)
+
+
+# The server's process
+
+
+class Fuse:
+    """What is to fail next, a "step" or a "prefill"; nothing at first."""
+
+    def __init__(self) -> None:
+        self.armed: set[str] = set()
+
+    def fail(self, what: str) -> None:
+        """Let the next one fail."""
+        self.armed.add(what)
+
+    def check(self, what: str) -> None:
+        """Fail if this is what was to fail."""
+        if what in self.armed:
+            self.armed.remove(what)
+            raise RuntimeError(f"this {what} was made to fail")
+
+
+class FailingRows:
+    """Rows of an engine that fail once the fuse is armed."""
+
+    def __init__(self, rows: Rows, fuse: Fuse) -> None:
+        self._rows, self._fuse = rows, fuse
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rows, name)
+
+    def join(self, *arguments: Any) -> Tensor:
+        self._fuse.check("prefill")
+        return self._rows.join(*arguments)
+
+    def step(self, ids_B: Tensor) -> Tensor:
+        self._fuse.check("step")
+        return self._rows.step(ids_B)
+
+
+def make_failing(engine: Engine, fuse: Fuse) -> None:
+    """Let an engine fail as a fuse says."""
+    opened = engine.open_rows
+
+    @contextmanager
+    def open_rows(count: int) -> Iterator[FailingRows]:
+        with opened(count) as rows:
+            yield FailingRows(rows, fuse)
+
+    engine.open_rows = open_rows  # type: ignore[method-assign]
+
+
+def main() -> None:
+    """Run the command line; every model that it opens can fail."""
+    fuse, opened = Fuse(), SeDeM.from_pretrained
+
+    def open_failing(*arguments: Any, **settings: Any) -> SeDeM:
+        model = opened(*arguments, **settings)
+        make_failing(model.engine, fuse)
+        return model
+
+    SeDeM.from_pretrained = open_failing  # type: ignore[method-assign, assignment]
+    for what, number in SIGNALS.items():
+        signal.signal(number, lambda *_, what=what: fuse.fail(what))  # type: ignore[misc]
+    app()
+
+
+if __name__ == "__main__":
+    main()

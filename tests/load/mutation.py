@@ -135,10 +135,8 @@ def _odd(chance: random.Random) -> Any:
         case 3:
             return {chance.choice(ODD_TEXTS): _odd(chance)}
         case 4:
-            value: Any = []
-            for _ in range(chance.choice((5, 50, 400))):
-                value = [value]
-            return value
+            depth = chance.choice((5, 50, 400))
+            return json.loads("[" * depth + "]" * depth)
         case _:
             return chance.choice(ODD_TEXTS)
 
@@ -227,30 +225,23 @@ def _frame(chance: random.Random) -> Shot:
     shot = replace(_json("frame", path, content), broken=True)
     json_type = (b"Content-Type", b"application/json")
     length, chunked = b"Content-Length", (b"Transfer-Encoding", b"chunked")
-    match chance.randrange(8):
-        case 0:
-            return replace(shot, headers=(json_type, (length, b"%d" % (len(content) + 9))))
-        case 1:
-            odd = chance.choice((b"-1", b"a", b"1e3", b"9" * 30, b"+5", b"0x5", b"5, 6"))
-            return replace(shot, headers=(json_type, (length, odd)))
-        case 2:
-            return replace(shot, headers=(json_type, chunked), body=b"zz\r\n" + content)
-        case 3:
-            whole = b"%x\r\n%b\r\n0\r\n\r\n" % (len(content), content)
-            return replace(shot, headers=(json_type, chunked), body=whole)
-        case 4:
-            both = (json_type, chunked, (length, b"5"))
-            return replace(shot, headers=both, body=b"5\r\nabc")
-        case 5:
-            return replace(shot, headers=(json_type, (b"A\0b", b"c")))
-        case 6:
-            target = chance.choice(
-                (b"*", b"", b"http://[::1", b"/a b", b"/\0", b"/\xff", b"x" * 70_000)
-            )
-            return replace(shot, target=target)
-        case _:
-            method = chance.choice(("", "G\0T", "GET " * 9, "\u00e9", "A" * 3000))
-            return replace(shot, method=method)
+    odd_length = chance.choice((b"-1", b"a", b"1e3", b"9" * 30, b"+5", b"0x5", b"5, 6"))
+    odd_target = chance.choice(
+        (b"*", b"", b"http://[::1", b"/a b", b"/\0", b"/\xff", b"x" * 70_000)
+    )
+    odd_method = chance.choice(("", "G\0T", "GET " * 9, "\u00e9", "A" * 3000))
+    whole = b"%x\r\n%b\r\n0\r\n\r\n" % (len(content), content)
+    changes: Sequence[dict[str, Any]] = (
+        {"headers": (json_type, (length, b"%d" % (len(content) + 9)))},
+        {"headers": (json_type, (length, odd_length))},
+        {"headers": (json_type, chunked), "body": b"zz\r\n" + content},
+        {"headers": (json_type, chunked), "body": whole},
+        {"headers": (json_type, chunked, (length, b"5")), "body": b"5\r\nabc"},
+        {"headers": (json_type, (b"A\0b", b"c"))},
+        {"target": odd_target},
+        {"method": odd_method},
+    )
+    return replace(shot, **chance.choice(changes))
 
 
 # Uploads
@@ -261,15 +252,9 @@ def _upload(chance: random.Random) -> Shot:
     edge = chance.choice((b"edge", b"edge", b"edge", b"edge", b"x" * 70, b"x" * 200, b'"', b"a b"))
     parts = [_part(chance) for _ in range(chance.choice((0, 1, 1, 1, 2, 40)))]
     content = b"".join(b"--%b\r\n%b" % (edge, part) for part in parts) + b"--%b--\r\n" % edge
-    match chance.randrange(8):
-        case 0:
-            content = content[: chance.randrange(len(content))]
-        case 1:
-            content = content.replace(b"\r\n", b"\n")
-        case 2:
-            content = b"before\r\n" + content + b"after"
-        case _:
-            pass
+    cut = content[: chance.randrange(len(content))]
+    other = (cut, content.replace(b"\r\n", b"\n"), b"before\r\n" + content + b"after")
+    content = chance.choice((*other, *[content] * 5))
     named = chance.choice((edge, edge, edge, edge, b"other", b""))
     kind = b"multipart/form-data; boundary=" + named
     banks = ("mine", "mine", "new", BANK, "x" * 64, "x" * 65, "UP", "..", "a%00")
@@ -309,15 +294,11 @@ def _bytes_changed(chance: random.Random, content: bytes) -> bytes:
     changed = bytearray(content)
     for _ in range(chance.choice((1, 1, 3, 9))):
         place = chance.randrange(len(changed) + 1)
-        match chance.randrange(4):
-            case 0:
-                del changed[place : place + chance.choice((1, 5))]
-            case 1:
-                changed[place:place] = bytes([chance.randrange(256)])
-            case 2:
-                changed[place : place + 1] = chance.choice(
-                    (b"\0", b"\xff", b'"', b"{", b"[", b"\\")
-                )
-            case _:
-                changed[place:place] = changed[place : place + chance.choice((3, 300))]
+        length, new = chance.choice((
+            (chance.choice((1, 5)), b""),
+            (0, bytes([chance.randrange(256)])),
+            (1, chance.choice((b"\0", b"\xff", b'"', b"{", b"[", b"\\"))),
+            (0, changed[place : place + chance.choice((3, 300))]),
+        ))  # fmt: skip
+        changed[place : place + length] = new
     return bytes(changed)

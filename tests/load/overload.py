@@ -12,7 +12,6 @@ import httpx
 from campaign import Result
 from load.client import QUEUE_FULL, Reply, ask, bodies, clients, milliseconds, percentile
 from load.target import Target
-from tqdm import tqdm
 
 READERS = (1, 2, 4)
 """Readers at once with which the peak is looked for, in rows of the server."""
@@ -23,55 +22,36 @@ RAMP = 0.25
 """The share of the arrivals that fill the queue, and are not counted."""
 
 
-def overload(target: Target, points: int, seed: int = 0) -> Result:
+async def overload(target: Target, points: int, seed: int) -> Result:
     """Find the most answers a second, then let questions arrive twice as fast, at random moments.
 
     The peak is the best of three closed loops, in which each reader waits for its answer before it
     asks again. In the open loop no reader waits for another.
     """
-    return asyncio.run(_overload(target, points, seed))
-
-
-async def _overload(target: Target, points: int, seed: int) -> Result:
     result, questions = Result("questions"), bodies(target, seed)
-    rows = min(target.rows(), points)
-    with tqdm(total=2 * points, desc="overload", disable=None) as bar:
-        async with clients(target) as client:
-            await asyncio.gather(*(ask(client, next(questions)) for _ in range(rows)))
-            each, peak = points // len(READERS), 0.0
-            for readers in READERS:
-                replies = await _closed(client, questions, each, readers * rows, bar)
-                result.cases["closed loop"] += len(replies)
-                for reply in replies:
-                    result.require(
-                        reply.answered or reply.status == QUEUE_FULL,
-                        f"an answer failed: {reply.status} {reply.error}",
-                    )
-                peak = max(peak, _rate([r.began + r.seconds for r in replies if r.answered]))
-            began = time.perf_counter()
-            replies, late = await _open(client, questions, points, TIMES * peak, seed, bar)
+    rows, each, peak = min(target.rows(), points), points // len(READERS), 0.0
+    async with clients(target) as client:
+        await asyncio.gather(*(ask(client, next(questions)) for _ in range(rows)))
+        for readers in READERS:
+            left = iter(range(each))
+
+            async def reader(left: Iterator[int] = left) -> list[Reply]:
+                return [await ask(client, next(questions)) for _ in left]
+
+            loops = await asyncio.gather(*(reader() for _ in range(readers * rows)))
+            replies = [reply for loop in loops for reply in loop]
+            result.cases["closed loop"] += len(replies)
+            for reply in replies:
+                result.require(
+                    reply.answered or reply.status == QUEUE_FULL,
+                    f"an answer failed: {reply.status} {reply.error}",
+                )
+            peak = max(peak, _rate([r.began + r.seconds for r in replies if r.answered]))
+        began = time.perf_counter()
+        replies, late = await _open(client, questions, points, TIMES * peak, seed)
     result.cases["open loop"] = len(replies)
     _judge(result, replies, began, peak, late)
     return result
-
-
-async def _closed(
-    client: httpx.AsyncClient,
-    questions: Iterator[dict[str, Any]],
-    points: int,
-    readers: int,
-    bar: tqdm[Any],
-) -> list[Reply]:
-    """Ask with so many readers at once."""
-    replies, left = list[Reply](), iter(range(points))
-
-    async def reader() -> None:
-        for _ in left:
-            replies.append(await ask(client, next(questions)))
-            bar.update()
-
-    await asyncio.gather(*(reader() for _ in range(readers)))
-    return replies
 
 
 def _rate(ends: Sequence[float]) -> float:
@@ -87,7 +67,6 @@ async def _open(
     points: int,
     rate: float,
     seed: int,
-    bar: tqdm[Any],
 ) -> tuple[list[Reply], list[float]]:
     """Ask at random moments, at a rate; also how late each question was sent."""
     chance, tasks, late = random.Random(seed), list[asyncio.Task[Reply]](), list[float]()
@@ -97,7 +76,6 @@ async def _open(
         await asyncio.sleep(max(due - time.perf_counter(), 0))
         late.append(time.perf_counter() - due)
         tasks.append(asyncio.create_task(ask(client, next(questions))))
-        bar.update()
     return [*await asyncio.gather(*tasks)], late
 
 

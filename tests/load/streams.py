@@ -5,62 +5,50 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 from campaign import Result
 from load.client import QUEUE_FULL, Reply, ask, bodies, clients, milliseconds, percentile
 from load.target import Target
-from tqdm import tqdm
 
 CLIENTS = 256
 SPREAD = 5.0
 """p99 of the time to the first token may be so many times p50."""
 
 
-def streams(target: Target, points: int, seed: int = 0) -> Result:
+async def streams(target: Target, points: int, seed: int) -> Result:
     """Let 256 readers ask one question after another; a reader that gets 429 asks again.
 
     The time to the first token is that of the request which was admitted, from sending it: it
     holds the wait in the server's queue. The time with refused attempts is told beside it.
     """
-    return asyncio.run(_streams(target, points, seed))
-
-
-async def _streams(target: Target, points: int, seed: int) -> Result:
     result, replies, whole = Result("questions"), list[Reply](), list[float]()
     questions, chance = bodies(target, seed), random.Random(seed)
     count = min(CLIENTS, points)
     async with clients(target) as client:
         await asyncio.gather(*(ask(client, next(questions)) for _ in range(min(count, 16))))
-        with tqdm(total=points, desc="streams", disable=None) as bar:
 
-            async def reader(asked: int) -> None:
-                for _ in range(asked):
-                    began = time.perf_counter()
-                    reply = await _admitted(client, questions, chance, result)
-                    replies.append(reply)
-                    whole.append(reply.began + reply.first - began)
-                    bar.update()
+        async def reader(asked: int) -> None:
+            for _ in range(asked):
+                began = time.perf_counter()
+                reply = await _admitted(client, next(questions), chance, result)
+                replies.append(reply)
+                whole.append(reply.began + reply.first - began)
 
-            began = time.perf_counter()
-            shares = [points // count + (i < points % count) for i in range(count)]
-            await asyncio.gather(*map(reader, shares))
-            seconds = time.perf_counter() - began
+        began = time.perf_counter()
+        shares = [points // count + (i < points % count) for i in range(count)]
+        await asyncio.gather(*map(reader, shares))
+        seconds = time.perf_counter() - began
     result.cases["questions"] = len(replies)
     _judge(result, replies, whole, seconds)
     return result
 
 
 async def _admitted(
-    client: httpx.AsyncClient,
-    questions: Iterator[dict[str, Any]],
-    chance: random.Random,
-    result: Result,
+    client: httpx.AsyncClient, body: dict[str, Any], chance: random.Random, result: Result
 ) -> Reply:
     """Ask until the answer is no 429."""
-    body = next(questions)
     while (reply := await ask(client, body)).status == QUEUE_FULL:
         result.count("429")
         result.require(reply.retry_after is not None, "a 429 came without Retry-After")

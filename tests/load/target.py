@@ -24,20 +24,12 @@ TEXTS = tuple(sorted(DOCUMENTS.glob("*.txt")))
 SECONDS = 120.0
 """How long the server may take to be ready."""
 SIGNALS: Mapping[str, signal.Signals] = {"step": signal.SIGUSR1, "prefill": signal.SIGUSR2}
-"""What makes the next step or prefill of `load.failing` fail."""
+"""What makes the next step or prefill of `load.failures` fail."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A server that runs.
-
-    Attributes:
-        url: its address, without a slash at the end.
-        secret: a key that may do everything.
-        model: name of its model.
-        process: where its memory is looked at.
-        fail: makes its engine fail once, in the next "step" or "prefill".
-    """
+    """A server that runs; `fail` makes its engine fail, in the next "step" or "prefill"."""
 
     url: str
     secret: str
@@ -90,8 +82,6 @@ def serving(
 
     Args:
         folder: where bank, log and the server's own folder lie.
-        flags: further flags of the command.
-        texts: what its bank holds.
         failing: whether its engine can be made to fail.
 
     Raises:
@@ -99,7 +89,7 @@ def serving(
     """
     bank, secret = build_bank(folder, texts), secrets.token_urlsafe(32)
     command = [
-        sys.executable, "-m", "load.failing", "serve", "--bank", f"{BANK}={bank}",
+        sys.executable, "-m", "load.failures", "serve", "--bank", f"{BANK}={bank}",
         "--folder", str(folder / "server"), "--port", "0", *flags,
     ]  # fmt: skip
     if not failing:

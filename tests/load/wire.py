@@ -20,10 +20,8 @@ class Shot:
 
     Attributes:
         kind: how it was made.
-        method: its method.
         target: path and query, as sent.
         headers: besides Host, key and length; a name that is here already replaces those.
-        body: as sent.
         broken: whether the request is no whole HTTP request, so that no response need come.
     """
 
@@ -56,15 +54,7 @@ class Shot:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came back.
-
-    Attributes:
-        status: HTTP status; 0 if none came.
-        seconds: until the last byte, or until the connection failed.
-        body: the beginning of it.
-        retry: the header Retry-After.
-        error: why there is no response.
-    """
+    """What came back: the status, 0 if none came, and the beginning of the body."""
 
     status: int
     seconds: float
@@ -86,12 +76,7 @@ class Outcome:
 
 
 class Wire:
-    """A connection that is made anew when it was closed.
-
-    Args:
-        url: address of the server.
-        secret: the key that is sent unless a request has its own.
-    """
+    """A connection that is made anew when it was closed."""
 
     def __init__(self, url: str, secret: str) -> None:
         parts = urlsplit(url)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 from conftest import LEASE, RECIPE, save_tiny
@@ -10,11 +10,11 @@ from scale.hosts import Cluster
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
 from sedem.backbone.loading import open_backbone
+from sedem.bank.parts import Place, store_at
 from sedem.ray.build import Workers, build_on_ray
 from sedem.ray.sources import Sources
 from sedem.reading import building as building
 
-DOCUMENTS = 120
 CHARACTERS = 3000
 """Of each document."""
 
@@ -36,62 +36,45 @@ def write_checkpoint(folder: Path) -> str:
     return str(folder / "model")
 
 
-def write_documents(folder: Path, count: int = DOCUMENTS) -> list[Document]:
+def write_documents(folder: Path, number: int) -> list[Document]:
     """Write text files that differ, and return them as documents in the order of their names."""
     folder.mkdir()
     text = f"{LEASE}\n\n{RECIPE}\n\n" * (1 + CHARACTERS // len(LEASE + RECIPE))
     documents = []
-    for number in range(count):
-        path = folder / f"{number:04d}.txt"
-        path.write_text(f"Number {number}. {text[number:][:CHARACTERS]}", encoding="utf-8")
+    for one in range(number):
+        path = folder / f"{one:04d}.txt"
+        path.write_text(f"Number {one}. {text[one:][:CHARACTERS]}", encoding="utf-8")
         documents.append(Document(str(path), path.read_text(encoding="utf-8")))
     return documents
 
 
-@dataclass
-class Loss:
-    """Loses a host when a number of commits is done.
-
-    Attributes:
-        cluster: of the host.
-        after: commits.
-        commits: that are done.
-        speed: tokens that the last build has read a second.
-        busy: processes of the host when it was lost.
-    """
-
-    cluster: Cluster
-    after: int | None
-    commits: int = 0
-    speed: float = 0.0
-    busy: list[int] = field(default_factory=list)
-
-    def __call__(self, done: int, total: int, speed: float) -> None:
-        """Count a commit."""
-        self.commits, self.speed = self.commits + 1, speed
-        if self.commits == self.after:
-            host = next(host for host in self.cluster.hosts if host.alive)
-            self.busy = host.processes()
-            host.kill()
-
-
 def build_and_lose(
-    cluster: Cluster, checkpoint: str, folder: Path, bank: Path, after: int | None
-) -> Loss:
-    """Build a bank on the hosts of a cluster; one of them is lost after some commits.
+    cluster: Cluster, checkpoint: str, folder: Path, bank: Path, after: int
+) -> list[int]:
+    """Build a bank on the hosts of a cluster, to which this process is connected, and lose one.
 
     Args:
-        cluster: to which this process is connected.
+        cluster: the cluster.
         checkpoint: of the model.
         folder: of the documents.
         bank: the new bank.
-        after: commits after which a host is lost; None loses none.
+        after: commits after which a host is lost.
+
+    Returns:
+        Processes of the host when it was lost.
     """
-    loss = Loss(cluster, after)
+    commits, busy = count(1), list[int]()
+
+    def lose(*_: object) -> None:
+        if next(commits) == after:
+            host = next(host for host in cluster.hosts if host.alive)
+            busy.extend(host.processes())
+            host.kill()
+
     model = SeDeM.from_pretrained(checkpoint, light=True)
     workers = Workers(cluster.address, checkpoint)
-    build_on_ray(model, workers, bank, Sources([str(folder)]), loss, source="tiny")
-    return loss
+    build_on_ray(model, workers, bank, Sources([str(folder)]), lose, source="tiny")
+    return busy
 
 
 def build_alone(checkpoint: str, documents: list[Document], bank: Path) -> None:
@@ -100,13 +83,14 @@ def build_alone(checkpoint: str, documents: list[Document], bank: Path) -> None:
     building.build_bank(model, model.engine, bank, documents, source="tiny")
 
 
-def differences(bank: Path, other: Path) -> list[str]:
+def differences(bank: Place, other: Place) -> list[str]:
     """What differs between two banks, a sentence each; empty if they are the same to the bit."""
     found, wanted = MemoryBank.open(bank), MemoryBank.open(other)
     compared = {
         "metadata": found.meta == wanted.meta,
         "documents": found.documents == wanted.documents,
         "blocks": list(found.blocks) == list(wanted.blocks),
+        "words": _words(bank) == _words(other) > 0,
     }
     if len(found) == len(wanted):
         every = range(len(wanted))
@@ -116,3 +100,13 @@ def differences(bank: Path, other: Path) -> list[str]:
         for what, same in compared.items()
         if not same
     ]
+
+
+def _words(bank: Place) -> int:
+    """Number of blocks whose words are indexed."""
+    total = 0
+    for file in store_at(bank).files():
+        with file.reading() as connection:
+            query = "SELECT count(*) FROM words WHERE words MATCH 'a*'"
+            total += connection.execute(query).fetchone()[0]
+    return total

@@ -10,14 +10,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import psutil
-from campaign import Result
+from campaign import Report, Result
 from scale.building import (
     build_alone,
     build_and_lose,
@@ -213,8 +213,8 @@ def hosts_lost_building(points: int, folder: Path, seed: int) -> Result:
             with result.case("host", f"a host lost after {after} commits"):
                 if number:
                     cluster.start()
-                loss = build_and_lose(cluster, texts.checkpoint, folder / "texts", bank, after)
-                result.require(bool(loss.busy), "the lost host had no process")
+                busy = build_and_lose(cluster, texts.checkpoint, folder / "texts", bank, after)
+                result.require(bool(busy), "the lost host had no process")
                 result.wrong += texts.differing(bank)
     return result
 
@@ -238,11 +238,6 @@ def _told(result: Result, kind: str, counts: Counts) -> None:
     result.require(counts.wrong == 0, f"{kind}: {counts.wrong} answers differ")
 
 
-def _processes() -> list[tuple[int, str]]:
-    children = psutil.Process().children(recursive=True)
-    return [(one.pid, " ".join(one.cmdline())) for one in children if one.is_running()]
-
-
 def replicas_killed(points: int, folder: Path, seed: int) -> Result:
     """SIGKILL to an engine and to a selector while answers are streamed."""
     result = Result("answers")
@@ -251,7 +246,7 @@ def replicas_killed(points: int, folder: Path, seed: int) -> Result:
         place = folder / name
         place.mkdir()
         with local_cluster(7), served(place, machines) as server:
-            kill = partial(kill_replica, name, _processes)
+            kill = partial(kill_replica, name)
             _told(result, f"{name} killed", under_load(server, points, kill))
     return result
 
@@ -278,7 +273,7 @@ class ScaleCampaign:
 
     run: Callable[[int, Path, int], Result]
     points: int
-    meaning: str = field(default="")
+    meaning: str
 
 
 CAMPAIGNS: Mapping[str, ScaleCampaign] = {
@@ -321,3 +316,11 @@ CAMPAIGNS: Mapping[str, ScaleCampaign] = {
         hosts_lost_serving, 24, "A host with an engine and selectors is lost: the same"
     ),
 }
+REPORT = Report(
+    Path(__file__).with_name("report.json"),
+    Path(__file__).parents[2] / "experiments" / "scale.md",
+    "campaign",
+    CAMPAIGNS,
+    ("torch", "ray", "transformers"),
+    long=5,
+)

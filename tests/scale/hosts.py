@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -90,9 +90,7 @@ class Host:
     Attributes:
         name: of its network namespace.
         link: name of its end of the network, outside of the namespace.
-        address: its IP address.
         node: the process of `ray start`.
-        alive: whether it was neither killed nor removed.
     """
 
     name: str
@@ -105,13 +103,9 @@ class Host:
         """Return the ids of all processes of the host."""
         return [int(pid) for pid in _ip("netns", "pids", self.name).split()]
 
-    def cut_off(self) -> None:
-        """Take the link down, so that no packet comes in or out; the processes go on."""
-        _ip("link", "set", self.link, "down")
-
     def kill(self) -> None:
         """Lose the host as by a power cut: nobody is told, and nothing is closed."""
-        self.cut_off()
+        _ip("link", "set", self.link, "down")
         self.remove()
 
     def remove(self) -> None:
@@ -131,8 +125,6 @@ class Cluster:
         address: of the head node, "IP:PORT".
         folder: of Ray's sessions and the logs of the nodes.
         cpus: of each host.
-        resources: custom resources of each host.
-        environment: of all nodes.
         hosts: all that have joined, in their order.
         started: how many were started.
     """
@@ -140,9 +132,7 @@ class Cluster:
     address: str
     name: str
     folder: Path
-    cpus: float
-    resources: Mapping[str, float]
-    environment: Mapping[str, str]
+    cpus: int
     hosts: list[Host] = field(default_factory=list)
     started: int = 0
 
@@ -151,14 +141,15 @@ class Cluster:
         """The IP address of the head node, and of every driver in this process's namespace."""
         return self.address.rpartition(":")[0]
 
-    def connect(self, **options: Any) -> None:
-        """Connect this process to the cluster, with options of `ray.init`."""
+    def connect(self) -> None:
+        """Connect this process to the cluster."""
         import ray
 
         ray.init(
             address=self.address,
             _node_ip_address=self.head,
-            **{"log_to_driver": False, "logging_level": "ERROR", **options},
+            log_to_driver=False,
+            logging_level="ERROR",
         )
 
     def start(self, count: int = 1) -> list[Host]:
@@ -195,11 +186,9 @@ class Cluster:
             _ip("-n", name, "link", "set", "lo", "up")
             node = _ray(
                 [*("ip", "netns", "exec", name)],
-                [f"--address={self.address}", f"--num-cpus={self.cpus:g}"],
+                [f"--address={self.address}", f"--num-cpus={self.cpus}"],
                 address,
                 self.folder / f"{name}.log",
-                self.environment,
-                self.resources,
             )
             undo.pop_all()
         host = Host(name, link, address, node)
@@ -208,31 +197,24 @@ class Cluster:
 
 
 @contextmanager
-def hosts(
-    count: int = 2,
-    cpus: float = 1,
-    *,
-    resources: Mapping[str, float] | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> Iterator[Cluster]:
+def hosts(count: int, cpus: int = 1) -> Iterator[Cluster]:
     """Start a Ray cluster of hosts; all of it is gone when the block ends, in whatever way.
 
     Args:
         count: hosts beside the head node.
         cpus: of each host, as Ray counts them.
-        resources: custom resources of each host.
-        environment: more variables of all nodes.
 
     Yields:
         The cluster, to which this process is not connected yet.
     """
+    import ray
+
     name = _name()
     subnet = _free_subnet()
     # Not below the user's folder for such: paths of sockets have at most 107 characters.
     folder = Path(tempfile.mkdtemp(prefix="sd", dir="/tmp"))
-    variables = {**os.environ, **ENVIRONMENT, **(environment or {})}
     head = f"{subnet}.1"
-    cluster = Cluster(f"{head}:{_free_port()}", name, folder, cpus, resources or {}, variables)
+    cluster = Cluster(f"{head}:{_free_port()}", name, folder, cpus)
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         _ip("link", "add", name, "type", "bridge")
@@ -241,9 +223,9 @@ def hosts(
         _ip("link", "set", name, "up")
         node = _head_node(cluster)
         stack.callback(_end, node, partial(_descendants, node.pid))
-        stack.callback(_remove_all, cluster)
+        stack.callback(lambda: [host.remove() for host in cluster.hosts])
         cluster.start(count)
-        stack.callback(_disconnect)
+        stack.callback(ray.shutdown)
         yield cluster
 
 
@@ -252,16 +234,12 @@ def _head_node(cluster: Cluster) -> subprocess.Popen[bytes]:
     log = cluster.folder / "head.log"
     for attempt in range(1, ATTEMPTS + 1):
         options = [
-            *(
-                "--head",
-                f"--port={cluster.address.rpartition(':')[2]}",
-                "--num-cpus=0",
-                "--include-dashboard=false",
-            ),
+            *("--head", "--num-cpus=0", "--include-dashboard=false"),
+            f"--port={cluster.address.rpartition(':')[2]}",
             f"--temp-dir={cluster.folder}",
             f"--ray-client-server-port={_free_port()}",
         ]
-        node = _ray([], options, cluster.head, log, cluster.environment, {})
+        node = _ray([], options, cluster.head, log)
         try:
             _wait_until_started(node, log)
             break
@@ -272,34 +250,16 @@ def _head_node(cluster: Cluster) -> subprocess.Popen[bytes]:
     return node
 
 
-def _remove_all(cluster: Cluster) -> None:
-    for host in cluster.hosts:
-        host.remove()
-
-
-def _disconnect() -> None:
-    import ray
-
-    ray.shutdown()
-
-
-def _ray(
-    prefix: list[str],
-    options: list[str],
-    address: str,
-    log: Path,
-    environment: Mapping[str, str],
-    resources: Mapping[str, float],
-) -> subprocess.Popen[bytes]:
+def _ray(prefix: list[str], options: list[str], address: str, log: Path) -> subprocess.Popen[bytes]:
     """Start a node of Ray, which ends with this command."""
     common = [
         *("--block", "--disable-usage-stats", f"--node-ip-address={address}"),
-        *(f"--object-store-memory={OBJECTS}", f"--resources={json.dumps(dict(resources))}"),
+        f"--object-store-memory={OBJECTS}",
     ]
     with log.open("wb") as file:
         return subprocess.Popen(
             [*prefix, str(RAY), "start", *options, *common],
-            env=dict(environment),
+            env={**os.environ, **ENVIRONMENT},
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,

@@ -1,36 +1,31 @@
 """A server on a Ray cluster against one machine: questions while replicas and hosts are lost.
 
-    with served(folder, Machines(partitions=2)) as server:
-        counts = compare(server, questions=500)
-
-`killed_host` is the campaign's part: it starts hosts, kills one while questions run, and counts.
+with served(folder, Machines(partitions=2)) as server:
+    counts = compare(server, questions=500)
 """
 
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
-from scale.hosts import Host, hosts
-from serving import SECRET, bearer
+import psutil
+from scale.hosts import hosts
+from serving import KEYS, SECRET, bearer
 from synthetic import WORDS, synthetic_bank
 
 from sedem import MemoryBank, SeDeM
 from sedem.answering.decoding import Decoding
 from sedem.ray.serving import Machines, serving
-from sedem.serve.keys import Key, KeyRing, digest_of
 from sedem.serve.run import listen
 from sedem.serve.settings import Settings
 from sedem.types import Answer
@@ -65,19 +60,11 @@ class Counts:
 
 @dataclass
 class Server:
-    """A server that runs on the cluster of this process.
-
-    Attributes:
-        client: has a key that may do everything.
-        model: the same model, in this process.
-        place: of the bank that it serves.
-        ingress: handle of the HTTP application.
-    """
+    """A server that runs on the cluster of this process; `place` is that of its bank."""
 
     client: httpx.Client
     model: SeDeM
     place: Path
-    ingress: Any
 
     def ask(self, question: str, **fields: Any) -> dict[str, Any]:
         """Ask; returns the whole body."""
@@ -94,28 +81,26 @@ class Server:
 
 
 @contextmanager
-def served(folder: Path, machines: Machines, documents: int = 12) -> Iterator[Server]:
+def served(folder: Path, machines: Machines) -> Iterator[Server]:
     """Serve a synthetic bank on the cluster that this process is connected to.
 
     Args:
         folder: an empty one that every node sees.
         machines: how the server is spread.
-        documents: of the bank, four blocks each.
     """
     model = SeDeM.from_pretrained(MODEL, light=True, device="cpu")
     place = folder / "register.bank"
-    synthetic_bank(model, documents).save(place)
+    synthetic_bank(model, 12).save(place)
     with listen("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
     settings = Settings(model=MODEL, folder=folder / "server", banks={BANK: place}, port=port)
-    keys = KeyRing([Key("admin", digest_of(SECRET), write=True, metrics=True)])
     with ExitStack() as stack:
-        ingress = stack.enter_context(serving(settings, machines, keys))
+        stack.enter_context(serving(settings, machines, KEYS))
         client = httpx.Client(
             base_url=f"http://127.0.0.1:{port}", headers=bearer(SECRET), timeout=SECONDS
         )
         stack.enter_context(client)
-        yield Server(client, model, place, ingress)
+        yield Server(client, model, place)
 
 
 def body_of(question: str, **fields: Any) -> dict[str, Any]:
@@ -138,9 +123,8 @@ def questions_of(count: int, seed: int = 3) -> list[str]:
 
 def same(body: dict[str, Any], answer: Answer) -> bool:
     """Whether a body has text, citations, scores and confidence of an answer, to the bit."""
-    own = ("document_index", "file_id")
     cited = [
-        {name: value for name, value in one.items() if name not in own}
+        {name: value for name, value in one.items() if name != "document_index"}
         for one in body["sedem"]["citations"]
     ]
     return (
@@ -151,16 +135,10 @@ def same(body: dict[str, Any], answer: Answer) -> bool:
     )
 
 
-def compare(server: Server, questions: int, at_once: int = 1) -> Counts:
+def compare(server: Server, questions: int) -> Counts:
     """Ask questions, and compare the answers with those of one machine."""
-    texts, counts = questions_of(questions), Counts(asked=questions)
-    with ThreadPoolExecutor(at_once) as threads:
-        for text, body in zip(texts, threads.map(server.ask, texts), strict=True):
-            if same(body, server.expected(text)):
-                counts.same += 1
-            else:
-                counts.wrong += 1
-    return counts
+    found = [same(server.ask(one), server.expected(one)) for one in questions_of(questions)]
+    return Counts(asked=questions, same=sum(found), wrong=questions - sum(found))
 
 
 def streamed(server: Server, question: str) -> tuple[str, str | None]:
@@ -187,8 +165,6 @@ def under_load(
     """Stream answers while something is killed, and compare all that came.
 
     Args:
-        server: the server.
-        questions: how many.
         harm: is called once a quarter of the answers are there.
         at_once: streams at the same time.
     """
@@ -220,40 +196,28 @@ def under_load(
     return counts
 
 
-def kill_replica(name: str, processes: Callable[[], list[tuple[int, str]]]) -> None:
-    """Kill the process of one replica of a deployment.
-
-    Args:
-        name: of the deployment, such as "engine".
-        processes: ids and command lines of the cluster's processes.
-    """
-    found = [pid for pid, command in processes() if command.startswith(REPLICA + name)]
-    assert found, f"no replica of {name} runs"
-    os.kill(found[0], signal.SIGKILL)
+def kill_replica(name: str) -> None:
+    """Kill the process of one replica of a deployment, such as "engine"."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if " ".join(process.cmdline()).startswith(REPLICA + name):
+                process.kill()
+                return
+    raise AssertionError(f"no replica of {name} runs")
 
 
-def killed_host(questions: int = 60, seconds: float = 0.0) -> Counts:
+def killed_host(questions: int) -> Counts:
     """Kill a host with an engine and copies of the selectors while questions run.
 
-    Args:
-        questions: how many are asked.
-        seconds: to wait before the host is killed, after the first answers.
+    Another host takes the replicas of the one that is lost.
     """
-    # Ray would let everything else on this machine go before its workers.
-    environment = {"RAY_worker_niceness": "0"}
-    with (
-        hosts(2, cpus=3, environment=environment) as cluster,
-        tempfile.TemporaryDirectory() as folder,
-    ):
+    with hosts(2, cpus=3) as cluster, tempfile.TemporaryDirectory() as folder:
         cluster.connect()
         machines = Machines(partitions=2, engines=2, copies=2)
         with served(Path(folder), machines) as server:
-            victim: Host = cluster.hosts[-1]
 
             def harm() -> None:
-                time.sleep(seconds)
-                victim.kill()
-                # Another host takes the replicas of the one that is lost.
+                cluster.hosts[-1].kill()
                 cluster.start()
 
             return under_load(server, questions, harm)

@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Iterator
 
 import pytest
 from scale.hosts import SECONDS, Cluster, hosts, not_permitted
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    if reason := not_permitted():
-        pytest.skip(reason)
-    with hosts(2) as started:
-        yield started
 
 
 def living(cluster: Cluster) -> set[str]:
@@ -26,35 +17,37 @@ def living(cluster: Cluster) -> set[str]:
     return {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
 
 
-def test_hosts_join_are_lost_and_leave_nothing_behind(cluster: Cluster) -> None:
+def test_hosts_join_and_are_lost() -> None:
     import ray
 
-    cluster.connect()
+    if reason := not_permitted():
+        pytest.skip(reason)
+    with hosts(2) as cluster:
+        cluster.connect()
 
-    @ray.remote(num_cpus=1, scheduling_strategy="SPREAD")
-    def where() -> str:
-        time.sleep(1)
-        return ray.util.get_node_ip_address()
+        @ray.remote(num_cpus=1, scheduling_strategy="SPREAD")
+        def where() -> str:
+            time.sleep(1)
+            return ray.util.get_node_ip_address()
 
-    addresses = {host.address for host in cluster.hosts}
-    assert living(cluster) == {cluster.head, *addresses}
-    assert set(ray.get([where.remote() for _ in range(4)])) == addresses
-    lost, other = cluster.hosts
-    lost.kill()
-    until = time.monotonic() + SECONDS
-    while living(cluster) != {cluster.head, other.address} and time.monotonic() < until:
-        time.sleep(0.2)
-    assert set(ray.get([where.remote() for _ in range(2)])) == {other.address}
-    [new] = cluster.start()
-    assert living(cluster) == {cluster.head, other.address, new.address}
+        addresses = {host.address for host in cluster.hosts}
+        assert living(cluster) == {cluster.head, *addresses}
+        assert set(ray.get([where.remote() for _ in range(4)])) == addresses
+        lost, other = cluster.hosts
+        lost.kill()
+        until = time.monotonic() + SECONDS
+        while living(cluster) != {cluster.head, other.address} and time.monotonic() < until:
+            time.sleep(0.2)
+        assert set(ray.get([where.remote() for _ in range(2)])) == {other.address}
+        [new] = cluster.start()
+        assert living(cluster) == {cluster.head, other.address, new.address}
 
 
 def test_nothing_is_left_after_an_error() -> None:
     if reason := not_permitted():
         pytest.skip(reason)
     with pytest.raises(ZeroDivisionError), hosts(1) as cluster:
-        processes = cluster.hosts[0].processes()
-        assert processes
+        assert cluster.hosts[0].processes()
         _ = 1 / 0
     for command in (["ip", "netns", "list"], ["ip", "link"], ["ps", "-eo", "args"]):
         told = subprocess.run(command, capture_output=True, text=True, check=True).stdout

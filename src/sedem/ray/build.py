@@ -101,8 +101,6 @@ def build_on_ray(
         model: the model on this machine; the workers open theirs, which must be the same.
         workers: the workers that read.
         path: file of the bank, or its place if it is in parts, which every worker can write.
-        sources: the documents.
-        progress: called after every commit.
         source: where the model was opened from, to be recorded in the bank.
         dtype: type of the stored slots; None means the bank's, or bfloat16 in a new one.
         keys: type in which to store the selector's keys of the whole bank; None stores none.
@@ -158,12 +156,7 @@ def build_on_ray(
 
 @dataclass(frozen=True)
 class Group:
-    """Documents that one task reads.
-
-    Attributes:
-        documents: the documents.
-        done: bytes of all documents up to their end.
-    """
+    """Documents that one task reads; `done` counts the bytes of all documents up to their end."""
 
     documents: list[Document]
     done: int

@@ -166,13 +166,7 @@ def told(error: BaseException) -> SedemError:
 
 
 class SelectorReplica:
-    """The keys of one part of each bank.
-
-    Args:
-        settings: the server's settings, which name the model.
-        part: index of the part, from 0.
-        parts: number of parts.
-    """
+    """The keys of one part of each bank; `part` counts from 0."""
 
     def __init__(self, settings: Settings, part: int, parts: int) -> None:
         # Nothing else of the model is kept.
@@ -196,13 +190,7 @@ class SelectorReplica:
     async def scores(
         self, version: Version, hidden_QE: NDArray[np.float32], every: bool
     ) -> NDArray[np.float32]:
-        """Return the score of each block of this part `[n]`.
-
-        Args:
-            version: version of the bank.
-            hidden_QE: states of the question.
-            every: as in `score_questions`.
-        """
+        """Return the score of each block of this part `[n]`; `every` as in `score_questions`."""
         return await asyncio.to_thread(self._scores, version, hidden_QE, every)
 
     @torch.no_grad()
@@ -224,7 +212,6 @@ class EngineReplica:
     """Answers questions in the rows of one running batch.
 
     Args:
-        settings: the server's settings.
         parts: handles of the selectors' deployments, in order.
     """
 
@@ -490,8 +477,6 @@ class Ingress:
     """The HTTP application, whose questions are answered by the other replicas.
 
     Args:
-        settings: the server's settings.
-        keys: the accepted API keys.
         engines: number of engines.
         handles: handles of the engines' deployment, then of the selectors' deployments.
     """

@@ -63,8 +63,6 @@ def run(settings: Settings, machines: Machines, address: str, announce: Announce
     """Serve until SIGTERM or Ctrl-C, which let running answers finish.
 
     Args:
-        settings: the server's settings.
-        machines: how the server is spread.
         address: address of the Ray cluster; see `cluster.connected`.
         announce: called with the address of the page once questions can be answered.
 

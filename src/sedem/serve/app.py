@@ -8,27 +8,20 @@ from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from sedem.serve import banks, openai, pages
+from sedem.serve import banks, openai, pages, shapes
 from sedem.serve.body_limit import BodyLimit
 from sedem.serve.errors import ApiError, bad_request, forbidden, not_found, unavailable
 from sedem.serve.guard import Guard, Owner
 from sedem.serve.keys import KeyRing, keys_of
 from sedem.serve.metrics import Metrics
 from sedem.serve.observe import Observe
-from sedem.serve.service import (
-    Lifecycle,
-    OneMachine,
-    OpenAnswerer,
-    lifecycle_of,
-    lifespan,
-)
+from sedem.serve.service import Lifecycle, OneMachine, OpenAnswerer, lifecycle_of, lifespan
 from sedem.serve.settings import Settings
-from sedem.serve.shapes import UNSUPPORTED
 from sedem.serve.telemetry import OpenTelemetry, Tracer
 
 if TYPE_CHECKING:
@@ -48,7 +41,6 @@ def create_app(
     """Make the application; the model is opened when the server starts.
 
     Args:
-        settings: the server's settings.
         model: the model, if it is open already.
         keys: the accepted API keys; None means those that `keys_of` finds.
         on_failure: called if the model cannot be opened; the reason is in the app's lifecycle.
@@ -96,11 +88,11 @@ async def health() -> dict[str, str]:
 
 
 @router.get("/ready")
-async def ready(request: Request) -> JSONResponse:
+async def ready(request: Request) -> dict[str, str]:
     """200 if questions are answered now; 503 while the model opens or the server shuts down."""
     if (reason := lifecycle_of(request).reason()) is not None:
         raise unavailable(reason)
-    return JSONResponse({"status": "ready"})
+    return {"status": "ready"}
 
 
 @router.get("/metrics")
@@ -120,26 +112,25 @@ def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     place = ".".join(str(step) for step in first["loc"][1:] if not isinstance(step, int)) or None
-    if first["type"] == "json_invalid":
-        return _response(bad_request("the body is not JSON"))
-    if first["type"] == "extra_forbidden":
-        message = f"'{place}' is not a field of this request; leave it out"
-        return _response(bad_request(message, place, "unknown_field"))
     problem = str(first["msg"])
-    if first["type"] == UNSUPPORTED:
-        return _response(bad_request(f"'{place}' {problem}", place, UNSUPPORTED))
-    problem = problem[:1].lower() + problem[1:]
-    return _response(bad_request(f"'{place or 'the body'}' is not valid: {problem}", place))
+    match first["type"]:
+        case "json_invalid":
+            told = bad_request("the body is not JSON")
+        case "extra_forbidden":
+            message = f"'{place}' is not a field of this request; leave it out"
+            told = bad_request(message, place, "unknown_field")
+        case shapes.UNSUPPORTED:
+            told = bad_request(f"'{place}' {problem}", place, shapes.UNSUPPORTED)
+        case _:
+            problem = problem[:1].lower() + problem[1:]
+            told = bad_request(f"'{place or 'the body'}' is not valid: {problem}", place)
+    return told.response()
 
 
 def _rejected(request: Request, error: Exception) -> Response:
     """Answer a request that no route handles."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return _response(not_found(f"there is no route {request.method} {request.url.path}"))
+        return not_found(f"there is no route {request.method} {request.url.path}").response()
     headers = dict(error.headers or {})
-    return _response(ApiError(error.status_code, str(error.detail).lower(), headers=headers))
-
-
-def _response(error: ApiError) -> Response:
-    return JSONResponse(error.body(), error.status, error.headers)
+    return ApiError(error.status_code, str(error.detail).lower(), headers=headers).response()

@@ -1,8 +1,14 @@
-"""Answer the body of a request: find its bank, check the limits, return the answer."""
+"""Answer the body of a request: find its question and its bank, check the limits.
+
+sedem answers one question from documents. The question is in the last message of the user. If no
+bank is named, long messages are documents, and so is the text around the question in its own
+message. Messages that are not used are listed, so that nothing is ignored silently.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -13,7 +19,6 @@ from sedem.answering.reply import Selected
 from sedem.answering.requests import Request
 from sedem.bank.memory_bank import BankReader, Snapshot
 from sedem.method.selector import ALL
-from sedem.serve.conversation import Conversation, read_conversation
 from sedem.serve.errors import bad_request, conflict, not_found, too_large
 from sedem.serve.guard import require_bank
 from sedem.serve.keys import Key
@@ -21,11 +26,18 @@ from sedem.serve.logs import log
 from sedem.serve.service import Service
 from sedem.serve.settings import Settings
 from sedem.serve.shapes import AskBody, Message
-from sedem.types import Answer
+from sedem.types import Answer, Document
 
 SEPARATOR = "@"
 """Separates the model's name from the bank's name in `model`."""
 SEED_BITS = 63
+LONG = 400
+"""Characters above which a message, or the text next to a question, is a document."""
+_BLANK_LINES = re.compile(r"\n[^\S\n]*\n\s*")
+_SENTENCE = re.compile(r"[.!?…]\s+|\n\s*")
+"""The end of the preceding sentence."""
+WORDS = 3
+"""Minimum words of a question cut out of a paragraph, because "Dr. Who?" is only one sentence."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +62,7 @@ class ResolvedQuestion:
 
 @dataclass(frozen=True)
 class Answered:
-    """An answer and its question.
-
-    Attributes:
-        selected: the blocks that the answer was conditioned on.
-    """
+    """An answer, its question, and the blocks that it was conditioned on."""
 
     asked: ResolvedQuestion
     selected: Selected
@@ -92,7 +100,7 @@ async def to_ask(
         body.ranking,
         body.condition,
         body.min_confidence,
-        documents_of(body, settings),
+        None if body.documents is None else [*body.documents],
     )
     check_selection(bank, body, settings)
     tokens = len(service.model.encoder.token_ids(conversation.question))
@@ -130,7 +138,7 @@ async def answering(
         yield Answered(asked, selected, answer)
     except (asyncio.CancelledError, GeneratorExit):
         if reply.answer is None:
-            service.metrics.cancelled()
+            service.metrics.cancelled.inc()
         raise
     finally:
         reply.cancel()
@@ -175,8 +183,7 @@ def bank_of(service: Service, name: str) -> Snapshot:
     Raises:
         ApiError: there is no such bank, or it is empty.
     """
-    entry = service.library.get(name)
-    snapshot = None if entry.bank is None else entry.bank.snapshot()
+    snapshot = service.library.get(name).snapshot
     if snapshot is None or not len(snapshot):
         raise conflict(
             f"bank '{name}' holds no documents yet; upload some, or wait until they are read",
@@ -208,11 +215,7 @@ def decoding_of(body: AskBody, settings: Settings) -> Decoding:
 
 
 def check_lengths(conversation: Conversation, settings: Settings) -> None:
-    """Reject more text than the server accepts with a question.
-
-    Raises:
-        ApiError: 400 or 413, with both numbers.
-    """
+    """Reject more text than the server accepts with a question, with 400 or 413."""
     length, most = len(conversation.question), settings.max_question_characters
     if length > most:
         raise bad_request(
@@ -237,15 +240,17 @@ def check_lengths(conversation: Conversation, settings: Settings) -> None:
 
 
 def check_selection(bank: BankReader, body: AskBody, settings: Settings) -> None:
-    """Reject more blocks than the server allows for one answer.
-
-    Raises:
-        ApiError: 400, with both numbers.
-    """
+    """Reject more blocks or documents than the server allows for one answer, with 400."""
     if isinstance(body.k, int) and body.k > settings.max_k:
         raise bad_request(
             f"'k' is {body.k}; this server allows at most {settings.max_k}, or 'all', or 'auto'",
             "k",
+        )
+    if body.documents is not None and len(body.documents) > settings.max_documents:
+        raise bad_request(
+            f"'documents' has {len(body.documents):,} entries, this server allows at most "
+            f"{settings.max_documents:,}",
+            "documents",
         )
     for field, asked in (("k", body.k == ALL), ("ranking", body.ranking)):
         if asked and len(bank) > settings.max_all_blocks:
@@ -256,33 +261,95 @@ def check_selection(bank: BankReader, body: AskBody, settings: Settings) -> None
             )
 
 
-def documents_of(body: AskBody, settings: Settings) -> list[int | str] | None:
-    """Return names and indexes of the documents to answer from.
+# Messages
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A question, its documents, and one sentence for each message that is neither."""
+
+    question: str
+    documents: tuple[Document, ...]
+    unused: tuple[str, ...]
+
+
+def read_conversation(messages: Sequence[Message], *, with_bank: bool) -> Conversation:
+    """Find the question and the documents in messages.
+
+    Args:
+        with_bank: whether a bank is named, so that messages are not documents.
 
     Raises:
-        ApiError: 400, there are more than the server allows.
+        ApiError: 400, there is no question, or there is nothing to answer from.
+        DataError: a document is not Unicode text.
     """
-    if body.documents is None:
+    last = max((i for i, message in enumerate(messages) if message.role == "user"), default=None)
+    if last is None or not messages[last].content.strip():
+        raise bad_request(
+            "no user message asks anything; end the messages with a user's question", "messages"
+        )
+    question, beside = messages[last].content.strip(), ""
+    if not with_bank:
+        question, beside = split(question)
+    texts = {last: beside} if beside else {}
+    unused = []
+    why = f"it is not the last question, and a document needs more than {LONG} characters"
+    if with_bank:
+        why = "a bank is asked, and only the last question counts"
+    for index, message in enumerate(messages):
+        if index == last or not message.content.strip():
+            continue
+        if not with_bank and message.role != "assistant" and len(message.content) > LONG:
+            texts[index] = message.content
+        else:
+            unused.append(f"message {index + 1} ({message.role}) was not used: {why}")
+    if not with_bank and not texts:
+        raise bad_request(
+            "there is nothing to answer from; ask a bank, as model 'NAME@BANK', or put the text "
+            "before the question, with a blank line between them",
+            "messages",
+            "no_documents",
+        )
+    documents = [Document(f"message {index + 1}", texts[index]) for index in sorted(texts)]
+    return Conversation(question, tuple(documents), tuple(unused))
+
+
+def split(text: str) -> tuple[str, str]:
+    """Split a message without surrounding white space into its question and the document around it.
+
+    The question is the last paragraph, or the first one if only that ends with a question mark. In
+    a long paragraph, it is the last sentence or line, if that ends with a question mark.
+
+    Returns:
+        The question, and the rest, which may be empty.
+
+    Raises:
+        ApiError: 400, it is a long text without a question.
+    """
+    if "\n" in text and (found := list(_BLANK_LINES.finditer(text))):
+        first, last = text[: found[0].start()], text[found[-1].end() :]
+        if first.endswith("?") and not last.endswith("?") and len(first) <= LONG:
+            return first, text[found[0].end() :]
+        if len(last) <= LONG:
+            return last, text[: found[-1].start()]
+    if len(text) <= LONG:
+        return text, ""
+    start = _last_question(text)
+    if start is None:
+        raise bad_request(
+            f"the last message is a text of {len(text):,} characters without a question; end it "
+            "with a blank line and the question",
+            "messages",
+            "no_question",
+        )
+    return text[start:], text[:start].rstrip()
+
+
+def _last_question(text: str) -> int | None:
+    """Return where the last sentence of a text begins, if it is a question."""
+    if not text.endswith("?"):
         return None
-    if len(body.documents) > settings.max_documents:
-        raise bad_request(
-            f"'documents' has {len(body.documents):,} entries, this server allows at most "
-            f"{settings.max_documents:,}",
-            "documents",
-        )
-    return [*body.documents]
-
-
-def check_question(question: str, settings: Settings) -> None:
-    """Reject a question to be scored that is too long.
-
-    Raises:
-        ApiError: 400, with both numbers.
-    """
-    most = settings.max_question_characters
-    if len(question) > most:
-        raise bad_request(
-            f"the question has {len(question):,} characters, at most {most:,} are allowed; "
-            "shorten it",
-            "question",
-        )
+    # Only the end is searched: a text may have millions of characters.
+    end = max(0, len(text) - LONG)
+    starts = [end + sentence.end() for sentence in _SENTENCE.finditer(text[end:])]
+    return next((one for one in reversed(starts) if len(text[one:].split()) >= WORDS), None)

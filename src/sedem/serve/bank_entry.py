@@ -42,10 +42,6 @@ FROM documents
 """Stored blocks, and those that `BankFile.compact` would remove."""
 
 
-def visible_immediately(snapshot: Snapshot) -> None:
-    """Do nothing, so that a new version is visible immediately."""
-
-
 @dataclass(eq=False)
 class BankEntry:
     """A bank that can be queried.
@@ -69,7 +65,7 @@ class BankEntry:
     path: Place
     created_at: int
     uploads: Uploads
-    prepare: Prepare = visible_immediately
+    prepare: Prepare = lambda snapshot: None
     bank: MemoryBank | None = None
     error: str | None = None
     deleted: bool = False
@@ -86,6 +82,12 @@ class BankEntry:
     def store(self) -> Store:
         """Where the bank is kept."""
         return store_at(self.path)
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The bank as it is now; None until the first document was read."""
+        bank = self.bank
+        return None if bank is None else bank.snapshot()
 
     @property
     def file(self) -> Path:

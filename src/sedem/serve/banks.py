@@ -17,7 +17,6 @@ from starlette.responses import Response
 
 from sedem.bank.memory_bank import BankReader
 from sedem.errors import NoTextError
-from sedem.serve.asking import check_question
 from sedem.serve.bank_entry import BankEntry
 from sedem.serve.database import full_disk
 from sedem.serve.errors import bad_request, conflict, not_found
@@ -51,8 +50,7 @@ class Question(BaseModel):
 def list_banks(key: Owner, service: Served) -> dict[str, Any]:
     """List the banks that this key knows, and say whether it may change any."""
     library = service.library
-    entries = [library.get(name) for name in library.names(key)]
-    data = [described(entry) for entry in entries]
+    data = [described(library.get(name)) for name in library.names(key)]
     return {"object": "list", "data": data, "writable": key.write}
 
 
@@ -168,8 +166,7 @@ def documents(
     limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
 ) -> dict[str, Any]:
     """List the documents of a bank, in reading order."""
-    entry = known(service, key, bank)
-    memory = _snapshot(entry)
+    memory = known(service, key, bank).snapshot
     if memory is None:
         return {"object": "list", "data": [], "has_more": False}
     names = memory.documents.names
@@ -200,8 +197,7 @@ def document(
 
     All offsets are counted in Unicode characters from the beginning of the document.
     """
-    entry = known(service, key, bank)
-    memory = _with_document(entry, index)
+    memory = _with_document(known(service, key, bank), index)
     characters = memory.documents.characters(index)
     start = min(start, characters)
     end = min(characters if end is None else max(start, end), start + TEXT_CHARACTERS, characters)
@@ -249,48 +245,45 @@ def delete_document(
 @router.post("/{bank}/scores")
 def scores(bank: str, question: Question, key: Owner, service: Served) -> dict[str, Any]:
     """Return the selector's score of every block of a bank for a question."""
-    entry = known(service, key, bank)
-    memory = _snapshot(entry)
+    memory = known(service, key, bank).snapshot
     most = service.settings.max_all_blocks
     if memory is not None and len(memory) > most:
         raise bad_request(
             f"bank '{bank}' has {len(memory):,} blocks, and scores of at most {most:,} are listed; "
             "ask a smaller bank"
         )
-    check_question(question.question, service.settings)
-    # This briefly occupies the engine.
-    found = (
-        []
-        if memory is None or not len(memory)
-        else service.scheduler.scores(memory, question.question).tolist()
-    )
-    blocks = [] if memory is None else memory.blocks
-    data = [
-        {
-            "index": index,
-            "document_index": block.document,
-            "start": block.start,
-            "end": block.end,
-            "score": score,
-        }
-        for index, (block, score) in enumerate(zip(blocks, found, strict=True))
-    ]
+    length, most = len(question.question), service.settings.max_question_characters
+    if length > most:
+        raise bad_request(
+            f"the question has {length:,} characters, at most {most:,} are allowed; shorten it",
+            "question",
+        )
+    data: list[dict[str, Any]] = []
+    if memory is not None and len(memory):
+        # This briefly occupies the engine.
+        found = service.scheduler.scores(memory, question.question).tolist()
+        data = [
+            {
+                "index": index,
+                "document_index": block.document,
+                "start": block.start,
+                "end": block.end,
+                "score": score,
+            }
+            for index, (block, score) in enumerate(zip(memory.blocks, found, strict=True))
+        ]
     return {"object": "bank.scores", "bank": bank, "data": data}
 
 
 def known(service: Service, key: Key, bank: str) -> BankEntry:
-    """Return a bank that a key may see.
-
-    Raises:
-        ApiError: 404, there is none, or it is out of the key's scope.
-    """
+    """Return a bank that a key may see; any other gets 404."""
     require_bank(key, bank)
     return service.library.get(bank)
 
 
 def described(entry: BankEntry) -> dict[str, Any]:
     """Return the description of a bank for clients."""
-    memory = _snapshot(entry)
+    memory = entry.snapshot
     return {
         "object": "bank",
         "name": entry.name,
@@ -304,14 +297,8 @@ def described(entry: BankEntry) -> dict[str, Any]:
     }
 
 
-def _snapshot(entry: BankEntry) -> BankReader | None:
-    """Return the bank as it is now, so that one request sees one consistent state."""
-    bank = entry.bank
-    return None if bank is None else bank.snapshot()
-
-
 def _with_document(entry: BankEntry, index: int) -> BankReader:
-    memory = _snapshot(entry)
+    memory = entry.snapshot
     count = 0 if memory is None else len(memory.documents)
     if memory is None or not 0 <= index < count:
         raise not_found(

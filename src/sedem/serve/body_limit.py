@@ -7,7 +7,6 @@ import time
 from contextlib import suppress
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sedem.durable_files import bytes_text
@@ -25,8 +24,6 @@ class BodyLimit:
     """Answers 413 to a body that is too large, whether or not its length was announced.
 
     Args:
-        app: the inner application.
-        metrics: counts rejected requests.
         body: maximum bytes of a body that is not an upload.
         upload: maximum bytes of an upload.
     """
@@ -76,14 +73,14 @@ class BodyLimit:
                 if raised is not error or answered:
                     raise
         if over and not answered:
-            self.metrics.refused("size")
+            self.metrics.refused.labels("size").inc()
             await self._reject(error, scope, receive if more else None, send)
 
     async def _reject(
         self, error: ApiError, scope: Scope, rest: Receive | None, send: Send
     ) -> None:
         # The rest of the body may stay unread, so the connection cannot be reused.
-        response = JSONResponse(error.body(), 413, {"Connection": "close"})
+        error.headers["Connection"] = "close"
 
         async def send_and_linger(message: Message) -> None:
             if rest is not None and message["type"] == "http.response.body":
@@ -92,7 +89,7 @@ class BodyLimit:
                 message = {"type": "http.response.body"}
             await send(message)
 
-        await response(scope, _nothing, send_and_linger)
+        await error.response()(scope, _nothing, send_and_linger)
 
 
 async def _nothing() -> Message:

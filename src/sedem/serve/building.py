@@ -163,11 +163,12 @@ class Builder:
         entry.refresh()
         self.library.uploads.read({one: len(read.text) for one, read in documents.items()})
         after = 0 if entry.bank is None else len(entry.bank)
-        self.metrics.built(max(0, after - before), time.monotonic() - started)
+        self.metrics.built_blocks.inc(max(0, after - before))
+        self.metrics.build_seconds.observe(time.monotonic() - started)
 
     def _failed(self, upload: Upload, error: str) -> None:
         logger.info("a file could not be read: row %d", upload.id)
-        self.metrics.build_failed()
+        self.metrics.build_failures.inc()
         self.library.uploads.failed(upload, error)
 
     def _stopped(self, entry: BankEntry) -> bool:

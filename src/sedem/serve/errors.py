@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse
 
 from sedem.errors import (
     BankError,
@@ -51,6 +52,10 @@ class ApiError(Exception):
             }
         }
 
+    def response(self) -> JSONResponse:
+        """The response."""
+        return JSONResponse(self.body(), self.status, self.headers)
+
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     """A request that cannot be served as it is."""
@@ -88,16 +93,15 @@ def too_large(message: str, param: str | None = None) -> ApiError:
     return ApiError(413, message, code="too_large", param=param)
 
 
-def overloaded(message: str, retry_after: int = RETRY_SECONDS) -> ApiError:
-    """A full queue."""
-    headers = {"Retry-After": str(retry_after)}
-    return ApiError(429, message, "rate_limit_error", code="queue_full", headers=headers)
-
-
 def unavailable(message: str, retry_after: int = RETRY_SECONDS) -> ApiError:
     """A server that cannot answer now."""
     headers = {"Retry-After": str(retry_after)}
     return ApiError(503, message, "server_error", code="unavailable", headers=headers)
+
+
+def client_gone() -> ApiError:
+    """A request whose client disconnected; nobody sees this error."""
+    return ApiError(CLIENT_GONE, "the client went away", code="client_gone")
 
 
 def to_api_error(error: Exception) -> ApiError:
@@ -106,11 +110,12 @@ def to_api_error(error: Exception) -> ApiError:
         case ApiError():
             return error
         case QueueFullError():
-            return overloaded(str(error), error.retry_after)
+            headers = {"Retry-After": str(error.retry_after)}
+            return ApiError(429, str(error), "rate_limit_error", code="queue_full", headers=headers)
         case UnavailableError():
             return unavailable(str(error))
         case ClientDisconnect():
-            return ApiError(CLIENT_GONE, "the client went away", code="client_gone")
+            return client_gone()
         case DataError() | ConfigError():
             return bad_request(str(error))
         case UnknownDocumentError():

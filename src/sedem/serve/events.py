@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from sedem.serve.errors import CLIENT_GONE, ApiError, to_api_error
+from sedem.serve.errors import CLIENT_GONE, client_gone, to_api_error
 from sedem.serve.logs import log
 
 Value = TypeVar("Value")
@@ -53,7 +53,7 @@ async def cancel_on_disconnect(request: Request, awaited: Awaitable[Value]) -> V
         await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
         if work.done():
             return work.result()
-        raise ApiError(CLIENT_GONE, "the client went away", code="client_gone")
+        raise client_gone()
     finally:
         await _stop(work, gone)
 
@@ -65,9 +65,6 @@ async def stream(request: Request, events: Events, end: bytes = DONE) -> Respons
         request: the request, read to its end.
         events: the bytes of each event; closed at the end, or when the client disconnects.
         end: bytes that end the stream after an error.
-
-    Raises:
-        Exception: what `events` raised.
     """
     first = asyncio.ensure_future(anext(events))
     try:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from fastapi import Depends
 from starlette.requests import HTTPConnection, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sedem.serve.errors import ApiError, bank_not_found, forbidden, unauthorized
@@ -48,24 +48,25 @@ class Guard:
         if (request.method, request.url.path) == OPEN:
             return None
         keys: KeyRing = request.app.state.keys
-        if (request.method, request.url.path) == ("POST", "/login"):
-            return await login(request, keys) if _from_here(request) else self._refuse(_foreign())
-        if (request.method, request.url.path) == ("POST", "/logout"):
-            return sign_out() if _from_here(request) else self._refuse(_foreign())
+        if request.method == "POST" and request.url.path in ("/login", "/logout"):
+            if not _from_here(request):
+                return self._foreign()
+            return await login(request, keys) if request.url.path == "/login" else sign_out()
         if request.method == "GET" and request.url.path == "/" and "key" in request.query_params:
             return welcome(request, keys, request.query_params["key"])
         key, by_cookie = _key_in(request, keys)
         if key is None:
-            self.metrics.refused("key")
-            return login_page() if asks_for_page(request) else _response(_no_key(request))
+            self.metrics.refused.labels("key").inc()
+            return login_page() if asks_for_page(request) else _no_key(request).response()
         if by_cookie and request.method not in SAFE_METHODS and not _from_here(request):
-            return self._refuse(_foreign())
+            return self._foreign()
         request.state.key = key
         return None
 
-    def _refuse(self, error: ApiError) -> Response:
-        self.metrics.refused("origin")
-        return _response(error)
+    def _foreign(self) -> Response:
+        self.metrics.refused.labels("origin").inc()
+        error = forbidden("this request comes from a page of another site", "foreign_origin")
+        return error.response()
 
 
 async def key_of(connection: HTTPConnection) -> Key:
@@ -78,11 +79,7 @@ Owner = Annotated[Key, Depends(key_of)]
 
 
 def require_write(key: Key) -> None:
-    """Reject a key that may only query.
-
-    Raises:
-        ApiError: 403.
-    """
+    """Reject a key that may only query, with 403."""
     if not key.write:
         raise forbidden(
             f"key '{key.name}' may ask but change nothing; use a key with \"write\": true",
@@ -91,11 +88,7 @@ def require_write(key: Key) -> None:
 
 
 def require_bank(key: Key, name: str) -> None:
-    """Reject a bank that is out of a key's scope, like one that does not exist.
-
-    Raises:
-        ApiError: 404, the same as for a bank that does not exist.
-    """
+    """Reject a bank that is out of a key's scope with the 404 of one that does not exist."""
     if not key.may_read(name):
         raise bank_not_found(name)
 
@@ -123,11 +116,3 @@ def _no_key(request: Request) -> ApiError:
     if "authorization" in request.headers or COOKIE in request.cookies:
         return unauthorized("this key is not known; check it, or ask the server's operator")
     return unauthorized("a key is needed; send it as the header 'Authorization: Bearer KEY'")
-
-
-def _foreign() -> ApiError:
-    return forbidden("this request comes from a page of another site", "foreign_origin")
-
-
-def _response(error: ApiError) -> Response:
-    return JSONResponse(error.body(), error.status, error.headers)

@@ -14,7 +14,6 @@ import os
 import re
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -32,23 +31,22 @@ KEY_NAME = r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}"
 ALL_BANKS = ("*",)
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(Settings):
     """A key that the server knows.
 
     Attributes:
         name: who holds it; it appears in logs.
-        digest: SHA-256 of the secret, in hex.
+        sha256: digest of the secret, in hex.
         banks: names of banks; one that ends in "*" matches all names with that prefix.
         write: whether it may upload, build and delete.
         metrics: whether it may read /metrics, which counts the requests of all keys.
     """
 
-    name: str
-    digest: str
+    name: Annotated[str, StringConstraints(pattern=rf"^{KEY_NAME}$")]
+    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
     banks: tuple[str, ...] = ALL_BANKS
-    write: bool = False
-    metrics: bool = False
+    write: Flag = False
+    metrics: Flag = False
 
     def may_read(self, bank: str) -> bool:
         """Return whether a bank exists for this key."""
@@ -58,20 +56,10 @@ class Key:
         )
 
 
-class KeyEntry(Settings):
-    """One key of a file; see `Key`."""
-
-    name: Annotated[str, StringConstraints(pattern=rf"^{KEY_NAME}$")]
-    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-    banks: tuple[str, ...] = ALL_BANKS
-    write: Flag = False
-    metrics: Flag = False
-
-
 class KeyFile(Settings):
     """A file of keys."""
 
-    keys: tuple[KeyEntry, ...]
+    keys: tuple[Key, ...]
 
 
 class KeyRing:
@@ -87,13 +75,13 @@ class KeyRing:
         Raises:
             ConfigError: it cannot be read, is not a file of keys, holds none, or names one twice.
         """
-        entries = KeyFile.from_entries(read_json(path, ConfigError), str(path)).keys
-        if not entries:
+        keys = KeyFile.from_entries(read_json(path, ConfigError), str(path)).keys
+        if not keys:
             raise ConfigError(f"'{path}' has no key; add one with `sedem serve --new-key NAME`")
-        names = [entry.name for entry in entries]
+        names = [key.name for key in keys]
         if repeated := {name for name in names if names.count(name) > 1}:
             raise ConfigError(f"'{path}' has 2 keys named '{min(repeated)}'; remove one")
-        return cls([Key(e.name, e.sha256, e.banks, e.write, e.metrics) for e in entries])
+        return cls(keys)
 
     @classmethod
     def single(cls, secret: str) -> KeyRing:
@@ -107,7 +95,7 @@ class KeyRing:
                 f"the key in {SECRET_VARIABLE} cannot be used; it needs 16 to 512 characters of "
                 "A-Z, a-z, 0-9 and ._~+/=-"
             )
-        return cls([Key("default", digest_of(secret), write=True, metrics=True)])
+        return cls([Key(name="default", sha256=digest_of(secret), write=True, metrics=True)])
 
     def find(self, secret: str) -> Key | None:
         """Return the key of a secret.
@@ -116,7 +104,7 @@ class KeyRing:
         """
         given, found = digest_of(secret), None
         for key in self.keys:
-            if hmac.compare_digest(key.digest, given):
+            if hmac.compare_digest(key.sha256, given):
                 found = key
         return found
 
@@ -152,7 +140,6 @@ def add_key(path: Path, name: str, *, banks: Sequence[str] = ALL_BANKS, write: b
     """Add a key to a file of keys, which is created if it does not exist.
 
     Args:
-        path: the file.
         name: whose key it is.
         banks: names of the banks that it may query; see `Key.banks`.
         write: whether it may upload, build, delete and read /metrics.
@@ -172,12 +159,9 @@ def add_key(path: Path, name: str, *, banks: Sequence[str] = ALL_BANKS, write: b
     if name in {key.name for key in keys}:
         raise ConfigError(f"'{path}' has a key named '{name}'; remove it or choose another name")
     secret = new_secret()
-    added = (*keys, Key(name, digest_of(secret), tuple(banks), write=write, metrics=write))
-    entries = [
-        {"name": k.name, "sha256": k.digest, "banks": list(k.banks), "write": k.write,
-         "metrics": k.metrics}
-        for k in added
-    ]  # fmt: skip
+    digest = digest_of(secret)
+    key = Key(name=name, sha256=digest, banks=tuple(banks), write=write, metrics=write)
+    entries = [one.model_dump(mode="json") for one in (*keys, key)]
     with atomic_write(path) as beside:
         beside.write_text(json.dumps({"keys": entries}, indent=2) + "\n", encoding="utf-8")
         beside.chmod(0o600)

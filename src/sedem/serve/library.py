@@ -28,7 +28,7 @@ from sedem.bank.file import delete
 from sedem.durable_files import make_folders, sync_folder
 from sedem.errors import ConfigError
 from sedem.modules import SedemModules
-from sedem.serve.bank_entry import BankEntry, Prepare, Readers, created_at, visible_immediately
+from sedem.serve.bank_entry import BankEntry, Prepare, Readers, created_at
 from sedem.serve.database import Database, FullDiskError, full_disk
 from sedem.serve.errors import bad_request, bank_not_found, forbidden, not_found
 from sedem.serve.keys import Key
@@ -48,8 +48,7 @@ class Library:
     """All banks of a server; threads may share it.
 
     Args:
-        settings: where the folder is, which banks the operator provides, and limits.
-        model: the model; it can answer only from banks with its fingerprint.
+        model: it can answer only from banks with its fingerprint.
         prepare: called with each new snapshot of a bank before anything else sees it.
 
     Raises:
@@ -58,7 +57,10 @@ class Library:
     """
 
     def __init__(
-        self, settings: Settings, model: SedemModules, prepare: Prepare = visible_immediately
+        self,
+        settings: Settings,
+        model: SedemModules,
+        prepare: Prepare = lambda snapshot: None,
     ) -> None:
         self.settings, self.model, self.prepare = settings, model, prepare
         self._banks = settings.folder / "banks"
@@ -156,11 +158,7 @@ class Library:
         return [*self._entries.values()]
 
     def get(self, name: str) -> BankEntry:
-        """Return a bank.
-
-        Raises:
-            ApiError: 404, there is no bank of that name.
-        """
+        """Return a bank; an unknown name gets 404."""
         entry = self._entries.get(name)
         if entry is None:
             raise bank_not_found(name)
@@ -285,10 +283,6 @@ def is_bank_file(name: str) -> bool:
 
 
 def check_bank_name(name: str) -> None:
-    """Reject an invalid bank name.
-
-    Raises:
-        ApiError: 400.
-    """
+    """Reject an invalid bank name, with 400."""
     if not is_bank_name(name):
         raise bad_request(f"'{name[:100]}' cannot name a bank; {BANK_NAME_RULE}", "bank")

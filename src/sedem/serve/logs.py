@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import sys
-import time
 import traceback
+from datetime import UTC, datetime
 from typing import Any
 
 LOGGER = logging.getLogger("sedem.serve")
@@ -22,7 +22,6 @@ class _Lines(logging.Formatter):
     """Formats an event as one line.
 
     Args:
-        as_json: whether the line is a JSON object.
         messages: whether the messages of unexpected errors are shown; they may quote a question.
     """
 
@@ -64,21 +63,19 @@ def configure(log_format: str, *, log_text: bool = False) -> None:
 
 
 def log(event: str, level: int = logging.INFO, *, error: bool = False, **fields: Any) -> None:
-    """Log an event.
+    """Log an event; fields that are None are left out.
 
     Args:
         event: a fixed word or two.
-        level: the logging level.
         error: whether to add the traceback of the exception that is being handled.
-        fields: fields of the event; None values are left out.
     """
     known = {name: value for name, value in fields.items() if value is not None}
     LOGGER.log(level, event, exc_info=error, extra={FIELDS: known})
 
 
 def _timestamp(seconds: float) -> str:
-    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
-    return f"{whole}.{int(seconds % 1 * 1000):03d}Z"
+    moment = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+    return moment.replace("+00:00", "Z")
 
 
 def _quoted(value: object) -> str:

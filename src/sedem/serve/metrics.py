@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
-from prometheus_client.registry import Collector
 
 from sedem.types import Answer
 
@@ -16,21 +14,22 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Bucket bounds of the histogram of selected blocks."""
 
-Gauges = Callable[[], dict[str, tuple[str, float]]]
-"""Name and help text of each gauge, with its current value."""
-
 
 class Metrics:
-    """The metrics of one server, in its own registry."""
+    """The metrics of one server, in its own registry.
 
-    def __init__(self, on_answer: Callable[[Answer, int], None] | None = None) -> None:
+    Args:
+        on_answer: called with each answer and the number of its tokens.
+    """
+
+    def __init__(self, on_answer: Callable[[Answer, int], None] = lambda *_: None) -> None:
         self._on_answer = on_answer
         self.registry = CollectorRegistry()
-        self._requests = self._counter("requests", "requests served", "route", "status")
-        self._request_seconds = self._times("request", "a request, to its last byte", "route")
-        self._refused = self._counter("refused", "requests refused before work began", "reason")
+        self.requests = self._counter("requests", "requests served", "route", "status")
+        self.request_seconds = self._times("request", "a request, to its last byte", "route")
+        self.refused = self._counter("refused", "requests refused before work began", "reason")
         self._answers = self._counter("answers", "answers given", "finish_reason")
-        self._cancelled = self._counter("cancelled_answers", "answers whose reader went away")
+        self.cancelled = self._counter("cancelled_answers", "answers whose reader went away")
         self._first_token = self._times("time_to_first_token", "question to first token")
         self._token = self._times("time_per_token", "between two tokens of an answer, on average")
         self._waited = self._times("wait", "waiting for a row")
@@ -41,20 +40,9 @@ class Metrics:
             "sedem_selected_blocks", "Blocks that an answer used.", buckets=BLOCKS,
             registry=self.registry,
         )  # fmt: skip
-        self._built = self._counter("built_blocks", "blocks read into banks")
-        self._build_seconds = self._times("build", "reading a document into a bank")
-        self._build_failures = self._counter("build_failures", "files that could not be read")
-
-    def request(self, route: str, status: int, seconds: float) -> None:
-        """Count a request that has been served.
-
-        Args:
-            route: path of the route with its parameters' names, never their values.
-            status: HTTP status.
-            seconds: seconds until the last byte was sent.
-        """
-        self._requests.labels(route, str(status)).inc()
-        self._request_seconds.labels(route).observe(seconds)
+        self.built_blocks = self._counter("built_blocks", "blocks read into banks")
+        self.build_seconds = self._times("build", "reading a document into a bank")
+        self.build_failures = self._counter("build_failures", "files that could not be read")
 
     def answered(self, answer: Answer, tokens: int, seconds: float) -> None:
         """Count an answer."""
@@ -71,29 +59,11 @@ class Metrics:
         self._answer_tokens.inc(tokens)
         self._prompt_tokens.inc(answer.context_tokens or 0)
         self._blocks.observe(answer.k)
-        if self._on_answer is not None:
-            self._on_answer(answer, tokens)
+        self._on_answer(answer, tokens)
 
-    def cancelled(self) -> None:
-        """Count an answer whose client disconnected before its end."""
-        self._cancelled.inc()
-
-    def refused(self, reason: str) -> None:
-        """Count a request that was refused before work began."""
-        self._refused.labels(reason).inc()
-
-    def built(self, blocks: int, seconds: float) -> None:
-        """Count a document that was read into a bank."""
-        self._built.inc(blocks)
-        self._build_seconds.observe(seconds)
-
-    def build_failed(self) -> None:
-        """Count a file that could not be read."""
-        self._build_failures.inc()
-
-    def watch(self, gauges: Gauges) -> None:
-        """Add gauges that are read whenever the metrics are read."""
-        self.registry.register(_Watched(gauges))
+    def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
+        """Add a gauge that is read whenever the metrics are read."""
+        Gauge(f"sedem_{name}", text, registry=self.registry).set_function(value)
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
@@ -108,19 +78,3 @@ class Metrics:
             f"sedem_{name}_seconds", f"Seconds: {what}.", labels, buckets=SECONDS,
             registry=self.registry,
         )  # fmt: skip
-
-
-class _Watched(Collector):
-    """Gauges that are read when the metrics are read."""
-
-    def __init__(self, gauges: Gauges) -> None:
-        self.gauges = gauges
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield every gauge with its current value."""
-        for name, (text, value) in self.gauges().items():
-            yield GaugeMetricFamily(f"sedem_{name}", text, value)
-
-    def describe(self) -> Iterable[Metric]:
-        """Return nothing: the gauges may not be read before the model is open."""
-        return ()

@@ -11,7 +11,6 @@ import secrets
 import time
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sedem.serve.errors import CLIENT_GONE, to_api_error
@@ -63,15 +62,16 @@ class Observe:
         except Exception as error:
             answer = to_api_error(error)
             if reason := REFUSALS.get(answer.status):
-                self.metrics.refused(reason)
+                self.metrics.refused.labels(reason).inc()
             elif answer.status >= 500:
                 log("failed", logging.ERROR, error=True, request_id=watched.request_id)
             if not watched.started:
-                response = JSONResponse(answer.body(), answer.status, answer.headers)
-                await response(scope, receive, watched.send)
+                await answer.response()(scope, receive, watched.send)
 
     def _report(self, scope: Scope, status: int, request_id: str, seconds: float) -> None:
-        self.metrics.request(_route(scope), status, seconds)
+        # The path of the route, never the values of its parameters.
+        self.metrics.requests.labels(_route(scope), str(status)).inc()
+        self.metrics.request_seconds.labels(_route(scope)).observe(seconds)
         key = scope["state"].get("key")
         log(
             "request",

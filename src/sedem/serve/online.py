@@ -48,10 +48,6 @@ class OnlineBanks:
     """Reads texts in its own threads and keeps the most recently used banks.
 
     The methods must be called in one event loop.
-
-    Args:
-        model: the model that reads.
-        settings: how many banks are kept, and how much may wait.
     """
 
     def __init__(self, model: SeDeM, settings: Settings) -> None:

@@ -17,13 +17,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from sedem.answering.reply import Selected
-from sedem.serve.asking import (
-    SEPARATOR,
-    Answered,
-    answering,
-    to_ask,
-    whole_answer,
-)
+from sedem.serve.asking import SEPARATOR, Answered, answering, to_ask, whole_answer
 from sedem.serve.errors import not_found
 from sedem.serve.events import DONE, Events, cancel_on_disconnect, event, stream
 from sedem.serve.guard import Owner
@@ -39,10 +33,7 @@ router = APIRouter()
 
 @router.post("/v1/chat/completions", response_model=None)
 async def chat_completions(
-    request: Request,
-    body: ChatBody,
-    service: Served,
-    key: Owner,
+    request: Request, body: ChatBody, service: Served, key: Owner
 ) -> Response:
     """Answer the last question of a conversation, from a bank or from its own long messages."""
     frame = {
@@ -109,19 +100,9 @@ def chunk(
     finish_reason: str | None = None,
     **fields: Any,
 ) -> dict[str, Any]:
-    """A chunk of a streamed answer.
-
-    Args:
-        frame: id, time and model.
-        delta: the new part of the message; None for a chunk without a choice.
-        finish_reason: why the answer ended, in its last chunk.
-        fields: further fields of the chunk.
-    """
-    choices = (
-        []
-        if delta is None
-        else [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}]
-    )
+    """A chunk of a streamed answer; `delta` is None for a chunk without a choice."""
+    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    choices = [] if delta is None else [choice]
     return {**frame, "object": "chat.completion.chunk", "choices": choices, **fields}
 
 
@@ -129,12 +110,7 @@ def chunk(
 
 
 @router.post("/v1/responses", response_model=None)
-async def responses(
-    request: Request,
-    body: ResponsesBody,
-    service: Served,
-    key: Owner,
-) -> Response:
+async def responses(request: Request, body: ResponsesBody, service: Served, key: Owner) -> Response:
     """Answer the last question of the input; as POST /v1/chat/completions."""
     frame = {
         "id": f"resp_{secrets.token_hex(12)}",
@@ -226,13 +202,8 @@ def _finished(frame: Mapping[str, Any], item: str, answered: Answered) -> dict[s
 
 
 def _message(item: str, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "type": "message",
-        "id": item,
-        "role": "assistant",
-        "status": status,
-        "content": content,
-    }
+    told = {"type": "message", "id": item, "role": "assistant", "status": status}
+    return {**told, "content": content}
 
 
 def _text(text: str, annotations: list[dict[str, Any]]) -> dict[str, Any]:
@@ -325,11 +296,7 @@ def list_models(service: Served, key: Owner) -> dict[str, Any]:
 
 
 @router.get("/v1/models/{model:path}")
-def get_model(
-    model: str,
-    service: Served,
-    key: Owner,
-) -> dict[str, Any]:
+def get_model(model: str, service: Served, key: Owner) -> dict[str, Any]:
     """Return one of them."""
     for entry in _models(service, key):
         if entry["id"] == model:

@@ -40,7 +40,6 @@ def run(settings: Settings, announce: Announce) -> None:
     The first signal lets running answers finish and refuses new ones; a second one stops at once.
 
     Args:
-        settings: the server's settings.
         announce: called once the server listens; the model may still be opening.
 
     Raises:

@@ -20,12 +20,12 @@ from sedem.answering.decoding import GREEDY, Decoding
 from sedem.answering.reply import AsyncReply
 from sedem.answering.requests import Request
 from sedem.answering.scheduler import Scheduler
-from sedem.bank.memory_bank import BankReader, Snapshot
+from sedem.bank.memory_bank import BankReader, MemoryBank, Snapshot
 from sedem.serve.building import Builder
 from sedem.serve.errors import unavailable
 from sedem.serve.library import Library
 from sedem.serve.logs import log
-from sedem.serve.metrics import Gauges, Metrics
+from sedem.serve.metrics import Metrics
 from sedem.serve.online import OnlineBanks
 from sedem.serve.settings import Settings
 
@@ -42,12 +42,10 @@ class Answerer(Protocol):
     @property
     def waiting(self) -> int:
         """How many questions wait for a row."""
-        ...
 
     @property
     def running(self) -> int:
         """How many answers are being generated."""
-        ...
 
     def prepare(self, bank: Snapshot) -> None:
         """Prepare for questions to a new version of a bank, which stays hidden until this returns.
@@ -57,31 +55,21 @@ class Answerer(Protocol):
         Raises:
             SedemError: it cannot be queried; the last version stays.
         """
-        ...
 
     def require_room(self) -> None:
-        """Refuse now what `stream` would refuse; as in `Scheduler.require_room`."""
-        ...
+        """Raise now if `stream` would reject a question; as in `Scheduler.require_room`."""
 
     def stream(self, request: Request, decoding: Decoding = GREEDY) -> AsyncReply:
         """Answer a question; as in `Scheduler.stream`."""
-        ...
 
     def scores(self, bank: BankReader, question: str) -> Tensor:
-        """Return the score of every block `[N]` in float32; called from threads.
-
-        Raises:
-            SedemError: as in `SeDeM.scores`.
-        """
-        ...
+        """Return the score of every block `[N]`, as `SeDeM.scores`; called from threads."""
 
     def drain(self) -> None:
         """Accept no more questions and let answers finish; this does not block."""
-        ...
 
     def close(self, *, at_once: bool = False) -> None:
         """Accept no more questions and stop; this blocks."""
-        ...
 
 
 OpenAnswerer = Callable[[Settings, "SeDeM"], Answerer]
@@ -89,12 +77,7 @@ OpenAnswerer = Callable[[Settings, "SeDeM"], Answerer]
 
 
 class OneMachine(Scheduler):
-    """Answers with the model of this process.
-
-    Args:
-        settings: how many questions are answered at once, and how many may wait.
-        model: the model.
-    """
+    """Answers with the model of this process."""
 
     def __init__(self, settings: Settings, model: SeDeM) -> None:
         super().__init__(
@@ -192,7 +175,7 @@ def open_service(
         opened.callback(library.close)
         builder, online = Builder(library, model, metrics), OnlineBanks(model, settings)
         service = Service(settings, model, scheduler, library, online, metrics, builder)
-        metrics.watch(_gauges(service))
+        _add_gauges(service)
         _capture_graphs(model, library)
         builder.start()
         opened.pop_all()
@@ -280,28 +263,22 @@ def _capture_graphs(model: SeDeM, library: Library) -> None:
         model.rehearse(max(banks, key=len))
 
 
-def _gauges(service: Service) -> Gauges:
-    """Return the gauges that are read when the metrics are read."""
+def _add_gauges(service: Service) -> None:
+    """Add the gauges that are read when the metrics are read."""
+    scheduler, online, gauge = service.scheduler, service.online, service.metrics.gauge
 
-    def read() -> dict[str, tuple[str, float]]:
-        scheduler, online = service.scheduler, service.online
-        banks = [entry.bank for entry in service.library.entries() if entry.bank is not None]
-        gauges: dict[str, tuple[str, float]] = {
-            "questions_waiting": ("Questions that wait for a row.", scheduler.waiting),
-            "answers_running": ("Answers that are being generated.", scheduler.running),
-            "rows": ("Maximum answers at once.", scheduler.rows),
-            "online_banks": ("Temporary banks of texts that came with questions.", len(online)),
-            "online_waiting": ("Texts that wait to be read or are being read.", online.waiting),
-            "banks": ("Banks that can be asked.", len(banks)),
-            "blocks": ("Blocks of these banks.", sum(map(len, banks))),
-        }
-        kept: Kept | None = getattr(service.model.engine, "kept", None)
-        if kept is not None:
-            gauges |= {
-                "kept_hits": ("Blocks whose keys and values were kept.", kept.hits),
-                "kept_misses": ("Blocks whose keys and values were computed.", kept.misses),
-                "kept_bytes": ("Bytes of kept keys and values.", kept.nbytes),
-            }
-        return gauges
+    def banks() -> list[MemoryBank]:
+        return [entry.bank for entry in service.library.entries() if entry.bank is not None]
 
-    return read
+    gauge("questions_waiting", "Questions that wait for a row.", lambda: scheduler.waiting)
+    gauge("answers_running", "Answers that are being generated.", lambda: scheduler.running)
+    gauge("rows", "Maximum answers at once.", lambda: scheduler.rows)
+    gauge("online_banks", "Temporary banks of texts that came with questions.", lambda: len(online))
+    gauge("online_waiting", "Texts that wait to be read or are being read.", lambda: online.waiting)
+    gauge("banks", "Banks that can be asked.", lambda: len(banks()))
+    gauge("blocks", "Blocks of these banks.", lambda: sum(map(len, banks())))
+    kept: Kept | None = getattr(service.model.engine, "kept", None)
+    if kept is not None:
+        gauge("kept_hits", "Blocks whose keys and values were kept.", lambda: kept.hits)
+        gauge("kept_misses", "Blocks whose keys and values were computed.", lambda: kept.misses)
+        gauge("kept_bytes", "Bytes of kept keys and values.", lambda: kept.nbytes)

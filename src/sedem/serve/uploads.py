@@ -164,8 +164,6 @@ class Uploads:
         """Record uploads in a transaction.
 
         Args:
-            connection: the transaction.
-            bank: id of the bank.
             files: where the bytes are, by the name of the document.
             documents: names of the documents that the bank has.
 

@@ -1,5 +1,5 @@
 """The fixtures of tests/unit/serve."""
 
-from unit.serve.conftest import anonymous, app, client, keys, make_client, settings
+from unit.serve.conftest import settings
 
-__all__ = ["anonymous", "app", "client", "keys", "make_client", "settings"]
+__all__ = ["settings"]

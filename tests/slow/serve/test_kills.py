@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import LEASE, RECIPE
 from faults.crashes import full, kill
 from faults.tracing import WORKS, Decide, Fate, Trace, go_on, trace
-from unit.serve.waiting import finish, upload
+from unit.serve.conftest import finish, opened, upload
+from unit.serve.test_bank_entry import stored_names
 
 from sedem import SeDeM, types
 from sedem.bank.file import BankFile
 from sedem.serve import parsing
-from sedem.serve.building import Builder
-from sedem.serve.keys import Key
-from sedem.serve.library import Library
-from sedem.serve.metrics import Metrics
 from sedem.serve.settings import Settings
 
 pytestmark = pytest.mark.slow
@@ -35,32 +31,13 @@ def parse_here(path: Path, name: str, stopped: Callable[[], bool]) -> types.Docu
     return parsing._parsed(path, name)
 
 
-@contextmanager
-def opened(folder: Path, model: SeDeM) -> Iterator[tuple[Library, Builder]]:
-    library = Library(Settings(folder=folder), model)
-    try:
-        yield library, Builder(library, model, Metrics(), parse_here)
-    finally:
-        library.close()
-
-
 def session(folder: Path, model: SeDeM, promise: Callable[[str], object]) -> None:
     """A server's life: two uploads, their building, a deletion; each promise is told."""
-    with opened(folder, model) as (library, builder):
-        upload(
-            library,
-            "one",
-            {
-                name: TEXTS[name]
-                for name in (
-                    "lease.txt",
-                    "recipe.txt",
-                )
-            },
-        )
+    with opened(Settings(folder=folder), model, parse=parse_here) as (library, builder):
+        upload(library, "one", {name: TEXTS[name] for name in ("lease.txt", "recipe.txt")})
         promise("lease.txt recipe.txt")
         builder.turn()
-        upload(library, "one", {name: TEXTS[name] for name in ("long.txt",)})
+        upload(library, "one", {"long.txt": TEXTS["long.txt"]})
         promise("lease.txt recipe.txt long.txt")
         builder.turn()
         promise("lease.txt ?recipe.txt long.txt")
@@ -73,11 +50,10 @@ def check(folder: Path, model: SeDeM, promised: str, where: str) -> None:
     """Reopen the folder: what was promised is read in the end, and nothing is half there."""
     needed = {name for name in promised.split() if not name.startswith("?")}
     allowed = {name.removeprefix("?") for name in promised.split()}
-    with opened(folder, model) as (library, builder):
+    with opened(Settings(folder=folder), model, parse=parse_here) as (library, builder):
         finish(builder)
         library.remove_deleted()
-        names = library.names(Key("admin", ""))
-        entry = library.get("one") if names else None
+        entry = next(iter(library.entries()), None)
         if promised:
             assert entry is not None and entry.bank is not None, where
             assert entry.progress().failed == (), where
@@ -128,7 +104,7 @@ def test_a_full_disk_is_told_and_leaves_nothing_half_written(model: SeDeM, tmp_p
     for at in takes[:: max(1, len(takes) // KILLS)]:
         done, promised = run(model, folder, full(at, once=False, half=False))
         told[done.error.partition(":")[0]] += 1
-        with opened(folder, model) as (library, builder):
+        with opened(Settings(folder=folder), model, parse=parse_here) as (library, builder):
             finish(builder)
             assert not list(library.uploads.folder.iterdir())
             if promised:
@@ -143,29 +119,21 @@ def test_a_full_disk_is_told_and_leaves_nothing_half_written(model: SeDeM, tmp_p
     assert told["ConfigError"] and told["FullDiskError"]
 
 
-def stored_names(path: Path) -> list[str]:
-    """The documents that still have rows."""
-    with BankFile(path).reading() as connection:
-        return [name for (name,) in connection.execute("SELECT name FROM documents ORDER BY id")]
-
-
 @traced
 def test_a_server_killed_while_it_compacts_loses_nothing(
     settings: Settings, model: SeDeM, tmp_path: Path
 ) -> None:
-    library = Library(settings, model)
-    upload(library, "flat", TEXTS | {"long.txt": 16 * LEASE})
-    finish(Builder(library, model, Metrics()))
-    library.remove_document("flat", "lease.txt")
-    library.remove_document("flat", "long.txt")
-    file = library.get("flat").file
-    library.close()
+    with opened(settings, model) as (library, builder):
+        upload(library, "flat", TEXTS | {"long.txt": 16 * LEASE})
+        finish(builder)
+        library.remove_document("flat", "lease.txt")
+        library.remove_document("flat", "long.txt")
+        file = library.get("flat").file
     work = tmp_path / "work"
 
     def compact() -> None:
-        again = Library(settings.with_changes(folder=work), model)
-        finish(Builder(again, model, Metrics()))
-        again.close()
+        with opened(settings.with_changes(folder=work), model) as (_, builder):
+            finish(builder)
 
     def run(kill_at: int | None) -> int:
         shutil.rmtree(work, ignore_errors=True)
@@ -178,12 +146,11 @@ def test_a_server_killed_while_it_compacts_loses_nothing(
     count = run(None)
     for at in range(0, count, max(1, count // KILLS)):
         run(at)
-        again = Library(settings.with_changes(folder=work), model)
-        bank = again.get("flat").bank
-        assert bank is not None and [one.text for one in bank.documents] == [RECIPE]
-        assert bank.memory(range(len(bank))).isfinite().all()
-        finish(Builder(again, model, Metrics()))
-        assert stored_names(again.get("flat").file) == ["recipe.txt"]
-        with BankFile(work / "banks" / file.name).reading() as connection:
-            assert connection.pragma("integrity_check") == "ok"
-        again.close()
+        with opened(settings.with_changes(folder=work), model) as (again, builder):
+            bank = again.get("flat").bank
+            assert bank is not None and [one.text for one in bank.documents] == [RECIPE]
+            assert bank.memory(range(len(bank))).isfinite().all()
+            finish(builder)
+            assert stored_names(again.get("flat").file) == ["recipe.txt"]
+            with BankFile(work / "banks" / file.name).reading() as connection:
+                assert connection.pragma("integrity_check") == "ok"

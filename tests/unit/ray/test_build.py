@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from importlib.metadata import version as version_of
@@ -16,16 +13,15 @@ from pathlib import Path
 import psutil
 import pyarrow as pa
 import pytest
-import torch
 from conftest import LEASE, RECIPE
 from object_server import ObjectServer
 from pyarrow import parquet
+from scale.building import differences, write_checkpoint
+from scale.campaigns import local_cluster
 
 from sedem import Document, MemoryBank, SeDeM
-from sedem.backbone.loading import open_backbone
 from sedem.bank.file import BankFile
-from sedem.bank.parts import Parts, Place, store_at
-from sedem.config import SedemConfig
+from sedem.bank.parts import Parts
 from sedem.errors import BankError, ConfigError, DataError, UnavailableError
 from sedem.ray import build
 from sedem.ray.build import Workers, build_on_ray, received
@@ -43,36 +39,13 @@ def cluster(server: ObjectServer) -> Iterator[str]:
 
     Its workers have the environment of this process, and so the credentials of the object store.
     """
-    import ray
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("RAY_AUTH_MODE", "disabled")
-        # Its workers would wait for everything else on a busy machine.
-        patched.setenv("RAY_worker_niceness", "0")
-        # A socket's path has at most 107 characters.
-        folder = Path("/tmp") / f"sedem-{os.getpid():x}"
-        ray.init(
-            num_cpus=2,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            object_store_memory=100_000_000,
-            _temp_dir=str(folder),
-        )
-        try:
-            yield ray.get_runtime_context().gcs_address
-        finally:
-            ray.shutdown()
-            subprocess.run(["rm", "-rf", str(folder)], check=True)
+    with local_cluster(2) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
-def checkpoint(config: SedemConfig, tmp_path_factory: pytest.TempPathFactory) -> str:
-    torch.manual_seed(1)
-    opened = open_backbone(config.encoder)
-    folder = tmp_path_factory.mktemp("checkpoint")
-    SeDeM(config, opened, opened).eval().save_pretrained(folder)
-    return str(folder)
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
 
 @pytest.fixture(scope="module")
@@ -107,43 +80,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def documents_of(folder: Path) -> list[Document]:
-    """The documents of the folder in their order."""
-    notes = [(str(folder / f"a{n:02d}.md"), text) for n, text in enumerate(SMALL[:16])]
-    lines = [(f"line {n}", text) for n, text in enumerate(SMALL[16:32])]
-    rows = [(f"{folder}/d.parquet#{n}", text) for n, text in enumerate(SMALL[32:], start=1)]
-    return [
-        Document(name, text)
-        for name, text in [*notes, (str(folder / "b-long.txt"), LONG), *lines, *rows]
-    ]
-
-
 @pytest.fixture
 def alone(model: SeDeM, folder: Path, tmp_path: Path) -> Path:
     """The bank that this machine builds alone."""
-    building.build_bank(model, model.engine, tmp_path / "alone.bank", documents_of(folder))
-    return tmp_path / "alone.bank"
-
-
-def assert_equal(bank: Place, alone: Path) -> None:
-    """The same documents, blocks and memory, to the bit."""
-    found, wanted = MemoryBank.open(bank), MemoryBank.open(alone)
-    assert found.documents == wanted.documents
-    assert list(found.blocks) == list(wanted.blocks)
-    assert found.meta == wanted.meta
-    every = range(len(wanted))
-    assert torch.equal(found.memory(every), wanted.memory(every))
-    assert words(bank) == words(alone) > 0
-
-
-def words(bank: Place) -> int:
-    """Number of blocks whose words are indexed."""
-    count = 0
-    for file in store_at(bank).files():
-        with file.reading() as connection:
-            query = "SELECT count(*) FROM words WHERE words MATCH 'a*'"
-            count += connection.execute(query).fetchone()[0]
-    return count
+    notes = [(str(folder / f"a{n:02d}.md"), text) for n, text in enumerate(SMALL[:16])]
+    lines = [(f"line {n}", text) for n, text in enumerate(SMALL[16:32])]
+    rows = [(f"{folder}/d.parquet#{n}", text) for n, text in enumerate(SMALL[32:], start=1)]
+    texts = [*notes, (str(folder / "b-long.txt"), LONG), *lines, *rows]
+    bank = tmp_path / "alone.bank"
+    building.build_bank(model, model.engine, bank, [Document(*one) for one in texts])
+    return bank
 
 
 def committed(bank: Path) -> dict[str, int]:
@@ -177,67 +123,17 @@ def test_the_bank_is_the_one_of_this_machine_though_workers_are_killed(
 
     report = build_on_ray(model, Workers(cluster, checkpoint), bank, Sources([str(folder)]), kill)
     assert len(killed) >= 3, "workers that came after the first were killed too"
-    assert_equal(bank, alone)
+    assert differences(bank, alone) == []
     assert committed(bank) == committed(alone)
     assert (report.added, report.documents) == (41, 41)
     assert len(seen) == BankFile(bank).head().version < 30, "small documents are read together"
     assert [done for done, _, _ in seen] == sorted(done for done, _, _ in seen)
     assert all(done <= total and speed > 0 for done, total, speed in seen)
-
-
-@pytest.mark.slow
-def test_a_bank_that_has_all_documents_stays_as_it_is(
-    cluster: str, checkpoint: str, model: SeDeM, folder: Path, alone: Path
-) -> None:
-    before = alone.read_bytes()
-    report = build_on_ray(model, Workers(cluster, checkpoint), alone, Sources([str(folder)]))
+    # A bank that has all documents stays as it is.
+    before = bank.read_bytes()
+    report = build_on_ray(model, Workers(cluster, checkpoint), bank, Sources([str(folder)]))
     assert (report.added, report.unchanged) == (0, 41)
-    assert alone.read_bytes() == before
-
-
-DRIVER = f"""
-import os, signal, sys
-from pathlib import Path
-from sedem import SeDeM
-from sedem.reading import building
-from sedem.ray import build
-from sedem.ray.build import Workers, build_on_ray
-from sedem.ray.sources import Sources
-address, checkpoint, bank, folder, commits = sys.argv[1:]
-building.COMMIT, building.PART = {COMMIT}, {PART}
-def encode(job, documents):
-    building.COMMIT, building.PART = {COMMIT}, {PART}
-    from sedem.ray.build import encode
-    return encode(job, documents)
-build.encode = encode
-seen = []
-def progress(*_):
-    seen.append(1)
-    if len(seen) == int(commits):
-        os.kill(os.getpid(), signal.SIGKILL)
-model = SeDeM.from_pretrained(checkpoint, light=True)
-build_on_ray(model, Workers(address, checkpoint), Path(bank), Sources([folder]), progress)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("commits", [3])
-def test_a_killed_driver_goes_on_when_it_is_started_again(
-    commits: int, cluster: str, checkpoint: str, folder: Path, alone: Path, tmp_path: Path
-) -> None:
-    bank = tmp_path / "a.bank"
-
-    def drive(commits: int) -> int:
-        arguments = [cluster, checkpoint, str(bank), str(folder), str(commits)]
-        command = [sys.executable, "-c", DRIVER, *arguments]
-        return subprocess.run(command, timeout=200).returncode
-
-    assert drive(commits) == -signal.SIGKILL
-    before = committed(bank)
-    assert BankFile(bank).head().version == commits
-    assert drive(0) == 0
-    assert before.items() <= committed(bank).items(), "what was committed is not read again"
-    assert_equal(bank, alone)
+    assert bank.read_bytes() == before
 
 
 @pytest.mark.slow
@@ -248,7 +144,7 @@ def test_a_bank_in_parts_is_extended_and_its_documents_replaced(
     with Parts(bank).creating(building.new_meta(model)):
         pass
     build_on_ray(model, Workers(cluster, checkpoint), bank, Sources([str(folder)]))
-    assert_equal(bank, alone)
+    assert differences(bank, alone) == []
     before = [part.name for part in Parts(bank).manifest().parts]
     assert len(before) == BankFile(alone).head().version
 
@@ -291,24 +187,28 @@ def test_a_document_that_cannot_be_read_follows_keep_going(
 
 @pytest.mark.slow
 def test_a_worker_without_the_model_is_named(
-    cluster: str, model: SeDeM, folder: Path, tmp_path: Path, chat_folder: str
+    cluster: str, model: SeDeM, folder: Path, tmp_path: Path
 ) -> None:
-    nowhere = Workers(cluster, str(tmp_path / "nowhere"))
-    with pytest.raises(ConfigError, match=r"host '.*' of the cluster cannot open '.*nowhere'"):
-        build_on_ray(model, nowhere, tmp_path / "a.bank", Sources([str(folder)]))
-    with pytest.raises(ConfigError, match=r"no host of the cluster has a GPU or 99 CPUs"):
-        build_on_ray(
-            model, Workers(cluster, "x", cpus=99), tmp_path / "a.bank", Sources([str(folder)])
-        )
+    for workers, sentence in (
+        (Workers(cluster, "/nowhere"), r"host '.*' of the cluster cannot open '/nowhere'"),
+        (Workers(cluster, "x", cpus=99), r"no host of the cluster has a GPU or 99 CPUs"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            build_on_ray(model, workers, tmp_path / "a.bank", Sources([str(folder)]))
     assert not (tmp_path / "a.bank").exists()
 
 
-def test_a_worker_that_does_not_see_the_folder_of_a_bank_is_named(
+def test_a_worker_that_cannot_be_used_is_named(
     checkpoint: str, model: SeDeM, tmp_path: Path
 ) -> None:
-    nowhere = tmp_path / "nowhere"
-    with pytest.raises(ConfigError, match=r"of the cluster cannot use bank.*does not exist there"):
-        build._opened(checkpoint, version_of("sedem"), model.fingerprint(), nowhere, None)
+    version, fingerprint, nowhere = version_of("sedem"), model.fingerprint(), tmp_path / "nowhere"
+    for given, sentence in (
+        (("0.0", fingerprint, None), r"of the cluster has sedem .*, this machine has 0\.0"),
+        ((version, "f" * 64, None), r"of the cluster has another model at "),
+        ((version, fingerprint, nowhere), r"of the cluster cannot use bank.*does not exist there"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            build._opened(checkpoint, *given, None)
     assert not nowhere.exists()
 
 
@@ -356,4 +256,4 @@ def test_sources_and_bank_may_be_in_an_object_store(
     ]
     building.build_bank(model, model.engine, tmp_path / "alone.bank", documents)
     assert (report.added, report.documents) == (2, 2)
-    assert_equal(f"{place}/bank", tmp_path / "alone.bank")
+    assert differences(f"{place}/bank", tmp_path / "alone.bank") == []

@@ -49,25 +49,18 @@ def test_what_ray_says_is_told_in_a_sentence() -> None:
     )
 
 
+def test_the_command_ends_with_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    for words, sentence in [
+        ([str(tmp_path / "a.txt"), "--ray", "nowhere"], "'nowhere' is not a Ray cluster address"),
+        ([str(tmp_path / "a.txt"), "--workers", "2"], "are for a Ray cluster; give --ray"),
+        (["s3://bucket/folder"], "read it with --ray"),
+    ]:
+        run = CliRunner().invoke(app, ["build", str(tmp_path / "b"), *words])
+        assert run.exit_code == 1 and sentence in " ".join(run.stderr.split())
+
+
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"Ray, which is not installed; run pip install"):
         connected("local").__enter__()
-
-
-@pytest.mark.parametrize(
-    "arguments, sentence",
-    [
-        (["--ray", "nowhere"], "'nowhere' is not a Ray cluster address"),
-        (["--workers", "2"], "--workers and --worker-cpus are for a Ray cluster; give --ray"),
-    ],
-)
-def test_the_command_ends_with_a_sentence(
-    arguments: list[str], sentence: str, tmp_path: Path
-) -> None:
-    (tmp_path / "a.txt").write_text("text")
-    build = ["build", str(tmp_path / "b")]
-    run = CliRunner().invoke(app, [*build, str(tmp_path / "a.txt"), *arguments])
-    assert run.exit_code == 1 and sentence in " ".join(run.stderr.split())
-    run = CliRunner().invoke(app, [*build, "s3://bucket/folder"])
-    assert run.exit_code == 1 and "read it with --ray" in " ".join(run.stderr.split())

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 import torch
+from scale.campaigns import local_cluster
 from scale.serving import (
     BANK,
     MODEL,
@@ -43,39 +42,9 @@ SECONDS = 120.0
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with two partitions and one engine, on a cluster of its own."""
-    ray = pytest.importorskip("ray")
-    with (
-        tempfile.TemporaryDirectory(prefix="sd", dir="/tmp") as folder,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        # Ray would let everything else on this machine go before its workers.
-        patch.setenv("RAY_worker_niceness", "0")
-        ray.init(
-            num_cpus=4,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="ERROR",
-            object_store_memory=150_000_000,
-            _temp_dir=folder,
-        )
-        try:
-            with served(tmp_path_factory.mktemp("served"), Machines(partitions=2)) as running:
-                yield running
-        finally:
-            ray.shutdown()
-
-
-def processes() -> list[tuple[int, str]]:
-    """Ids and command lines of the processes that this one has started."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        try:
-            found.append((process.pid, " ".join(process.cmdline())))
-        except psutil.Error:
-            continue
-    return found
+    folder = tmp_path_factory.mktemp("served")
+    with local_cluster(4), served(folder, Machines(partitions=2)) as running:
+        yield running
 
 
 def test_routes_page_and_keys_are_those_of_one_machine(server: Server) -> None:
@@ -101,16 +70,10 @@ def test_answers_are_those_of_one_machine(server: Server) -> None:
             decoding=Decoding(TOKENS),
         )
         assert same(found, wanted)
-
-
-def test_text_comes_token_by_token_and_is_the_same(server: Server) -> None:
     text, error = streamed(server, "the captain and the ledger")
-    assert error is None
-    assert text == server.expected("the captain and the ledger").text
-
-
-def test_the_page_gets_the_scores_of_one_machine(server: Server) -> None:
-    found = server.client.post(f"/v1/banks/{BANK}/scores", json={"question": "cocoa"}).json()
+    assert (text, error) == (server.expected("the captain and the ledger").text, None)
+    body = {"question": "cocoa"}
+    found = server.client.post(f"/v1/banks/{BANK}/scores", json=body).json()
     scores = torch.tensor([one["score"] for one in found["data"]])
     assert torch.equal(scores, server.model.scores(MemoryBank.open(server.place), "cocoa"))
 
@@ -142,7 +105,7 @@ def test_documents_are_added_while_questions_run(server: Server) -> None:
 
 @pytest.mark.parametrize("name", [pytest.param("selector-1", marks=pytest.mark.slow), "engine"])
 def test_a_replica_is_killed_under_load_and_no_answer_is_wrong(server: Server, name: str) -> None:
-    counts = under_load(server, 8, lambda: kill_replica(name, processes), at_once=2)
+    counts = under_load(server, 8, lambda: kill_replica(name), at_once=2)
     assert counts.wrong == 0 and counts.same >= 3
     assert compare(server, 2) == Counts(asked=2, same=2)
 
@@ -154,17 +117,14 @@ def test_more_replicas_than_cpus_are_refused(server: Server) -> None:
         Machines(engines=0)
 
 
-@pytest.mark.parametrize("flag", ["--partitions", "--engines", "--copies"])
-def test_flags_of_a_cluster_need_one(flag: str) -> None:
-    result = CliRunner().invoke(app, ["serve", flag, "2"])
-    assert result.exit_code == 1
-    assert result.stderr == f"error: {flag} belongs to --ray; add it\n"
-
-
-def test_an_address_where_no_cluster_is_gets_one_sentence(tmp_path: Path) -> None:
+def test_what_the_command_cannot_do_is_one_sentence(tmp_path: Path) -> None:
+    for flag in ("--partitions", "--engines", "--copies"):
+        result = CliRunner().invoke(app, ["serve", flag, "2"])
+        assert result.exit_code == 1
+        assert result.stderr == f"error: {flag} belongs to --ray; add it\n"
     # In a process of its own: one that has joined a cluster stays in that.
     words = ["serve", "--folder", str(tmp_path), "--port", "0", "--ray", "127.0.0.1:1"]
     run = [sys.executable, "-c", "from sedem.cli.main import app; app()", *words]
-    result = subprocess.run(run, capture_output=True, text=True)
-    assert result.returncode == 1
-    assert "no Ray cluster answers at '127.0.0.1:1'" in result.stderr
+    done = subprocess.run(run, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "no Ray cluster answers at '127.0.0.1:1'" in done.stderr

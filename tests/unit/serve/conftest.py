@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import wraps
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from serving import READER, SCOPED, SECRET, bearer
+from serving import KEYS, SECRET, bearer
 
 from sedem import SeDeM
 from sedem.serve.app import create_app
-from sedem.serve.keys import Key, KeyRing, digest_of
+from sedem.serve.building import Builder
+from sedem.serve.library import Library
+from sedem.serve.metrics import Metrics
 from sedem.serve.settings import Settings
 
-
-@pytest.fixture
-def keys() -> KeyRing:
-    """The keys of the server."""
-    return KeyRing(
-        [
-            Key("admin", digest_of(SECRET), write=True, metrics=True),
-            Key("reader", digest_of(READER)),
-            Key("scoped", digest_of(SCOPED), banks=("mine-*",), write=True),
-        ]
-    )
+SECONDS = 240.0
 
 
 @pytest.fixture
@@ -36,9 +33,7 @@ def settings(tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-def make_client(
-    settings: Settings, model: SeDeM, keys: KeyRing
-) -> Iterator[Callable[..., TestClient]]:
+def make_client(settings: Settings, model: SeDeM) -> Iterator[Callable[..., TestClient]]:
     """Return a function that starts a server with some settings changed; it ends with the test.
 
     The client sends the key that may do everything.
@@ -46,7 +41,7 @@ def make_client(
     started: list[TestClient] = []
 
     def make(**changes: Any) -> TestClient:
-        app = create_app(settings.with_changes(**changes), model, keys=keys)
+        app = create_app(settings.with_changes(**changes), model, keys=KEYS)
         client = TestClient(app, headers=bearer(SECRET))
         client.__enter__()
         started.append(client)
@@ -72,5 +67,56 @@ def app(client: TestClient) -> FastAPI:
 
 @pytest.fixture
 def anonymous(app: FastAPI) -> TestClient:
-    """A client of the same server without a key."""
-    return TestClient(app)
+    """A client of the same server without a key, which follows no redirect."""
+    return TestClient(app, follow_redirects=False)
+
+
+def in_a_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run a test that is a coroutine."""
+
+    @wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
+def send(client: TestClient, bank: str, files: Mapping[str, str | bytes], **options: Any) -> Any:
+    """Upload files, given by their names."""
+    parts = [("file", file) for file in files.items()]
+    return client.post(f"/v1/banks/{bank}/documents", files=parts, **options)
+
+
+def read_all(client: TestClient, bank: str) -> dict[str, Any]:
+    """Wait until all files of a bank were read; its progress then."""
+    until = time.monotonic() + SECONDS
+    while time.monotonic() < until:
+        progress: dict[str, Any] = client.get(f"/v1/banks/{bank}/progress").json()
+        if progress["status"] != "building":
+            return progress
+        time.sleep(0.02)
+    raise AssertionError(f"{bank} is still being read: {progress}")
+
+
+def upload(library: Library, bank: str, texts: Mapping[str, str]) -> None:
+    """What the route does with files, given by their names."""
+    with library.uploads.stored([BytesIO(text.encode()) for text in texts.values()]) as paths:
+        library.upload(bank, dict(zip(texts, paths, strict=True)))
+
+
+def finish(builder: Builder) -> None:
+    """Do all the work that there is."""
+    while builder.turn():
+        pass
+
+
+@contextmanager
+def opened(settings: Settings, model: SeDeM, **options: Any) -> Iterator[tuple[Library, Builder]]:
+    """The banks of a server, and what reads into them when `finish` is called."""
+    library = Library(settings, model)
+    builder = Builder(library, model, Metrics(), **options)
+    try:
+        yield library, builder
+    finally:
+        builder.close()
+        library.close()

@@ -1,69 +1,86 @@
-"""Banks that clients made: what can be asked, by which names, and when."""
+"""Which part of a conversation is the question, and which parts are documents."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from answers import RENT
 from conftest import LEASE, RECIPE
-from fastapi.testclient import TestClient
-from unit.serve.waiting import read_all
 
-from sedem import SeDeM
-from sedem.serve.asking import decoding_of
-from sedem.serve.settings import Settings
-from sedem.serve.shapes import ChatBody
+from sedem.serve.asking import LONG, Conversation, read_conversation, split
+from sedem.serve.errors import ApiError
+from sedem.serve.shapes import Message
 
-
-def asked(client: TestClient, **fields: Any) -> tuple[int, dict[str, Any]]:
-    messages = [{"role": "user", "content": RENT}]
-    body = {"model": "sedem@mine", "messages": messages, "max_tokens": 4, **fields}
-    response = client.post("/v1/chat/completions", json=body)
-    return response.status_code, response.json()
+LONG_LEASE = f"{LEASE} {LEASE}"
 
 
-def test_a_bank_is_asked_once_something_was_read(client: TestClient) -> None:
-    empty = {"file": ("empty.txt", b" ")}
-    assert client.post("/v1/banks/mine/documents", files=empty).status_code == 202
-    assert read_all(client, "mine")["status"] == "failed"
-    status, body = asked(client)
-    assert (status, body["error"]["code"]) == (409, "bank_empty")
-    files = [("file", ("lease.txt", LEASE)), ("file", ("recipe.txt", RECIPE))]
-    assert client.post("/v1/banks/mine/documents", files=files).status_code == 202
-    assert read_all(client, "mine")["status"] == "ready"
-    status, body = asked(client, k=3)
-    assert status == 200 and len(body["sedem"]["citations"]) == 3
-    _, body = asked(client, k=9, documents=["lease.txt"])
-    annotation = body["choices"][0]["message"]["annotations"][0]["file_citation"]
-    assert annotation == {"file_id": "lease.txt", "filename": "lease.txt", "index": 0}
+def read(*messages: tuple[str, str], with_bank: bool = False) -> Conversation:
+    return read_conversation(
+        [Message(role=role, content=text) for role, text in messages],  # type: ignore[arg-type]
+        with_bank=with_bank,
+    )
 
 
-def test_sampling_differs_unless_a_seed_is_given(settings: Settings) -> None:
-    def seed(**fields: Any) -> int:
-        body = {"model": "m", "messages": [{"role": "user", "content": "Who?"}], **fields}
-        return decoding_of(ChatBody.model_validate(body), settings).seed
-
-    assert seed() != seed()
-    assert seed(seed=5) == 5
-    assert 0 <= seed(seed=-5) == 2**63 - 5
-
-
-def test_the_default_limit_is_within_the_servers(settings: Settings, model: SeDeM) -> None:
-    body = ChatBody.model_validate({"model": "m", "messages": [{"role": "user", "content": "?"}]})
-    assert decoding_of(body, settings).max_new_tokens == 64
-    assert decoding_of(body, settings.with_changes(max_tokens=9)).max_new_tokens == 9
-
-
-@pytest.mark.parametrize("log_text", [True, False])
-def test_questions_and_answers_are_logged_if_asked_for(
-    log_text: bool, make_client: Callable[..., TestClient], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("text", "question", "beside"),
+    [
+        (RENT, RENT, ""),
+        (f"{LEASE}\n\n{RENT}", RENT, LEASE),
+        (f"{LEASE}\n\n{RECIPE}\n \t\n{RENT}", RENT, f"{LEASE}\n\n{RECIPE}"),
+        (f"{RENT}\n\n{LONG_LEASE}", RENT, LONG_LEASE),
+        (f"{RENT}\n\n{LEASE}\n\n{RECIPE}", RENT, f"{LEASE}\n\n{RECIPE}"),
+        (f"Who?\n\n{LEASE}\n\n{RENT}", RENT, f"Who?\n\n{LEASE}"),
+        (f"{LONG_LEASE} {RENT}", RENT, LONG_LEASE),
+        (f"{LONG_LEASE}\n{RENT}", RENT, LONG_LEASE),
+        (f"{LONG_LEASE} And who is Dr. Smith?", "And who is Dr. Smith?", LONG_LEASE),
+        (f"{LEASE}\n\nTell me the rent", "Tell me the rent", LEASE),
+    ],
+)
+def test_a_message_is_parted_into_question_and_document(
+    text: str, question: str, beside: str
 ) -> None:
-    client = make_client(log_text=log_text)
-    content = f"{LEASE}\n\n{RENT}"
-    with caplog.at_level("INFO", "sedem.serve"):
-        status, _ = asked(client, model="sedem", messages=[{"role": "user", "content": content}])
-    assert status == 200
-    logged = [record.fields for record in caplog.records if record.message == "answered"]  # type: ignore[attr-defined]
-    assert [fields["question"] for fields in logged] == ([RENT] if log_text else [])
+    assert split(text) == (question, beside)
+
+
+def test_a_long_text_without_a_question_is_refused() -> None:
+    # Splitting takes no longer than the text.
+    assert split("? \n" * 1_000_000 + f"\n\n{RENT}")[0] == RENT
+    endless = "a " * 2_000_000
+    for text in (LONG_LEASE, f"{LEASE}\n\n{LONG_LEASE}", "x" * 5000 + "?", endless):
+        with pytest.raises(ApiError, match="without a question; end it with a blank line") as error:
+            split(text)
+        assert (error.value.status, error.value.code) == (400, "no_question")
+
+
+def test_long_messages_are_documents_and_short_ones_are_reported() -> None:
+    conversation = read(
+        ("system", LONG_LEASE),
+        ("user", "Hello"),
+        ("assistant", RECIPE * 4),
+        ("tool", RECIPE * 4),
+        ("user", f"{RECIPE * 2}\n\n{RENT}"),
+    )
+    assert conversation.question == RENT
+    assert [(d.name, d.text) for d in conversation.documents] == [
+        ("message 1", LONG_LEASE),
+        ("message 4", RECIPE * 4),
+        ("message 5", RECIPE * 2),
+    ]
+    assert [one[:9] for one in conversation.unused] == ["message 2", "message 3"]
+
+
+def test_with_a_bank_messages_are_no_documents() -> None:
+    text = f"{LONG_LEASE}\n\n{RENT}"
+    conversation = read(("system", LONG_LEASE), ("user", text), with_bank=True)
+    assert conversation.question == text
+    assert conversation.documents == ()
+    assert "a bank is asked" in conversation.unused[0]
+
+
+def test_a_question_without_any_text_is_refused() -> None:
+    assert len(LEASE) < LONG
+    for messages in ([("user", RENT)], [("system", LEASE), ("user", RENT)]):
+        with pytest.raises(ApiError, match="nothing to answer from") as error:
+            read(*messages)
+        assert error.value.code == "no_documents"
+    with pytest.raises(ApiError, match="no user message asks anything"):
+        read(("system", LONG_LEASE))

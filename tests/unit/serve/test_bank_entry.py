@@ -2,41 +2,31 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import LEASE, RECIPE
-from unit.serve.waiting import finish, upload
+from unit.serve.conftest import finish, opened, upload
 
 from sedem import SeDeM
-from sedem.bank.file import BankFile, Compacted
+from sedem.bank.file import BankFile
 from sedem.errors import BankError
 from sedem.serve.building import Builder
 from sedem.serve.library import Library
-from sedem.serve.metrics import Metrics
 from sedem.serve.settings import Settings
 
 TEXTS = {"lease.txt": LEASE, "recipe.txt": RECIPE, "long.txt": 16 * LEASE}
 
 
 @pytest.fixture
-def library(settings: Settings, model: SeDeM) -> Iterator[Library]:
+def server(settings: Settings, model: SeDeM) -> Iterator[tuple[Library, Builder]]:
     """A bank of three documents, the last of which is more than half of it."""
-    library = Library(settings, model)
-    upload(library, "flat", TEXTS)
-    yield library
-    library.close()
-
-
-@pytest.fixture
-def builder(library: Library, model: SeDeM) -> Iterator[Builder]:
-    builder = Builder(library, model, Metrics())
-    finish(builder)
-    yield builder
-    builder.close()
+    with opened(settings, model) as (library, builder):
+        upload(library, "flat", TEXTS)
+        finish(builder)
+        yield library, builder
 
 
 def stored_names(path: Path) -> list[str]:
@@ -50,8 +40,9 @@ def banks(settings: Settings) -> set[str]:
 
 
 def test_a_bank_that_is_mostly_removed_documents_gives_their_space_back(
-    settings: Settings, model: SeDeM, library: Library, builder: Builder
+    settings: Settings, model: SeDeM, server: tuple[Library, Builder]
 ) -> None:
+    library, builder = server
     entry = library.get("flat")
     assert entry.bank is not None
     library.remove_document("flat", "lease.txt")
@@ -68,19 +59,17 @@ def test_a_bank_that_is_mostly_removed_documents_gives_their_space_back(
     upload(library, "flat", {"lease.txt": LEASE})
     finish(builder)
     library.close()
-    again = Library(settings, model)
-    bank = again.get("flat").bank
-    assert bank is not None
-    assert {one.name: one.text for one in bank.documents} == {
-        "recipe.txt": RECIPE,
-        "lease.txt": LEASE,
-    }
-    again.close()
+    with opened(settings, model) as (again, _):
+        bank = again.get("flat").bank
+        assert bank is not None
+        texts = {one.name: one.text for one in bank.documents}
+        assert texts == {"recipe.txt": RECIPE, "lease.txt": LEASE}
 
 
 def test_running_answers_keep_what_they_have_not_read_yet(
-    library: Library, builder: Builder, model: SeDeM
+    server: tuple[Library, Builder], model: SeDeM
 ) -> None:
+    library, builder = server
     entry = library.get("flat")
     assert entry.bank is not None
     expected = model.answer(entry.bank, "How much is the rent?", k=2)
@@ -102,64 +91,24 @@ def test_running_answers_keep_what_they_have_not_read_yet(
     assert stored_names(entry.file) == ["recipe.txt"]
 
 
-def test_questions_are_answered_while_a_bank_is_compacted(
-    library: Library, builder: Builder, model: SeDeM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    entry, compact = library.get("flat"), BankFile.compact
-    ended, answers = threading.Event(), []
-
-    def ask() -> None:
-        while not ended.is_set():
-            assert entry.bank is not None
-            answers.append(model.answer(entry.bank.snapshot(), "What is baked?", k=1).text)
-
-    asking = threading.Thread(target=ask)
-
-    def compact_while_asked(file: BankFile, before: int | None = None) -> Compacted:
-        asking.start()
-        try:
-            return compact(file, before)
-        finally:
-            count = len(answers)
-            while len(answers) < count + 2 and asking.is_alive():
-                ended.wait(0.01)
-
-    monkeypatch.setattr(BankFile, "compact", compact_while_asked)
-    library.remove_document("flat", "lease.txt")
-    library.remove_document("flat", "long.txt")
-    finish(builder)
-    ended.set()
-    asking.join(60)
-    assert len(answers) > 1 and len(set(answers)) == 1
-    assert stored_names(entry.file) == ["recipe.txt"]
-
-
-def test_it_can_be_turned_off(settings: Settings, model: SeDeM) -> None:
-    library = Library(settings.with_changes(max_removed_share=1.0), model)
-    upload(library, "flat", {"lease.txt": LEASE})
-    builder = Builder(library, model, Metrics())
-    finish(builder)
-    library.remove_document("flat", "lease.txt")
-    finish(builder)
-    assert stored_names(library.get("flat").file) == ["lease.txt"]
-    builder.close()
-    library.close()
-
-
-def test_a_bank_that_cannot_be_compacted_stays_and_is_not_tried_again_and_again(
-    library: Library,
-    builder: Builder,
+def test_compaction_that_fails_is_not_tried_again_and_may_be_turned_off(
+    server: tuple[Library, Builder],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    entry, tries = library.get("flat"), []
+    library, builder = server
+    entry, tries, limits = library.get("flat"), [], library.settings
 
     def refused(file: BankFile, before: int | None = None) -> None:
         tries.append(before)
         raise BankError("the disk is full")
 
     monkeypatch.setattr(BankFile, "compact", refused)
+    library.settings = limits.with_changes(max_removed_share=1.0)
     library.remove_document("flat", "long.txt")
+    finish(builder)
+    assert not tries
+    library.settings = limits
     finish(builder)
     finish(builder)
     assert len(tries) == 1
@@ -171,8 +120,9 @@ def test_a_bank_that_cannot_be_compacted_stays_and_is_not_tried_again_and_again(
 
 
 def test_a_deleted_bank_is_removed_when_no_answer_reads_it(
-    settings: Settings, library: Library, builder: Builder
+    settings: Settings, server: tuple[Library, Builder]
 ) -> None:
+    library, builder = server
     entry = library.get("flat")
     assert entry.bank is not None
     snapshot = entry.bank.snapshot()
@@ -187,8 +137,9 @@ def test_a_deleted_bank_is_removed_when_no_answer_reads_it(
 
 
 def test_the_next_server_removes_what_a_killed_one_left(
-    settings: Settings, model: SeDeM, library: Library, builder: Builder
+    settings: Settings, model: SeDeM, server: tuple[Library, Builder]
 ) -> None:
+    library, _ = server
     entry = library.get("flat")
     assert entry.bank is not None
     kept, folder = banks(settings), settings.folder / "banks"

@@ -1,10 +1,13 @@
-"""Uploading to a bank, watching it, looking into it."""
+"""Uploading to a bank, watching it, looking into it; what an interrupted upload leaves."""
 
 from __future__ import annotations
 
+import errno
 import json
+import sqlite3
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +16,15 @@ from conftest import LEASE, RECIPE
 from document_files import docx_of, pdf_of
 from docx import Document
 from fastapi.testclient import TestClient
-from serving import READER, bearer
-from unit.serve.waiting import read_all
+from unit.serve.conftest import finish, read_all, send
 
 from sedem import MemoryBank, SeDeM, types
 from sedem.reading import building as building
+from sedem.serve import uploads
+from sedem.serve.building import Builder
+from sedem.serve.library import Library
+from sedem.serve.metrics import Metrics
 from sedem.serve.settings import Settings
-
-Named = Sequence[tuple[str, bytes]]
-
-
-def send(client: TestClient, bank: str, *files: tuple[str, bytes], **kwargs: Any) -> Any:
-    parts = [("file", file) for file in files]
-    return client.post(f"/v1/banks/{bank}/documents", files=parts, **kwargs)
 
 
 def word(text: str) -> bytes:
@@ -36,27 +35,31 @@ def word(text: str) -> bytes:
 
 @pytest.fixture
 def lease(client: TestClient) -> TestClient:
-    assert send(client, "flat", ("lease.txt", LEASE.encode())).status_code == 202
+    assert send(client, "flat", {"lease.txt": LEASE}).status_code == 202
     read_all(client, "flat")
     return client
 
 
 def test_uploaded_files_become_documents(client: TestClient) -> None:
-    files = [
-        ("lease.txt", LEASE.encode()),
-        ("recipe.md", RECIPE.encode()),
-        ("page.html", b"<p>One</p><p>Two</p>"),
-        ("two pages.pdf", pdf_of(["First page", "Second page"])),
-        ("letter.docx", word("Dear tenant")),
-    ]
-    answer = send(client, "papers", *files)
+    files = {
+        "lease.txt": LEASE,
+        "recipe.md": RECIPE,
+        "page.html": "<p>One</p><p>Two</p>",
+        "two pages.pdf": pdf_of(["First page", "Second page"]),
+        "letter.docx": word("Dear tenant"),
+    }
+    answer = send(client, "papers", files)
     assert answer.status_code == 202
     assert answer.json()["files"] == 5
-    progress = read_all(client, "papers")
+    with client.stream("GET", "/v1/banks/papers/progress?stream=true") as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in response.iter_lines() if line.startswith("data: ")]
+    progress = client.get("/v1/banks/papers/progress").json()
+    assert json.loads(lines[-1].removeprefix("data: ")) == progress
     assert (progress["status"], progress["files_done"], progress["error"]) == ("ready", 5, None)
     assert progress["characters_done"] == progress["characters"] > 0
     listed = client.get("/v1/banks/papers/documents").json()["data"]
-    assert [one["name"] for one in listed] == [name for name, _ in files]
+    assert [one["name"] for one in listed] == [*files]
     assert sum(one["blocks"] for one in listed) == progress["blocks"]
     pdf = client.get("/v1/banks/papers/documents/3").json()
     assert pdf["text"] == "First page\n\nSecond page"
@@ -66,24 +69,13 @@ def test_uploaded_files_become_documents(client: TestClient) -> None:
     assert described["read_only"] is False
 
 
-def test_progress_is_streamed_until_the_bank_is_ready(client: TestClient) -> None:
-    send(client, "flat", ("lease.txt", LEASE.encode()))
-    with client.stream("GET", "/v1/banks/flat/progress?stream=true") as response:
-        assert response.headers["content-type"].startswith("text/event-stream")
-        lines = [line for line in response.iter_lines() if line.startswith("data: ")]
-    last = json.loads(lines[-1].removeprefix("data: "))
-    assert (last["status"], last["files_done"], last["files"]) == ("ready", 1, 1)
-
-
 def test_damaged_files_do_not_stop_the_others(client: TestClient) -> None:
-    send(
-        client,
-        "mixed",
-        ("broken.pdf", b"%PDF-1.4 and no more"),
-        ("lease.txt", LEASE.encode()),
-        ("latin.txt", "Grüße".encode("latin-1")),
-        ("blank.txt", b" \n "),
-    )
+    broken = {"broken.pdf": b"%PDF-1.4 and no more"}
+    send(client, "mixed", broken)
+    assert read_all(client, "mixed")["status"] == "failed"
+    assert "broken.pdf" in client.get("/v1/banks/mixed").json()["error"]
+    latin = "Grüße".encode("latin-1")
+    send(client, "mixed", broken | {"lease.txt": LEASE, "latin.txt": latin, "blank.txt": " \n "})
     progress = read_all(client, "mixed")
     assert progress["status"] == "ready"
     failed = {one["filename"]: one["error"] for one in progress["failed"]}
@@ -95,140 +87,96 @@ def test_damaged_files_do_not_stop_the_others(client: TestClient) -> None:
         "lease.txt"
     ]
 
-
-def test_a_bank_whose_files_all_fail_has_failed(client: TestClient) -> None:
-    send(client, "broken", ("broken.docx", b"PK no archive"))
-    assert read_all(client, "broken")["status"] == "failed"
-    assert "broken.docx" in client.get("/v1/banks/broken").json()["error"]
-    send(client, "broken", ("lease.txt", LEASE.encode()))
-    assert read_all(client, "broken")["status"] == "ready"
-
-
-def test_the_same_name_replaces_the_document(lease: TestClient) -> None:
-    answer = send(lease, "flat", ("lease.txt", RECIPE.encode())).json()
-    assert answer["replaced"] == ["lease.txt"]
-    assert read_all(lease, "flat")["files"] == 1
-    listed = lease.get("/v1/banks/flat/documents").json()["data"]
-    assert [one["name"] for one in listed] == ["lease.txt"]
-    assert lease.get("/v1/banks/flat/documents/0").json()["text"] == RECIPE
     # The bytes of the first one are gone with it.
 
 
-def test_two_files_of_one_name_are_refused(client: TestClient, settings: Settings) -> None:
-    answer = send(client, "flat", ("a.txt", b"one"), ("a.txt", b"two"))
-    assert answer.status_code == 400
-    assert answer.json()["error"]["message"].startswith("2 files are named 'a.txt'")
-    assert client.get("/v1/banks").json() == {"object": "list", "data": [], "writable": True}
-    assert client.get("/v1/banks", headers=bearer(READER)).json()["writable"] is False
-    assert list((settings.folder / "uploads").iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("bank", "files", "words"),
-    [
-        ("Upper", [("a.txt", b"x")], "cannot name a bank"),
-        ("flat", [("a.exe", b"x")], "files can be read"),
-        ("flat", [("a.txt", b"")], "is empty"),
-        ("flat", [("x" * 300 + ".txt", b"x")], "shorten it"),
-        ("flat", [(f"{n}.txt", b"x") for n in range(4)], "maximum number of files is 3"),
-    ],
-)
 def test_what_cannot_be_read_is_refused_at_once(
-    make_client: Callable[..., TestClient], bank: str, files: Named, words: str, settings: Settings
+    make_client: Callable[..., TestClient], settings: Settings
 ) -> None:
     client = make_client(max_documents=3)
-    answer = send(client, bank, *files)
+    texts = {f"{number}.txt": "x" for number in range(4)}
+    for bank, files, words in [
+        ("Upper", {"a.txt": "x"}, "cannot name a bank"),
+        ("flat", {"a.exe": "x"}, "files can be read"),
+        ("flat", {"a.txt": ""}, "is empty"),
+        ("flat", {"x" * 300 + ".txt": "x"}, "shorten it"),
+        ("flat", texts, "maximum number of files is 3"),
+        ("flat", {"a.txt": "one", " a.txt": "two"}, "2 files are named 'a.txt'"),
+    ]:
+        answer = send(client, bank, files)
+        assert answer.status_code == 400
+        assert words in answer.json()["error"]["message"]
+        assert list((settings.folder / "uploads").iterdir()) == []
+    assert client.get("/v1/banks").json() == {"object": "list", "data": [], "writable": True}
+    # A bank has a limit, too; a document that is replaced does not count twice.
+    send(client, "flat", {"a.txt": "one", "b.txt": "two", "c.txt": "three"})
+    assert send(client, "flat", {"a.txt": "four"}).status_code == 202
+    answer = send(client, "flat", {"d.txt": "five"})
     assert answer.status_code == 400
-    assert words in answer.json()["error"]["message"]
-    assert list((settings.folder / "uploads").iterdir()) == []
+    assert "at most 3 are allowed" in answer.json()["error"]["message"]
 
 
-def test_a_bank_has_a_limit_of_documents(make_client: Callable[..., TestClient]) -> None:
-    client = make_client(max_documents=2)
-    send(client, "flat", ("a.txt", b"one"), ("b.txt", b"two"))
-    assert send(client, "flat", ("a.txt", b"three")).status_code == 202
-    answer = send(client, "flat", ("c.txt", b"four"))
-    assert answer.status_code == 400
-    assert "at most 2 are allowed" in answer.json()["error"]["message"]
+def test_documents_are_replaced_and_deleted(lease: TestClient, settings: Settings) -> None:
+    def names() -> list[str]:
+        return [one["name"] for one in lease.get("/v1/banks/flat/documents").json()["data"]]
 
-
-def test_documents_and_banks_are_deleted(lease: TestClient, settings: Settings) -> None:
-    send(lease, "flat", ("recipe.txt", RECIPE.encode()))
-    read_all(lease, "flat")
+    answer = send(lease, "flat", {"lease.txt": RECIPE, "recipe.txt": LEASE}).json()
+    assert answer["replaced"] == ["lease.txt"]
+    assert read_all(lease, "flat")["files"] == 2
+    assert names() == ["lease.txt", "recipe.txt"]
     url = "/v1/banks/flat/documents/0"
+    assert lease.get(url).json()["text"] == RECIPE
     assert lease.delete(f"{url}?name=recipe.txt").status_code == 409
     assert lease.delete(f"{url}?name=lease.txt").json()["deleted"] is True
-    listed = lease.get("/v1/banks/flat/documents").json()["data"]
-    assert [one["name"] for one in listed] == ["recipe.txt"]
+    assert names() == ["recipe.txt"]
     assert lease.delete("/v1/banks/flat/documents/1").status_code == 404
     assert lease.delete("/v1/banks/flat").json()["deleted"] is True
     assert lease.get("/v1/banks/flat").status_code == 404
     assert list((settings.folder / "uploads").iterdir()) == []
 
 
+@contextmanager
+def held(
+    monkeypatch: pytest.MonkeyPatch, client: TestClient, bank: str, texts: Mapping[str, str]
+) -> Iterator[None]:
+    """Upload texts; the thread that reads them waits until the block ends."""
+    reading, go, read = threading.Event(), threading.Event(), building.read
+
+    def slow(*args: Any, **kwargs: Any) -> MemoryBank:
+        reading.set()
+        assert go.wait(10)
+        kwargs["progress"](0, 1)
+        return read(*args, **kwargs)
+
+    monkeypatch.setattr(building, "read", slow)
+    send(client, bank, texts)
+    assert reading.wait(20)
+    yield
+    monkeypatch.setattr(building, "read", read)
+    go.set()
+
+
 def test_a_deleted_bank_stops_being_built(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, settings: Settings
 ) -> None:
-    reading, deleted = threading.Event(), threading.Event()
-    read = building.read
-
-    def slow(*args: Any, progress: Callable[[int, int], None], **kwargs: Any) -> MemoryBank:
-        reading.set()
-        assert deleted.wait(10)
-        progress(0, 1)
-        raise AssertionError("the build went on")
-
-    monkeypatch.setattr(building, "read", slow)
-    send(client, "flat", ("lease.txt", LEASE.encode()))
-    assert reading.wait(20)
-    assert client.delete("/v1/banks/flat").status_code == 200
-    monkeypatch.setattr(building, "read", read)
-    deleted.set()
-    send(client, "other", ("lease.txt", LEASE.encode()))
+    with held(monkeypatch, client, "flat", {"lease.txt": LEASE}):
+        assert client.delete("/v1/banks/flat").status_code == 200
+    send(client, "other", {"lease.txt": LEASE})
     assert read_all(client, "other")["status"] == "ready"
     assert [bank["name"] for bank in client.get("/v1/banks").json()["data"]] == ["other"]
     assert len(list((settings.folder / "banks").iterdir())) == 1
 
 
 def test_a_document_deleted_while_it_is_read_does_not_come_back(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
+    lease: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    send(client, "flat", ("recipe.txt", RECIPE.encode()))
-    read_all(client, "flat")
-    reading, deleted = threading.Event(), threading.Event()
-    read = building.read
-
-    def slow(*args: Any, **kwargs: Any) -> MemoryBank:
-        reading.set()
-        assert deleted.wait(10)
-        return read(*args, **kwargs)
-
-    monkeypatch.setattr(building, "read", slow)
-    send(client, "flat", ("recipe.txt", LEASE.encode()), ("lease.txt", LEASE.encode()))
-    assert reading.wait(20)
-    assert client.delete("/v1/banks/flat/documents/0?name=recipe.txt").status_code == 200
-    deleted.set()
-    read_all(client, "flat")
-    send(client, "flat", ("last.txt", LEASE.encode()))
-    read_all(client, "flat")
-    listed = client.get("/v1/banks/flat/documents").json()["data"]
-    assert [one["name"] for one in listed] == ["lease.txt", "last.txt"]
-
-
-def test_an_answer_keeps_the_snapshot_of_a_deleted_bank(
-    lease: TestClient, settings: Settings, model: SeDeM
-) -> None:
-    library = lease.app.state.lifecycle.service.library  # type: ignore[attr-defined]
-    bank = library.get("flat").bank
-    snapshot = bank.snapshot()
-    del bank
-    lease.delete("/v1/banks/flat")
-    library.remove_deleted()
-    assert model.answer(snapshot, "How much is the rent?").citations
-    assert len(list((settings.folder / "banks").iterdir())) == 1
-    del snapshot
-    library.remove_deleted()
-    assert list((settings.folder / "banks").iterdir()) == []
+    with held(monkeypatch, lease, "flat", {"lease.txt": RECIPE, "recipe.txt": RECIPE}):
+        assert lease.delete("/v1/banks/flat/documents/0?name=lease.txt").status_code == 200
+    read_all(lease, "flat")
+    send(lease, "flat", {"last.txt": LEASE})
+    read_all(lease, "flat")
+    listed = lease.get("/v1/banks/flat/documents").json()["data"]
+    assert [one["name"] for one in listed] == ["recipe.txt", "last.txt"]
 
 
 def test_scores_of_every_block(lease: TestClient, model: SeDeM) -> None:
@@ -242,14 +190,11 @@ def test_scores_of_every_block(lease: TestClient, model: SeDeM) -> None:
     ]
     for body in ({"question": " "}, {"question": "x" * 9000}, {}, {"question": "\ud800"}):
         assert lease.post("/v1/banks/flat/scores", content=json.dumps(body)).status_code == 400
-
-
-def test_large_texts_are_paged_through(lease: TestClient) -> None:
+    # A large text is paged through.
     part = lease.get("/v1/banks/flat/documents/0?start=100&end=120").json()
     assert part["text"] == LEASE[100:120]
     whole = lease.get("/v1/banks/flat/documents/0").json()
-    expected = [span for span in whole["spans"] if span[0] < 120 and span[1] > 100]
-    assert part["spans"] == expected
+    assert part["spans"] == [one for one in whole["spans"] if one[0] < 120 and one[1] > 100]
     assert len(whole["spans"]) > len(part["spans"]) > 0
 
 
@@ -261,7 +206,7 @@ def test_banks_of_the_operator_are_only_asked(
     client = make_client(banks={"given": folder})
     assert client.get("/v1/banks/given").json()["read_only"] is True
     for answer in (
-        send(client, "given", ("a.txt", b"x")),
+        send(client, "given", {"a.txt": "x"}),
         client.delete("/v1/banks/given"),
         client.delete("/v1/banks/given/documents/0"),
     ):
@@ -271,3 +216,88 @@ def test_banks_of_the_operator_are_only_asked(
     library = client.app.state.lifecycle.service.library  # type: ignore[attr-defined]
     library.get("given").refresh()
     assert client.get("/v1/banks/given").json()["documents"] == 3
+
+
+URL = "/v1/banks/new/documents"
+FORM = {"Content-Type": "multipart/form-data; boundary=edge"}
+PART = b'--edge\r\nContent-Disposition: form-data; name="file"; filename="a.txt"\r\n\r\n'
+
+
+def left(settings: Settings) -> list[Path]:
+    return list((settings.folder / "uploads").iterdir())
+
+
+def test_what_is_no_upload_leaves_nothing(client: TestClient, settings: Settings) -> None:
+    for headers, body, words in [
+        (FORM, PART + b"half of a f", "no file"),
+        (FORM, PART.replace(b"edge", b"other") + b"text", "invalid multipart"),
+        (FORM, PART.replace(b'name="file"; ', b"") + b"text\r\n--edge--", '"name" must be'),
+        (FORM, b"--edge--\r\n", "no file"),
+        ({"Content-Type": "multipart/form-data"}, b"", "missing boundary"),
+        ({"Content-Type": "application/json"}, b"{}", "is not multipart"),
+        (FORM, PART + b"\r\n--edge--\r\n", "is empty"),
+    ]:
+        answer = client.post(URL, content=body, headers=headers)
+        assert answer.status_code == 400
+        assert words in answer.json()["error"]["message"]
+        assert left(settings) == []
+        assert client.get("/v1/banks").json()["data"] == []
+
+
+def test_a_full_disk_is_reported(
+    client: TestClient, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(folder: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(uploads, "sync_folder", full)
+    answer = client.post(URL, files={"file": ("a.txt", b"text")})
+    assert answer.status_code == 507
+    assert answer.json()["error"]["code"] == "insufficient_storage"
+    assert left(settings) == []
+    monkeypatch.undo()
+    assert client.post(URL, files={"file": ("a.txt", b"text")}).status_code == 202
+
+
+EARLIER = """
+DROP TABLE uploads; DROP TABLE removals; DROP TABLE banks;
+CREATE TABLE banks (id INTEGER PRIMARY KEY, name TEXT UNIQUE, title TEXT, metadata TEXT,
+    folder TEXT, created_at INTEGER);
+CREATE TABLE files (id TEXT PRIMARY KEY, bytes INTEGER);
+CREATE TABLE bank_files (id INTEGER PRIMARY KEY, bank INTEGER, file TEXT REFERENCES files,
+    name TEXT, round INTEGER, status TEXT, error TEXT, characters INTEGER);
+CREATE TABLE removals (id INTEGER PRIMARY KEY, bank INTEGER, name TEXT);
+CREATE TABLE trash (folder TEXT);
+INSERT INTO banks VALUES (1, 'flat', 'My flat', '{}', 'flat-00000000.bank', 7);
+INSERT INTO files VALUES ('file-000000000000000000000001', 10),
+    ('file-000000000000000000000002', 1), ('file-000000000000000000000003', 1);
+INSERT INTO bank_files VALUES
+    (1, 1, 'file-000000000000000000000001', 'old.txt', 1, 'completed', NULL, 9),
+    (2, 1, 'file-000000000000000000000002', 'broken.pdf', 2, 'failed', 'it is broken', 0),
+    (3, 1, 'file-000000000000000000000003', 'lease.txt', 2, 'in_progress', NULL, 0);
+PRAGMA user_version = 1;
+"""
+
+
+def test_uploads_of_an_earlier_release_are_read(settings: Settings, model: SeDeM) -> None:
+    Library(settings, model).close()
+    with sqlite3.connect(settings.folder / "server.sqlite") as connection:
+        connection.executescript(EARLIER)
+    connection.close()
+    files = settings.folder / "files"
+    files.mkdir()
+    (files / "file-000000000000000000000001").write_text(RECIPE)
+    (files / "file-000000000000000000000003").write_text(LEASE)
+    library = Library(settings, model)
+    entry = library.get("flat")
+    assert (entry.status, entry.created_at) == ("building", 7)
+    finish(Builder(library, model, Metrics()))
+    assert entry.bank is not None and entry.bank.documents[0].text == LEASE
+    progress = entry.progress()
+    assert (progress.status, progress.files, progress.files_done) == ("ready", 2, 2)
+    assert [(one.filename, one.error) for one in progress.failed] == [
+        ("broken.pdf", "it is broken")
+    ]
+    # The bytes of files that were read stay for their owner.
+    assert [path.name for path in files.iterdir()] == ["file-000000000000000000000001"]
+    library.close()

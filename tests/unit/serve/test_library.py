@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from conftest import LEASE, RECIPE
-from unit.serve.waiting import finish, upload
+from unit.serve.conftest import finish, opened, upload
 
 from sedem import Document, MemoryBank, SeDeM
 from sedem.bank.file import BankFile, delete
@@ -18,17 +18,17 @@ from sedem.bank.memory_bank import append_to, copy_to
 from sedem.bank.parts import Parts
 from sedem.errors import BankMismatchError, ConfigError
 from sedem.reading import building as build_module
-from sedem.serve.building import Builder
 from sedem.serve.database import Database
 from sedem.serve.library import Library
-from sedem.serve.metrics import Metrics
 from sedem.serve.settings import Settings
 
 
-def read_everything(library: Library, model: SeDeM) -> None:
-    builder = Builder(library, model, Metrics())
-    finish(builder)
-    builder.close()
+def build(settings: Settings, model: SeDeM) -> Path:
+    """Read a text into the bank `flat` of a server that ends; the file of the bank."""
+    with opened(settings, model) as (library, builder):
+        upload(library, "flat", {"lease.txt": LEASE})
+        finish(builder)
+        return library.get("flat").file
 
 
 def test_one_server_uses_a_folder(settings: Settings, model: SeDeM) -> None:
@@ -60,138 +60,108 @@ def test_a_stopped_build_goes_on_within_a_long_document(
 ) -> None:
     monkeypatch.setattr(build_module, "COMMIT", 500)
     monkeypatch.setattr(build_module, "PART", 100)
-    library = Library(settings, model)
-    upload(library, "flat", {"long.txt": LEASE * 10, "short.txt": RECIPE})
-    builder = Builder(library, model, Metrics())
     append, parts = BankFile.append_part, []
+    with opened(settings, model) as (library, builder):
+        upload(library, "flat", {"long.txt": LEASE * 10, "short.txt": RECIPE})
 
-    def counted(*args: Any, **kwargs: Any) -> None:
-        append(*args, **kwargs)
-        parts.append(kwargs["before"])
-        if len(parts) == 3:
-            threading.Thread(target=builder.close).start()
-            assert builder._stop.wait(10)
+        def counted(*args: Any, **kwargs: Any) -> None:
+            append(*args, **kwargs)
+            parts.append(kwargs["before"])
+            if len(parts) == 3:
+                threading.Thread(target=builder.close).start()
+                assert builder._stop.wait(10)
 
-    monkeypatch.setattr(BankFile, "append_part", counted)
-    builder.start()
-    builder._thread.join(30)
-    assert len(parts) == 3
-    library.close()
-    library = Library(settings, model)
-    entry = library.get("flat")
-    assert entry.status == "building"
-    read_everything(library, model)
-    # No part was read twice, and the document is as if it had been read in one go.
-    assert len(set(parts)) == len(parts) > 3
-    assert entry.bank is not None
-    assert set(entry.bank.documents.names) == {"long.txt", "short.txt"}
-    whole = model.read([Document("long.txt", LEASE * 10)])
-    index = entry.bank.documents.names.index("long.txt")
-    spans = [(b.start, b.end) for b in entry.bank.blocks if b.document == index]
-    assert spans == [(b.start, b.end) for b in whole.blocks]
-    assert entry.progress().status == "ready"
-    library.close()
+        monkeypatch.setattr(BankFile, "append_part", counted)
+        builder.start()
+        builder._thread.join(30)
+        assert len(parts) == 3
+    with opened(settings, model) as (library, builder):
+        entry = library.get("flat")
+        assert entry.status == "building"
+        finish(builder)
+        # No part was read twice, and the document is as if it had been read in one go.
+        assert len(set(parts)) == len(parts) > 3
+        assert entry.bank is not None and entry.progress().status == "ready"
+        assert set(entry.bank.documents.names) == {"long.txt", "short.txt"}
+        index = entry.bank.documents.names.index("long.txt")
+        spans = [(b.start, b.end) for b in entry.bank.blocks if b.document == index]
+        whole = model.read([Document("long.txt", LEASE * 10)])
+        assert spans == [(b.start, b.end) for b in whole.blocks]
 
 
 def test_uploads_without_bytes_have_failed_and_bytes_without_a_row_go(
     settings: Settings, model: SeDeM
 ) -> None:
-    library = Library(settings, model)
-    upload(library, "flat", {"lost.txt": LEASE, "kept.txt": RECIPE})
-    entry = library.get("flat")
-    [lost, _] = library.uploads.of(entry.id or 0)
-    library.uploads.path(lost).unlink()
+    with opened(settings, model) as (library, _):
+        upload(library, "flat", {"lost.txt": LEASE, "kept.txt": RECIPE})
+        [lost, _] = library.uploads.of(library.get("flat").id or 0)
+        library.uploads.path(lost).unlink()
     stray = settings.folder / "uploads" / ("file-" + "0" * 24)
     stray.write_text("never acknowledged")
     foreign = settings.folder / "uploads" / "notes of the operator"
     foreign.write_text("stay")
-    library.close()
-    library = Library(settings, model)
-    assert not stray.exists() and foreign.exists()
-    read_everything(library, model)
-    progress = library.get("flat").progress()
-    assert [(one.filename, one.error) for one in progress.failed] == [
-        ("lost.txt", "the upload 'lost.txt' is not stored any more; upload it again")
-    ]
-    assert progress.status == "ready"
-    library.close()
+    with opened(settings, model) as (library, builder):
+        assert not stray.exists() and foreign.exists()
+        finish(builder)
+        progress = library.get("flat").progress()
+        assert progress.status == "ready"
+        assert [(one.filename, one.error) for one in progress.failed] == [
+            ("lost.txt", "the upload 'lost.txt' is not stored any more; upload it again")
+        ]
 
 
 def test_banks_of_another_model_are_refused(
     settings: Settings, model: SeDeM, bank: MemoryBank, tmp_path: Path
 ) -> None:
-    library = Library(settings, model)
-    upload(library, "flat", {"lease.txt": LEASE})
-    read_everything(library, model)
-    library.close()
+    build(settings, model)
     bank.save(tmp_path / "given")
     model.compressor.requires_grad_(False)
     for parameter in model.compressor.parameters():
         parameter.add_(1.0)
     with pytest.raises(BankMismatchError):
         Library(settings.with_changes(banks={"given": tmp_path / "given"}), model)
-    library = Library(settings, model)
-    assert "another model" in (library.get("flat").error or "")
-    upload(library, "flat", {"recipe.txt": RECIPE})
-    read_everything(library, model)
-    [failed] = library.get("flat").progress().failed
-    assert "was built by another model" in failed.error
-    library.close()
+    with opened(settings, model) as (library, builder):
+        assert "another model" in (library.get("flat").error or "")
+        upload(library, "flat", {"recipe.txt": RECIPE})
+        finish(builder)
+        [failed] = library.get("flat").progress().failed
+        assert "was built by another model" in failed.error
 
 
-def test_the_operator_and_clients_do_not_share_a_name(
-    settings: Settings, model: SeDeM, bank: MemoryBank, tmp_path: Path
-) -> None:
-    library = Library(settings, model)
-    library.upload("flat", {})
-    library.close()
-    bank.save(tmp_path / "given")
-    with pytest.raises(ConfigError, match="a client already created bank 'flat'"):
-        Library(settings.with_changes(banks={"flat": tmp_path / "given"}), model)
-    Library(settings, model).close()
-
-
-def test_a_lost_database_is_not_begun_anew_beside_its_files(
+def test_names_are_not_shared_and_a_lost_database_is_not_begun_anew(
     settings: Settings, model: SeDeM
 ) -> None:
-    library = Library(settings, model)
-    library.upload("kept", {})
-    (settings.folder / "uploads" / ("file-" + "0" * 24)).write_bytes(b"uploaded")
-    library.close()
+    with opened(settings, model) as (library, _):
+        library.upload("kept", {})
+    with pytest.raises(ConfigError, match="a client already created bank 'kept'"):
+        Library(settings.with_changes(banks={"kept": settings.folder / "given"}), model)
+    uploaded = settings.folder / "uploads" / ("file-" + "0" * 24)
+    uploaded.write_bytes(b"uploaded")
     for path in settings.folder.glob("server.sqlite*"):
         path.unlink()
     for _ in range(2):  # the lock is given back
         with pytest.raises(ConfigError, match=r"but not its database 'server\.sqlite'; restore"):
             Library(settings, model)
-    assert (settings.folder / "uploads" / ("file-" + "0" * 24)).read_bytes() == b"uploaded"
+    assert uploaded.read_bytes() == b"uploaded"
 
 
 def test_a_folder_of_an_earlier_release_opens_and_says_how_to_convert_its_banks(
     settings: Settings, model: SeDeM
 ) -> None:
-    library = Library(settings, model)
-    upload(library, "flat", {"lease.txt": LEASE})
-    upload(library, "new", {"recipe.txt": RECIPE})
-    read_everything(library, model)
-    old = library.get("flat").file
-    library.close()
+    old = build(settings, model)
     delete(old)
     old.mkdir()
     (old / "catalog.sqlite").write_bytes(b"of format 4")
-    for _ in range(2):
-        library = Library(settings, model)
-        error = library.get("flat").error
-        assert error is not None and "sedem bank import" in error and str(old) not in error
-        assert (library.get("flat").status, library.get("new").status) == ("failed", "ready")
-        library.close()
-    library = Library(settings, model)
-    upload(library, "flat", {"recipe.txt": RECIPE})
-    read_everything(library, model)
-    assert "cannot be written now" in library.get("flat").progress().failed[0].error
-    library.delete("flat")
-    read_everything(library, model)
-    assert not old.exists()
-    library.close()
+    with opened(settings, model) as (library, builder):
+        entry = library.get("flat")
+        assert entry.error is not None and "sedem bank import" in entry.error
+        assert str(old) not in entry.error and entry.status == "failed"
+        upload(library, "flat", {"recipe.txt": RECIPE})
+        finish(builder)
+        assert "cannot be written now" in entry.progress().failed[0].error
+        library.delete("flat")
+        finish(builder)
+        assert not old.exists()
 
 
 def test_a_bank_of_the_operator_may_be_replaced_or_lost(
@@ -200,25 +170,24 @@ def test_a_bank_of_the_operator_may_be_replaced_or_lost(
     path, other = tmp_path / "given.bank", tmp_path / "other.bank"
     bank.save(path)
     model.read([Document("other.txt", RECIPE)]).save(other)
-    library = Library(settings.with_changes(banks={"given": path}), model)
-    entry = library.get("given")
-    assert entry.bank is not None
-    before, texts = entry.bank.snapshot(), [one.text for one in bank.documents]
-    assert before.documents[0].text == texts[0]
-    other.replace(path)
-    entry.refresh()
-    assert entry.bank.documents.names == ["other.txt"]
-    # An answer that runs sees the former bank, or an error, but never the wrong one.
-    assert [one.text for one in before.documents] == texts
-    path.rename(other)
-    for _ in range(2):
+    with opened(settings.with_changes(banks={"given": path}), model) as (library, _):
+        entry = library.get("given")
+        assert entry.bank is not None
+        before, texts = entry.bank.snapshot(), [one.text for one in bank.documents]
+        assert before.documents[0].text == texts[0]
+        other.replace(path)
         entry.refresh()
-        assert entry.error == "the bank cannot be read now; the log of the server has the reason"
-        assert (entry.status, entry.bank.documents.names) == ("ready", ["other.txt"])
-    other.rename(path)
-    entry.refresh()
-    assert entry.error is None
-    library.close()
+        assert entry.bank.documents.names == ["other.txt"]
+        # An answer that runs sees the former bank, or an error, but never the wrong one.
+        assert [one.text for one in before.documents] == texts
+        path.rename(other)
+        for _ in range(2):
+            entry.refresh()
+            assert entry.error and entry.error.startswith("the bank cannot be read now; the log")
+            assert (entry.status, entry.bank.documents.names) == ("ready", ["other.txt"])
+        other.rename(path)
+        entry.refresh()
+        assert entry.error is None
 
 
 def test_a_bank_of_the_operator_may_be_in_parts(
@@ -231,25 +200,24 @@ def test_a_bank_of_the_operator_may_be_in_parts(
     monkeypatch.setenv("SEDEM_CACHE", str(tmp_path / "cache"))
     place = tmp_path / "parts"
     copy_to(Parts(place), bank.snapshot(), bank.meta)
-    library = Library(settings.with_changes(banks={"given": place}), model)
-    entry, manifest = library.get("given"), (place / "bank.json").read_bytes()
+    manifest, before = (place / "bank.json").read_bytes(), [one.name for one in bank.documents]
+    with opened(settings.with_changes(banks={"given": place}), model) as (library, _):
+        entry = library.get("given")
 
-    def wait_until(names: list[str], failed: bool) -> None:
-        until = time.monotonic() + 20
-        while True:
-            assert entry.bank is not None
-            if (entry.bank.documents.names, entry.error is not None) == (names, failed):
-                return
-            assert time.monotonic() < until, (entry.bank.documents.names, entry.error)
-            entry.refresh()
-            time.sleep(0.01)
+        def wait_until(names: list[str], failed: bool) -> None:
+            until = time.monotonic() + 20
+            while True:
+                assert entry.bank is not None
+                if (entry.bank.documents.names, entry.error is not None) == (names, failed):
+                    return
+                assert time.monotonic() < until, (entry.bank.documents.names, entry.error)
+                entry.refresh()
+                time.sleep(0.01)
 
-    before = [document.name for document in bank.documents]
-    wait_until(before, False)
-    (place / "bank.json").write_bytes(b"damaged")
-    wait_until(before, True)
-    (place / "bank.json").write_bytes(manifest)
-    wait_until(before, False)
-    append_to(Parts(place), model.read([Document("new.txt", RECIPE)]).snapshot())
-    wait_until([*before, "new.txt"], False)
-    library.close()
+        wait_until(before, False)
+        (place / "bank.json").write_bytes(b"damaged")
+        wait_until(before, True)
+        (place / "bank.json").write_bytes(manifest)
+        wait_until(before, False)
+        append_to(Parts(place), model.read([Document("new.txt", RECIPE)]).snapshot())
+        wait_until([*before, "new.txt"], False)

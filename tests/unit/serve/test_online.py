@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from answers import RENT, SHORT, assert_same_sources
 from conftest import LEASE, RECIPE
+from unit.serve.conftest import in_a_loop
 
 from sedem import Document, SeDeM
 from sedem.errors import CancelledError, DataError, QueueFullError
@@ -68,137 +69,114 @@ def test_texts_make_the_bank_that_reading_them_together_makes(
     assert_same_sources(answer, expected)
 
 
-def test_a_text_is_read_once_for_each_key(
+@in_a_loop
+async def test_a_text_is_read_once_for_each_key(
     make: Callable[..., OnlineBanks], watched: Watched, model: SeDeM
 ) -> None:
-    async def ask() -> None:
-        banks = make()
-        first, _ = await banks.bank("ann", [ONE])
-        again, cached = await banks.bank("ann", [ONE])
-        assert again is first and cached == first.tokens
-        longer, cached = await banks.bank("ann", [ONE, TWO])
-        assert cached == first.tokens < longer.tokens
-        assert (await banks.bank("ann", [ONE, TWO]))[0] is longer
-        other, cached = await banks.bank("ben", [ONE])
-        assert other is not first and cached == 0
-
-    asyncio.run(ask())
+    banks = make()
+    first, _ = await banks.bank("ann", [ONE])
+    again, cached = await banks.bank("ann", [ONE])
+    assert again is first and cached == first.tokens
+    longer, cached = await banks.bank("ann", [ONE, TWO])
+    assert cached == first.tokens < longer.tokens
+    assert (await banks.bank("ann", [ONE, TWO]))[0] is longer
+    other, cached = await banks.bank("ben", [ONE])
+    assert other is not first and cached == 0
     assert watched.read_texts == [LEASE, RECIPE, LEASE]
 
 
-def test_questions_that_come_together_read_a_text_once(
+@in_a_loop
+async def test_questions_that_come_together_read_a_text_once(
     make: Callable[..., OnlineBanks], watched: Watched
 ) -> None:
-    async def ask() -> None:
-        banks = make()
-        watched.go.clear()
-        asked = [asyncio.create_task(banks.bank("ann", [ONE])) for _ in range(3)]
-        await asyncio.sleep(0.02)  # the loop is free while the text is read
-        assert banks.waiting == 1
-        watched.go.set()
-        results = await asyncio.gather(*asked)
-        assert len({id(bank) for bank, _ in results}) == 1
-        assert sorted(cached > 0 for _, cached in results) == [False, True, True]
-
-    asyncio.run(ask())
+    banks = make()
+    watched.go.clear()
+    asked = [asyncio.create_task(banks.bank("ann", [ONE])) for _ in range(3)]
+    await asyncio.sleep(0.02)  # the loop is free while the text is read
+    assert banks.waiting == 1
+    watched.go.set()
+    results = await asyncio.gather(*asked)
+    assert len({id(bank) for bank, _ in results}) == 1
+    assert sorted(cached > 0 for _, cached in results) == [False, True, True]
     assert watched.read_texts == [LEASE]
 
 
-def test_the_banks_used_last_are_kept(make: Callable[..., OnlineBanks], watched: Watched) -> None:
-    async def ask() -> None:
-        banks = make(online_banks=2)
-        three = Document("message 3", "Pets need the landlord's word.")
-        for documents in ([ONE], [TWO], [ONE], [three], [ONE], [TWO]):
-            await banks.bank("ann", documents)
-            assert len(banks) <= 2
-        none = make(online_banks=0)
-        await none.bank("ann", [ONE, TWO])
-        assert len(none) == len(none._joined) == 0
-
-    asyncio.run(ask())
-    assert watched.read_texts.count(RECIPE) == 3 and watched.read_texts.count(LEASE) == 2
-
-
-def test_kept_texts_are_bounded(make: Callable[..., OnlineBanks]) -> None:
-    async def ask() -> None:
-        banks = make(max_online_characters=len(LEASE) // 8 + 1)
-        await banks.bank("ann", [ONE])
-        assert len(banks) == 1
-        await banks.bank("ann", [TWO])
-        assert len(banks) == 1
-
-    asyncio.run(ask())
-
-
-def test_reading_stops_when_nobody_waits(
+@in_a_loop
+async def test_the_banks_used_last_are_kept(
     make: Callable[..., OnlineBanks], watched: Watched
 ) -> None:
-    async def ask() -> None:
-        banks = make()
-        watched.go.clear()
-        two = [asyncio.create_task(banks.bank("ann", [ONE])) for _ in range(2)]
-        await asyncio.sleep(0.02)
-        (reading,) = banks._parts.values()
-        for task in two:
-            assert not reading.given_up.is_set()
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-        end = time.monotonic() + 20
-        while not reading.future.done():
-            assert time.monotonic() < end
-            await asyncio.sleep(0.005)
-        assert isinstance(reading.future.exception(), CancelledError)
-        assert len(banks) == 0
-        watched.go.set()
-        bank, cached = await banks.bank("ann", [ONE])
-        assert len(bank) and cached == 0
-
-    asyncio.run(ask())
+    banks = make(online_banks=2)
+    three = Document("message 3", "Pets need the landlord's word.")
+    for documents in ([ONE], [TWO], [ONE], [three], [ONE], [TWO]):
+        await banks.bank("ann", documents)
+        assert len(banks) <= 2
+    small = make(max_online_characters=len(LEASE) // 8 + 1)
+    for documents in ([ONE], [TWO]):
+        await small.bank("ben", documents)
+        assert len(small) == 1
+    none = make(online_banks=0)
+    await none.bank("ann", [ONE, TWO])
+    assert len(none) == len(none._joined) == 0
+    assert watched.read_texts[:4] == [LEASE, RECIPE, "Pets need the landlord's word.", RECIPE]
 
 
-def test_a_text_that_cannot_be_read_is_tried_again(make: Callable[..., OnlineBanks]) -> None:
+@in_a_loop
+async def test_reading_stops_when_nobody_waits(
+    make: Callable[..., OnlineBanks], watched: Watched
+) -> None:
+    banks = make()
+    watched.go.clear()
+    two = [asyncio.create_task(banks.bank("ann", [ONE])) for _ in range(2)]
+    await asyncio.sleep(0.02)
+    (reading,) = banks._parts.values()
+    for task in two:
+        assert not reading.given_up.is_set()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    end = time.monotonic() + 20
+    while not reading.future.done():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.005)
+    assert isinstance(reading.future.exception(), CancelledError)
+    assert len(banks) == 0
+    watched.go.set()
+    bank, cached = await banks.bank("ann", [ONE])
+    assert len(bank) and cached == 0
+
+
+@in_a_loop
+async def test_a_text_that_cannot_be_read_is_tried_again(make: Callable[..., OnlineBanks]) -> None:
     class Failing:
         def read(self, documents: list[Document], progress: Any) -> Any:
             raise DataError("the text has no tokens")
 
-    async def ask() -> None:
-        banks = make()
-        banks.model = Failing()  # type: ignore[assignment]
-        for _ in range(2):
-            with pytest.raises(DataError, match="no tokens"):
-                await banks.bank("ann", [ONE, TWO])
-            assert len(banks) == 0
-
-    asyncio.run(ask())
+    banks = make()
+    banks.model = Failing()  # type: ignore[assignment]
+    for _ in range(2):
+        with pytest.raises(DataError, match="no tokens"):
+            await banks.bank("ann", [ONE, TWO])
+        assert len(banks) == 0
 
 
-def test_too_many_texts_are_refused(make: Callable[..., OnlineBanks], watched: Watched) -> None:
-    async def ask() -> None:
-        banks = make(waiting=2)
-        watched.go.clear()
-        tasks = [asyncio.create_task(banks.bank("ann", [one])) for one in (ONE, TWO)]
-        await asyncio.sleep(0.02)
-        with pytest.raises(QueueFullError, match="2 texts are waiting to be read"):
-            await banks.bank("ann", [Document("message 3", LEASE)])
-        again = asyncio.create_task(banks.bank("ann", [ONE]))  # which needs no reading of its own
-        await asyncio.sleep(0)
-        watched.go.set()
-        await asyncio.gather(*tasks, again)
-
-    asyncio.run(ask())
-
-
-def test_closing_ends_what_is_being_read(
+@in_a_loop
+async def test_too_many_texts_and_those_after_the_end_are_refused(
     make: Callable[..., OnlineBanks], watched: Watched
 ) -> None:
-    async def ask() -> None:
-        banks = make()
-        watched.go.clear()
-        task = asyncio.create_task(banks.bank("ann", [ONE]))
-        await asyncio.sleep(0.02)
-        await asyncio.to_thread(banks.close)
-        with pytest.raises(CancelledError):
-            await task
-
-    asyncio.run(ask())
+    banks = make(waiting=2)
+    watched.go.clear()
+    tasks = [asyncio.create_task(banks.bank("ann", [one])) for one in (ONE, TWO)]
+    await asyncio.sleep(0.02)
+    with pytest.raises(QueueFullError, match="2 texts are waiting to be read"):
+        await banks.bank("ann", [Document("message 3", LEASE)])
+    again = asyncio.create_task(banks.bank("ann", [ONE]))  # which needs no reading of its own
+    await asyncio.sleep(0)
+    watched.go.set()
+    await asyncio.gather(*tasks, again)
+    # Closing ends what is being read.
+    watched.go.clear()
+    task = asyncio.create_task(banks.bank("ben", [ONE]))
+    await asyncio.sleep(0.02)
+    await asyncio.to_thread(banks.close)
+    with pytest.raises(CancelledError):
+        await task

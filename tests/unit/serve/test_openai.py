@@ -1,4 +1,4 @@
-"""Chat completions: the same answer and citations in one piece and streamed, within limits."""
+"""Chat completions and models: the same answer in one piece and streamed, within limits."""
 
 from __future__ import annotations
 
@@ -11,10 +11,15 @@ import pytest
 from answers import RENT
 from conftest import LEASE, RECIPE
 from fastapi.testclient import TestClient
+from serving import READER, SCOPED, SECRET, bearer
+from unit.serve.conftest import read_all, send
 
 from sedem import Decoding, MemoryBank, SeDeM
+from sedem.serve.asking import decoding_of
+from sedem.serve.settings import Settings
+from sedem.serve.shapes import ChatBody, Message, ResponsesBody
 
-CHAT = "/v1/chat/completions"
+CHAT, JSON = "/v1/chat/completions", {"Content-Type": "application/json"}
 LONG_LEASE = f"{LEASE} {LEASE}"
 
 
@@ -25,7 +30,8 @@ def asks(question: str = RENT, **fields: Any) -> dict[str, Any]:
 
 
 def error_of(client: TestClient, body: Any, status: int) -> dict[str, Any]:
-    response = client.post(CHAT, json=body)
+    # httpx itself would refuse to send NaN.
+    response = client.post(CHAT, content=json.dumps(body), headers=JSON)
     assert response.status_code == status, response.text
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -98,17 +104,7 @@ def test_a_stream_has_the_same_answer_and_its_citations_first(client: TestClient
     assert len(last["sedem"]["ranking"]) == whole["sedem"]["blocks"]
     assert (usage["choices"], usage["usage"]) == ([], whole["usage"])
     assert {event["id"] for event in (role, first, *deltas, last, usage)} == {role["id"]}
-
-
-def test_without_asking_there_is_no_usage(client: TestClient) -> None:
     assert all("usage" not in event for event in events_of(client, asks()))
-
-
-def test_the_bank_may_be_a_field_of_its_own(client: TestClient) -> None:
-    same = client.post(CHAT, json=asks(model="sedem", bank="lease")).json()
-    assert same["sedem"]["bank"] == "lease"
-    error = error_of(client, asks(bank="other"), 400)
-    assert error["param"] == "bank" and "different banks" in error["message"]
 
 
 def test_documents_are_chosen_by_name_or_index(client: TestClient) -> None:
@@ -116,7 +112,9 @@ def test_documents_are_chosen_by_name_or_index(client: TestClient) -> None:
         details = client.post(CHAT, json=asks(documents=documents, k=5)).json()["sedem"]
         assert {c["document"] for c in details["citations"]} == {"recipe.txt"}
     assert error_of(client, asks(documents=["x"]), 404)["param"] == "documents"
-    assert "document 2 was asked for" in error_of(client, asks(documents=[2]), 400)["message"]
+    # The bank may be a field of its own.
+    details = client.post(CHAT, json=asks(model="sedem", bank="lease")).json()["sedem"]
+    assert details["bank"] == "lease"
 
 
 def test_messages_that_are_not_used_are_reported(client: TestClient) -> None:
@@ -136,52 +134,174 @@ def test_messages_that_are_not_used_are_reported(client: TestClient) -> None:
     ]
 
 
+MESSAGES = [{"role": "user", "content": "Who?"}]
+ANSWER = {"role": "assistant", "content": "Ann.", "refusal": None, "annotations": [{}],
+          "audio": None, "function_call": None, "tool_calls": None}  # fmt: skip
+
+
+def said(content: Any, role: str = "user") -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": content}]}
+
+
+REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
+    ({"n": 2}, "n", "'n' can only be 1"),
+    ({"n": True}, "n", "'n' can only be 1"),
+    ({"tools": [{"type": "function"}]}, "tools", "'tools' can only be"),
+    ({"tool_choice": 7}, "tool_choice", "can only be"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "can only be"),
+    ({"logprobs": True}, "logprobs", "can only be"),
+    ({"store": "x"}, "store", "can only be"),
+    ({"colour": 1}, "colour", "'colour' is not a field"),
+    ({"k": 0}, "k", "it must be a whole number of at least 1, 'all' or 'auto'"),
+    ({"k": "many"}, "k", "it must be a whole number of at least 1, 'all' or 'auto'"),
+    ({"k": True}, "k", "it must be a whole number of at least 1"),
+    ({"k": [1]}, "k", "it must be a whole number of at least 1"),
+    ({"k": {}}, "k", "it must be a whole number of at least 1"),
+    ({"k": 65}, "k", "'k' is 65; this server allows at most 64"),
+    ({"k": "auto"}, None, "without guidance"),
+    ({"condition": "x"}, "condition", "memory, text, both"),
+    ({"condition": []}, "condition", "memory, text, both"),
+    ({"documents": [1.5]}, "documents", "names or numbers"),
+    ({"documents": [True]}, "documents", "names or numbers"),
+    ({"documents": [-1]}, "documents", "names or numbers"),
+    ({"documents": "lease.txt"}, "documents", "names or numbers"),
+    ({"documents": ["\ud800"]}, "documents", "not Unicode"),
+    ({"documents": []}, None, "documents is empty"),
+    ({"documents": [2]}, None, "document 2 was asked for"),
+    ({"documents": [0] * 1001}, "documents", "1,001 entries"),
+    ({"min_confidence": 2}, "min_confidence", "from 0 to 1"),
+    ({"min_confidence": True}, "min_confidence", "a number"),
+    ({"min_confidence": 0.5}, None, "this model gives no confidence"),
+    ({"max_tokens": 513}, "max_tokens", "allows at most 512"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens", "greater than 0"),
+    ({"temperature": 3}, "temperature", "less than or equal to 2"),
+    ({"temperature": float("nan")}, "temperature", "finite"),
+    ({"top_p": 0}, "top_p", "greater than 0"),
+    ({"seed": 2**63}, "seed", "less than or equal"),
+    ({"seed": 1.5}, "seed", "integer"),
+    ({"ranking": "yes"}, "ranking", "boolean"),
+    ({"stop": ["a"] * 17}, "stop", "more than 16"),
+    ({"stop": [1]}, "stop", "list of strings"),
+    ({"stop": [""]}, None, "a stop string is empty"),
+    ({"bank": "other"}, "bank", "different banks"),
+    ({"bank": "\ud800"}, "bank", "not Unicode"),
+    ({"model": ""}, "model", "at least 1 item"),
+    ({"model": "m" * 201}, "model", "at most 200 items"),
+    ({"model": "\ud800"}, "model", "not Unicode"),
+    ({"metadata": {"a": "\ud800"}}, "metadata.a", "not Unicode"),
+    ({"metadata": {"a": float("inf")}}, "metadata.a", "string"),
+    ({"messages": []}, "messages", "at least 1 item"),
+    (said("x", "system"), "messages", "no user message asks"),
+    (said(" "), "messages", "no user message asks"),
+    (said("x" * 451), "messages", "451 characters"),
+    (said("\ud800"), "messages.content", "not Unicode"),
+    (said(1), "messages.content", "it must be text, or a list of parts"),
+    (said(["text"]), "messages.content", "it must be text, or a list of parts"),
+    (said([{"type": "image_url", "image_url": {}}]), "messages.content", "it must be text"),
+    (said([{"type": "text"}]), "messages.content", "it must be text"),
+    (
+        {"messages": [*MESSAGES, {**ANSWER, "tool_calls": [{"id": "1"}]}]},
+        "messages.tool_calls",
+        "at most 0",
+    ),
+]
+
+
 def test_what_cannot_be_done_is_refused_in_one_sentence(client: TestClient) -> None:
-    for fields, param, words in [
-        ({"n": 2}, "n", "'n' can only be 1"),
-        ({"n": True}, "n", "'n' can only be 1"),
-        ({"tools": [{"type": "function"}]}, "tools", "'tools' can only be"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "can only be"),
-        ({"logprobs": True}, "logprobs", "can only be"),
-        ({"colour": 1}, "colour", "'colour' is not a field"),
-        ({"k": 0}, "k", "it must be a whole number of at least 1, 'all' or 'auto'"),
-        ({"k": "many"}, "k", "it must be a whole number of at least 1, 'all' or 'auto'"),
-        ({"k": True}, "k", "it must be a whole number of at least 1"),
-        ({"k": 65}, "k", "'k' is 65; this server allows at most 64"),
-        ({"k": "auto"}, None, "without guidance"),
-        ({"condition": "x"}, "condition", "memory, text, both"),
-        ({"documents": [1.5]}, "documents", "names or numbers"),
-        ({"documents": []}, None, "documents is empty"),
-        ({"min_confidence": 2}, "min_confidence", "from 0 to 1"),
-        ({"min_confidence": 0.5}, None, "this model gives no confidence"),
-        ({"max_tokens": 513}, "max_tokens", "allows at most 512"),
-        ({"max_completion_tokens": 0}, "max_completion_tokens", "greater than 0"),
-        ({"temperature": 3}, "temperature", "less than or equal to 2"),
-        ({"stop": ["a"] * 17}, "stop", "more than 16"),
-        ({"stop": [""]}, None, "a stop string is empty"),
-        ({"messages": []}, "messages", "at least 1 item"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "messages", "no user message asks"),
-        ({"messages": [{"role": "user", "content": " "}]}, "messages", "no user message asks"),
-        ({"messages": [{"role": "user", "content": "x" * 451}]}, "messages", "451 characters"),
-    ]:
+    for fields, param, words in REFUSED:
         for stream in (False, True):
             error = error_of(client, asks(**fields, stream=stream), 400)
             assert error["param"] == param
             assert words in error["message"]
 
 
-def test_neutral_values_of_other_fields_are_accepted(client: TestClient) -> None:
-    neutral = {
-        "n": 1, "tools": [], "tool_choice": "auto", "response_format": {"type": "text"},
-        "presence_penalty": 0.0, "logit_bias": None, "logprobs": False, "user": "ann",
-        "metadata": {"a": "b"}, "store": False, "seed": -3, "top_p": 1, "temperature": 0,
-    }  # fmt: skip
-    assert client.post(CHAT, json=asks(**neutral)).status_code == 200
+def test_values_that_change_nothing_are_accepted() -> None:
+    for fields in (
+        {"n": 1, "tools": [], "tool_choice": "auto", "response_format": {"type": "text"}},
+        {"presence_penalty": 0.0, "logit_bias": None, "logprobs": False, "user": "ann"},
+        {"metadata": {"a": "b"}, "store": False, "top_p": 1, "temperature": 0, "n": None},
+        {"messages": [*MESSAGES, ANSWER]},
+    ):
+        ChatBody.model_validate(asks(**fields))
 
 
-def test_models_and_banks_that_are_not_there(client: TestClient) -> None:
+def test_parts_of_a_message_are_paragraphs_and_limits_have_their_names() -> None:
+    parts: Any = [{"type": "text", "text": "A lease."}, {"type": "input_text", "text": "Who?"}]
+    assert Message(role="user", content=parts).content == "A lease.\n\nWho?"
+    assert Message.model_validate({"role": "assistant", "content": None}).content == ""
+
+    def chat(**fields: Any) -> ChatBody:
+        return ChatBody.model_validate(asks(**{"max_tokens": None, **fields}))
+
+    assert chat(max_tokens=3).limit == ("max_tokens", 3)
+    assert chat(max_tokens=3, max_completion_tokens=4).limit == ("max_completion_tokens", 4)
+    assert (chat(stop="a").stops, chat(stop=None).stops) == (("a",), ())
+    body = ResponsesBody.model_validate({"model": "m", "input": "Who?", "max_output_tokens": 5})
+    assert (body.limit, body.stops) == (("max_output_tokens", 5), ())
+    assert [(m.role, m.content) for m in body.messages] == [("user", "Who?")]
+    told = body.model_copy(update={"instructions": "Be brief."})
+    assert told.messages[0].role == "system"
+
+
+def test_sampling_differs_unless_a_seed_is_given(settings: Settings) -> None:
+    def decoding(**fields: Any) -> Decoding:
+        return decoding_of(ChatBody.model_validate(asks(**fields)), settings)
+
+    assert decoding().seed != decoding().seed
+    assert decoding(seed=5).seed == 5
+    assert 0 <= decoding(seed=-5).seed == 2**63 - 5
+    assert decoding(max_tokens=None).max_new_tokens == 64
+    settings = settings.with_changes(max_tokens=9)
+    assert decoding(max_tokens=None).max_new_tokens == 9
+
+
+def test_a_key_sees_the_model_with_its_banks(
+    make_client: Callable[..., TestClient], lease: Path
+) -> None:
+    client = make_client(banks={"lease": lease, "mine-1": lease})
+    for secret, banks in ((SECRET, ["lease", "mine-1"]), (SCOPED, ["mine-1"])):
+        body = client.get("/v1/models", headers=bearer(secret)).json()
+        assert body["object"] == "list"
+        ids = [model["id"] for model in body["data"]]
+        assert ids == ["sedem", *(f"sedem@{bank}" for bank in banks)]
+        assert [model["sedem"]["bank"] for model in body["data"]] == [None, *banks]
+        assert body["data"][0]["sedem"]["k"] == 2 and not body["data"][0]["sedem"]["confidence"]
+    assert client.get("/v1/models/sedem@lease").json()["id"] == "sedem@lease"
+    for name, secret in (("gpt-4", SECRET), ("sedem@lease", SCOPED), ("a/b", SECRET)):
+        response = client.get(f"/v1/models/{name}", headers=bearer(secret))
+        assert response.status_code == 404
+        assert response.json()["error"]["code"] == "model_not_found"
+
+    def ask(bank: str) -> tuple[int, str]:
+        response = client.post(CHAT, json=asks(model=f"sedem@{bank}"), headers=bearer(SCOPED))
+        return response.status_code, response.text.replace(bank, "NAME")
+
+    assert ask("lease") == ask("other") and ask("lease")[0] == 404
+    assert ask("mine-1")[0] == 200
     assert error_of(client, asks(model="gpt-4"), 404)["code"] == "model_not_found"
-    assert error_of(client, asks(model="sedem@none"), 404)["code"] == "bank_not_found"
+
+
+def test_a_bank_of_a_client_is_asked_once_something_was_read(client: TestClient) -> None:
+    assert send(client, "mine", {"empty.txt": " "}).status_code == 202
+    assert read_all(client, "mine")["status"] == "failed"
+    assert error_of(client, asks(model="sedem@mine"), 409)["code"] == "bank_empty"
+    assert send(client, "mine", {"lease.txt": LEASE}).status_code == 202
+    assert read_all(client, "mine")["status"] == "ready"
+    body = client.post(CHAT, json=asks(model="sedem@mine", documents=["lease.txt"])).json()
+    annotation = body["choices"][0]["message"]["annotations"][0]["file_citation"]
+    assert annotation == {"file_id": "lease.txt", "filename": "lease.txt", "index": 0}
+
+
+@pytest.mark.parametrize("log_text", [True, False])
+def test_questions_and_answers_are_logged_if_asked_for(
+    log_text: bool, make_client: Callable[..., TestClient], caplog: pytest.LogCaptureFixture
+) -> None:
+    client = make_client(log_text=log_text)
+    body = asks(model="sedem", **said(f"{LEASE}\n\n{RENT}"))
+    with caplog.at_level("INFO", "sedem.serve"):
+        assert client.post(CHAT, json=body).status_code == 200
+    logged = [record.fields for record in caplog.records if record.message == "answered"]  # type: ignore[attr-defined]
+    assert [fields["question"] for fields in logged] == ([RENT] if log_text else [])
 
 
 def test_a_plain_client_with_a_long_document_is_answered(client: TestClient, model: SeDeM) -> None:
@@ -197,6 +317,9 @@ def test_a_plain_client_with_a_long_document_is_answered(client: TestClient, mod
     context = first["sedem"]["context_tokens"]
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == context
     assert again["choices"] == first["choices"]
+    # Keys share no texts.
+    other = client.post(CHAT, json=body, headers=bearer(READER)).json()
+    assert other["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert events_of(client, body)[-1]["choices"][0]["delta"]["annotations"]
 
 

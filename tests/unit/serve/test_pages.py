@@ -29,13 +29,6 @@ def test_a_browser_is_told_to_run_nothing_else(page: TestClient, path: str) -> N
     assert response.headers["X-Content-Type-Options"] == "nosniff"
 
 
-def test_each_file_has_its_type(page: TestClient) -> None:
-    for name in set(files()) - {"login.html", "index.html"}:
-        response = page.get(f"/page/{name}")
-        assert response.content == (FOLDER / name).read_bytes()
-        assert response.headers["Content-Type"] == TYPES[f".{name.rsplit('.')[-1]}"]
-
-
 def test_a_file_that_the_browser_has_is_not_sent_again(page: TestClient) -> None:
     first = page.get("/page/main.js")
     assert first.headers["Cache-Control"] == "no-cache"
@@ -61,21 +54,18 @@ def test_nothing_comes_from_another_host_or_runs_inline() -> None:
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text)
 
 
-def test_every_file_that_is_named_exists() -> None:
+def test_files_and_elements_that_are_named_exist(page: TestClient) -> None:
     index = (FOLDER / "index.html").read_text("utf-8")
-    named = set(re.findall(r"/page/([\w.]+)", index))
-    for path in FOLDER.glob("*.js"):
-        named.update(re.findall(r"from \"\./([\w.]+)\"", path.read_text("utf-8")))
+    scripts = "".join(path.read_text("utf-8") for path in FOLDER.glob("*.js"))
+    named = {*re.findall(r"/page/([\w.]+)", index), *re.findall(r"from \"\./([\w.]+)\"", scripts)}
     assert named == set(files()) - {"index.html", "login.html"}
-
-
-def test_every_element_that_scripts_look_for_is_on_the_page() -> None:
-    ids = set(re.findall(r"\bid=\"([\w-]+)\"", (FOLDER / "index.html").read_text("utf-8")))
-    wanted = set()
-    for path in FOLDER.glob("*.js"):
-        wanted.update(re.findall(r"\bby\(\"([\w-]+)\"\)", path.read_text("utf-8")))
+    for name in named:
+        response = page.get(f"/page/{name}")
+        assert response.content == (FOLDER / name).read_bytes()
+        assert response.headers["Content-Type"] == TYPES[f".{name.rsplit('.')[-1]}"]
+    wanted = set(re.findall(r"\bby\(\"([\w-]+)\"\)", scripts))
     assert len(wanted) > 20
-    assert wanted <= ids
+    assert wanted <= set(re.findall(r"\bid=\"([\w-]+)\"", index))
 
 
 def test_the_form_for_a_key_says_why_it_is_shown_again() -> None:
@@ -86,10 +76,6 @@ def test_the_form_for_a_key_says_why_it_is_shown_again() -> None:
     assert "<b>" not in text
     assert response.headers["Cache-Control"] == "no-store"
     assert "{message}" not in bytes(login_page().body).decode()
-
-
-def test_the_styles_of_the_form_are_the_ones_that_its_policy_allows() -> None:
-    response = login_page()
-    [style] = re.findall(r"<style>(.*?)</style>", bytes(response.body).decode(), re.DOTALL)
+    [style] = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     assert f"style-src 'sha256-{digest}';" in response.headers["Content-Security-Policy"]

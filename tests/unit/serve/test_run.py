@@ -6,11 +6,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from servers import Served, serving
 from serving import SECRET, bearer
 
 from sedem import SeDeM
@@ -26,29 +28,15 @@ QUESTION = {"messages": [{"role": "user", "content": "The rent is 900 euros.\n\n
 
 
 class Running:
-    """A server in a thread, on a socket of its own."""
+    """A server whose every token takes a while, and a client of it."""
 
-    def __init__(self, settings: Settings, model: SeDeM, keys: KeyRing) -> None:
-        self.socket = listen("127.0.0.1", 0)
-        self.server = Server(create_app(settings, model, keys=keys), settings, self._announced)
-        self.announced = threading.Event()
-        self.thread = threading.Thread(
-            target=self.server.run, kwargs={"sockets": [self.socket]}, daemon=True
-        )
-        self.thread.start()
-        assert self.announced.wait(180)
-        self.client = httpx.Client(base_url=self.address, headers=bearer(SECRET), timeout=180)
-
-    def _announced(self, address: str) -> None:
-        self.address = address
-        self.announced.set()
+    def __init__(self, served: Served) -> None:
+        self.url, self.server = served.url, served.server
+        self.scheduler = served.service.scheduler
+        self.client = httpx.Client(base_url=served.url, headers=bearer(SECRET), timeout=180)
 
     def signal(self) -> None:
         self.server.handle_exit(signal.SIGTERM, None)
-
-    def ended(self) -> bool:
-        self.thread.join(180)
-        return not self.thread.is_alive()
 
     def ask(self, tokens: int) -> Any:
         body = {"model": "sedem", **QUESTION, "max_tokens": tokens, "stream": True}
@@ -57,9 +45,9 @@ class Running:
 
 @pytest.fixture
 def started(
-    settings: Settings, model: SeDeM, keys: KeyRing, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., Running]]:
-    """Return a function that starts a server whose every token takes a while."""
+    settings: Settings, model: SeDeM, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., AbstractContextManager[Running]]:
+    """Return a function that runs such a server; it must have ended when the block ends."""
     each = EagerRows.step
 
     def slowly(self: EagerRows, ids_B: Any) -> Any:
@@ -69,18 +57,15 @@ def started(
     monkeypatch.setattr(EagerRows, "step", slowly)
     # An answer that does not end by itself.
     monkeypatch.setattr("sedem.answering.running.end_ids", lambda *_, **__: frozenset())
-    running: list[Running] = []
 
-    def start(**changes: Any) -> Running:
-        running.append(Running(settings.with_changes(**changes), model, keys))
-        return running[-1]
+    @contextmanager
+    def start(**changes: Any) -> Iterator[Running]:
+        with serving(settings.with_changes(**changes), model) as served:
+            running = Running(served)
+            with running.client:
+                yield running
 
-    yield start
-    for one in running:
-        one.signal()
-        one.signal()
-        one.ended()
-        one.client.close()
+    return start
 
 
 def events(lines: Iterator[str]) -> Iterator[Any]:
@@ -97,79 +82,54 @@ def until_text(stream: Iterator[Any]) -> None:
     raise AssertionError("the answer never began")
 
 
-def test_a_signal_lets_an_answer_end_and_refuses_others(started: Callable[..., Running]) -> None:
-    server = started()
-    with server.ask(60) as response:
-        stream = events(response.iter_lines())
-        until_text(stream)
-        server.signal()
-        time.sleep(5 * STEP_SECONDS)
-        assert server.client.get("/health").is_success
-        assert server.client.get("/ready").status_code == 503
-        refused = server.client.post(
-            "/v1/chat/completions", json={"model": "sedem", **QUESTION, "max_tokens": 1}
-        )
-        assert refused.status_code == 503
-        assert "Retry-After" in refused.headers
-        rest = list(stream)
-    assert [e for e in rest if e.get("choices") and e["choices"][0].get("finish_reason")]
-    assert not [event for event in rest if "error" in event]
-    assert server.ended()
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(server.address)
+Start = Callable[..., AbstractContextManager[Running]]
 
 
-def test_an_answer_that_takes_too_long_ends_with_an_error(started: Callable[..., Running]) -> None:
-    server = started(drain_seconds=0.2)
-    with server.ask(400) as response:
-        stream = events(response.iter_lines())
-        until_text(stream)
-        began = time.monotonic()
-        server.signal()
-        rest = list(stream)
-    assert time.monotonic() - began < 5
-    assert rest[-1]["error"]["code"] == "unavailable"
-    assert server.ended()
-
-
-def test_a_question_that_waits_is_refused_at_once(started: Callable[..., Running]) -> None:
-    server = started(rows=1)
-    with server.ask(100) as response:
+def test_a_signal_lets_an_answer_end_and_refuses_others(started: Start) -> None:
+    with started(rows=1) as server, server.ask(60) as response:
         stream = events(response.iter_lines())
         until_text(stream)
         outcome: list[httpx.Response] = []
         body = {"model": "sedem", **QUESTION, "max_tokens": 1}
-
-        def ask() -> None:
-            url = f"{server.address}v1/chat/completions"
-            outcome.append(httpx.post(url, json=body, headers=bearer(SECRET), timeout=180))
-
-        waiting = threading.Thread(target=ask)
+        waiting = threading.Thread(
+            target=lambda: outcome.append(server.client.post("/v1/chat/completions", json=body))
+        )
         waiting.start()
-        scheduler = server.server.app.state.lifecycle.service.scheduler
         end = time.monotonic() + 10
-        while not scheduler.waiting:
+        while not server.scheduler.waiting:
             assert time.monotonic() < end
             time.sleep(0.005)
         server.signal()
         waiting.join(1)
         assert [one.status_code for one in outcome] == [503]
-        assert not [event for event in stream if "error" in event]
-    assert server.ended()
+        assert "Retry-After" in outcome[0].headers
+        assert server.client.get("/health").is_success
+        assert server.client.get("/ready").status_code == 503
+        assert server.client.post("/v1/chat/completions", json=body).status_code == 503
+        rest = list(stream)
+        assert [e for e in rest if e.get("choices") and e["choices"][0].get("finish_reason")]
+        assert not [event for event in rest if "error" in event]
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(server.url)
 
 
-def test_a_second_signal_ends_at_once(started: Callable[..., Running]) -> None:
-    server = started()
-    with server.ask(400) as response:
-        until_text(events(response.iter_lines()))
+@pytest.mark.parametrize("signals", [1, 2])
+def test_an_answer_that_takes_too_long_or_a_second_signal_ends_it(
+    signals: int, started: Start
+) -> None:
+    seconds = 0.2 if signals == 1 else 60
+    with started(drain_seconds=seconds) as server, server.ask(400) as response:
+        stream = events(response.iter_lines())
+        until_text(stream)
         began = time.monotonic()
-        server.signal()
-        server.signal()
-        assert server.ended()
-    assert time.monotonic() - began < 5
+        for _ in range(signals):
+            server.signal()
+        if signals == 1:
+            assert [*stream][-1]["error"]["code"] == "unavailable"
+    assert time.monotonic() - began < 8
 
 
-def test_keys_are_read_again(started: Callable[..., Running], tmp_path: Path) -> None:
+def test_keys_are_read_again(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     first = add_key(path, "ann")
     settings = Settings(folder=tmp_path / "server", key_file=path)
