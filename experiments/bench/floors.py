@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sedem.answering.prompts import question_ids
+from sedem.answering.decoding import question_ids
 from sedem.backbone.decoder import Backbone
 from sedem.bank.keys import cache_dtype
 from sedem.engine.int8 import replaced_matrices, step_bytes

@@ -22,10 +22,8 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, StaticCache
 
 from experiments.bench.text_blocks import TextBlocks
-from sedem.answering.decoding import Decoding
-from sedem.answering.prompts import context_prompt, question_ids
-from sedem.backbone.compiling import check_compiler
-from sedem.backbone.decoder import Backbone
+from sedem.answering.decoding import Decoding, context_prompt, question_ids
+from sedem.backbone.decoder import Backbone, check_compiler
 from sedem.baselines.full_context import generate_timed
 from sedem.baselines.memory import text_bytes
 from sedem.bench.command import Opener

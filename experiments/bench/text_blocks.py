@@ -20,15 +20,14 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from sedem.answering.decoding import Decoding
-from sedem.answering.prompts import question_ids
+from sedem.answering.decoding import Decoding, question_ids
 from sedem.answering.requests import (
     Request,
     check_fits,
     choose,
     encode_questions,
+    score_requests,
 )
-from sedem.answering.scores import score_requests
 from sedem.backbone.decoder import Backbone
 from sedem.bank.keys import prepare
 from sedem.bank.memory_bank import MemoryBank
@@ -37,13 +36,12 @@ from sedem.bench.keeping import every_block_bytes
 from sedem.config import SedemConfig
 from sedem.engine.device import Clock
 from sedem.engine.interface import AnswerInputs
-from sedem.engine.open import open_engine
-from sedem.engine.static import Static
+from sedem.engine.static import Static, open_engine
 from sedem.errors import ConfigError
 from sedem.evaluation.config import MethodSettings
 from sedem.evaluation.readers import frozen_decoder, open_model
 from sedem.evaluation.registry import decoding_of
-from sedem.guidance.budgets import Budget
+from sedem.guidance.scores import Budget
 from sedem.model import SeDeM
 from sedem.modules import SedemModules
 from sedem.types import Answer, Document

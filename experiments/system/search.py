@@ -39,7 +39,7 @@ from sedem.evaluation.metrics import (
     summarize,
 )
 from sedem.evaluation.run import sample
-from sedem.guidance.confidence import FEATURES, Confidence
+from sedem.guidance.scores import FEATURES, Confidence
 from sedem.method.segments import segment_text
 from sedem.provenance import provenance
 from sedem.quantization import Quantized, join

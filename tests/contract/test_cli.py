@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner, Result
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig, cli
-from sedem.answering.prompts import UNANSWERABLE
+from sedem.answering.decoding import UNANSWERABLE
 from sedem.backbone.loading import open_backbone
 from sedem.bank.file import BankFile
 from sedem.checkpoint.folder import EXTRA_ENTRIES

@@ -13,7 +13,7 @@ from experiments.bench.floors import Ceilings
 from experiments.bench.peers import PEERS, QUESTION_ROOM
 from experiments.bench.run import run_bench
 from sedem import Answer, Document, SeDeM
-from sedem.answering.prompts import question_ids
+from sedem.answering.decoding import question_ids
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
 from sedem.bench.measure import Subject

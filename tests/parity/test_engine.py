@@ -11,12 +11,12 @@ from conftest import LEASE, RECIPE
 from torch import Tensor
 
 from sedem import Decoding, Document, SeDeM, SedemConfig
-from sedem.answering.prompts import question_ids
+from sedem.answering.decoding import question_ids
 from sedem.answering.requests import Request, choose, inputs_of
 from sedem.backbone.decoder import FAMILIES
 from sedem.backbone.loading import open_backbone
 from sedem.engine.interface import AnswerInputs
-from sedem.engine.open import open_engine
+from sedem.engine.static import open_engine
 from sedem.method.encoder import encode
 
 WINDOW = 6

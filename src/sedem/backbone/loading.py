@@ -16,11 +16,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from sedem.backbone import bars
 from sedem.backbone.decoder import ATTENTION, SINK_FAMILIES, Backbone, check_family
 from sedem.backbone.light import open_light
-from sedem.backbone.safetensors import INT8_FILE, check_weights, read_int8
-from sedem.backbone.sizes import check_layers, check_sizes
+from sedem.backbone.safetensors import (
+    INT8_FILE,
+    check_layers,
+    check_sizes,
+    check_weights,
+    read_int8,
+)
 from sedem.config import CONFIG_FILE
 from sedem.errors import CheckpointError, ConfigError, SedemError, first_line
 from sedem.untrusted import DOCUMENT_BYTES, check_file, exists, is_folder, read_json
@@ -35,6 +39,15 @@ ADAPTER_FILE = "adapter_config.json"
 
 SLACK = 10**7
 """Number of missing weights in a small backbone that are not refused by count alone."""
+
+
+_bars_hidden = False
+
+
+def hide_bars() -> None:
+    """Hide transformers' own progress bars from now on; this does not import transformers."""
+    global _bars_hidden
+    _bars_hidden = True
 
 
 def read_config(name: str, revision: str | None = None) -> PretrainedConfig:
@@ -187,7 +200,10 @@ def _from_pretrained(
 ) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
 
-    bars.pass_on()
+    if _bars_hidden:
+        from transformers.utils.logging import disable_progress_bar
+
+        disable_progress_bar()
     _check_format(name)
     with _reporting_damage("weights", name):
         plain = {key: value for key, value in options.items() if key != "quantization_config"}

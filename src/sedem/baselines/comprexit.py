@@ -34,7 +34,7 @@ from sedem.baselines.memory import CompressedContext, PrefillResult
 from sedem.baselines.settings import ReaderConfig
 from sedem.baselines.soft_prompt import continuation_loss, prefill_soft_prompts, run_soft_prompts
 from sedem.baselines.trained import TrainedReader
-from sedem.method.pooling import pool, slot_tokens
+from sedem.method.compressor import pool, slot_tokens
 from sedem.validation import NumberAbove0, Share, WholeAbove0, WidthAbove0
 
 ENCODED_TOGETHER = 16

@@ -25,8 +25,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from sedem.answering.decoding import Decoding
-from sedem.answering.prompts import SEPARATOR, question_ids
+from sedem.answering.decoding import SEPARATOR, Decoding, question_ids
 from sedem.backbone.decoder import Backbone
 from sedem.baselines.full_context import FullContext
 from sedem.baselines.memory import text_bytes

@@ -17,7 +17,7 @@ from sedem.bank.memory_bank import BankReader, Snapshot
 from sedem.config import BlockContext
 from sedem.engine.interface import BlockSource
 from sedem.engine.kept import Kept, KeptBudget
-from sedem.engine.open import open_engine
+from sedem.engine.static import open_engine
 from sedem.engine.warming import keeping_engine
 from sedem.evaluation.config import MethodSettings
 from sedem.evaluation.readers import BoundSedem

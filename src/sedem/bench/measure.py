@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from sedem.answering.prompts import question_ids
+from sedem.answering.decoding import question_ids
 from sedem.backbone.decoder import Backbone
 from sedem.bench.keeping import Keeper
 from sedem.bench.memory import measure_memory

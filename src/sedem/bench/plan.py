@@ -18,7 +18,7 @@ from sedem.checkpoint.folder import locate
 from sedem.config import BlockContext
 from sedem.durable_files import sha256
 from sedem.engine.device import unusable
-from sedem.engine.open import WEIGHTS
+from sedem.engine.static import WEIGHTS
 from sedem.errors import ConfigError
 from sedem.evaluation.command import weight_files
 from sedem.evaluation.config import DTYPES

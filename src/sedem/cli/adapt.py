@@ -125,7 +125,7 @@ def _use(device: str | None) -> None:
 
 def _quiet() -> None:
     """Leave the bars of sedem as the only ones; what a library tells is for `sedem train`."""
-    from sedem.backbone.bars import hide_bars
+    from sedem.backbone.loading import hide_bars
 
     hide_bars()
 

@@ -48,7 +48,7 @@ def calibrate(
     Give questions that the model was trained on, or others that no evaluation uses. The last
     quarter is not fitted to; the figures are measured on it.
     """
-    from sedem.backbone.bars import hide_bars
+    from sedem.backbone.loading import hide_bars
     from sedem.checkpoint.folder import copy_with_part, locate
     from sedem.data.question_sets import open_examples
     from sedem.evaluation.run import sample

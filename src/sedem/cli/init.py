@@ -33,7 +33,7 @@ def init(
     It keeps the state of every token as it is, so its banks are large, and its answers are no
     better than the backbone. Training can start from it.
     """
-    from sedem.backbone.bars import hide_bars
+    from sedem.backbone.loading import hide_bars
     from sedem.checkpoint.folder import write
     from sedem.checkpoint.untrained import untrained
 

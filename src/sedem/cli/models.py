@@ -20,7 +20,7 @@ def open_model(name: str, engine: str = "auto", weights: str = "full") -> SeDeM:
         engine: what runs it.
         weights: "int8" for decoding steps with int8 matrices on a CPU.
     """
-    from sedem.backbone.bars import hide_bars
+    from sedem.backbone.loading import hide_bars
     from sedem.model import SeDeM
 
     hide_bars()

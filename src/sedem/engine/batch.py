@@ -23,15 +23,14 @@ import torch
 from torch import Tensor
 
 from sedem.backbone.masks import KeyAxis
-from sedem.engine.buffers import Pool, Replay, Shape, Upload, fill, fill_lengths
-from sedem.engine.fused import FusedDecoder
+from sedem.engine.device import Pool, Replay, Shape, Upload, fill, fill_lengths
+from sedem.engine.fused import FusedDecoder, biases_of, in_reading_order, run_layers
 from sedem.engine.interface import AnswerInputs
 from sedem.engine.kept import Kept
-from sedem.engine.layers import biases_of, in_reading_order, run_layers
 from sedem.errors import ConfigError
 from sedem.guidance.independent import prefix_positions
+from sedem.method.compressor import state_mask
 from sedem.method.injection import positions
-from sedem.method.pooling import state_mask
 
 
 @dataclass(frozen=True)

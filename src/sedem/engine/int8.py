@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from sedem.engine.fused import FusedDecoder
-from sedem.engine.layers import MATRICES, FusedLayer
+from sedem.engine.fused import MATRICES, FusedDecoder, FusedLayer
 from sedem.errors import ConfigError
 from sedem.quantization import quantize
 

@@ -9,7 +9,7 @@ answers share rows, which each begin and end on their own:
         logits = rows.step(tokens)                         # one more token of each row in use
         rows.leave(row)                                    # the row is free again
 
-`eager.Eager` is the reference, `static.Static` the fast path; `open.open_engine` opens either.
+`eager.Eager` is the reference, `static.Static` the fast path; `static.open_engine` opens either.
 
 Letters: B batch, T tokens, K selected blocks, J slots per block, P prefix tokens, E encoder width,
 D decoder width, V vocabulary, X extraction layers.

@@ -26,11 +26,10 @@ from torch import Tensor
 from sedem.backbone.masks import KeyAxis
 from sedem.bank.kept import KeptFile, kept_bytes
 from sedem.bank.memory_bank import BankReader
-from sedem.engine.fused import FusedDecoder
+from sedem.engine.fused import FusedDecoder, biases_of, run_layers
 from sedem.engine.interface import BlockSource
-from sedem.engine.layers import biases_of, run_layers
 from sedem.errors import BankError
-from sedem.method.pooling import state_mask
+from sedem.method.compressor import state_mask
 from sedem.modules import SedemModules
 from sedem.quantization import Quantized, check_dtype, quantize, vector_bytes
 

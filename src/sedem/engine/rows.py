@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from sedem.engine.batch import Bucket, IndependentBatch, StaticBatch
-from sedem.engine.buffers import new_pool, round_up
-from sedem.engine.device import device_bytes, free_bytes, storage_bytes
+from sedem.engine.device import device_bytes, free_bytes, new_pool, round_up, storage_bytes
 from sedem.engine.fused import FusedDecoder
 from sedem.engine.interface import WIDE, AnswerInputs
 from sedem.engine.kept import Kept
@@ -160,47 +159,47 @@ class RunningBatch:
         batch, from which they are copied into the running one.
         """
         with self.lock():
-            if not self.places:
-                return self._begin(rows, inputs, limits)
-            prefilled = self.batches.take(self.batches.bucket_of(inputs, 0))
+            if self.places:
+                return self._add(rows, inputs, limits)
+            self.close()
+            bucket = self.batches.bucket_of(inputs, max(limits))
+            batch = self.batches.take(bucket)
             try:
-                prefilled.prefill(inputs)
-                needs = {
-                    row: self._need(prefilled.bucket, limit)
-                    for row, limit in zip(rows, limits, strict=True)
-                }
-                self._fit({**self.needs, **needs})
-                assert self.batch is not None
-                free = set(range(self.batch.bucket.rows)) - set(self.places.values())
-                places = dict(zip(rows, sorted(free), strict=False))
-                self._copy(prefilled, list(places.values()))
-                logits_JV = prefilled.logits[: len(rows)].clone()
-            finally:
-                self.batches.give_back(prefilled)
-            for row, place in places.items():
-                # A copy from the host would wait for the device.
-                self._row_of[place].fill_(row)
-                self._place_of[row].fill_(place)
-            self.places |= places
-            self.needs |= needs
-            self._max_steps |= zip(rows, limits, strict=True)
-            return logits_JV
+                batch.prefill(inputs)
+            except BaseException:
+                self.batches.give_back(batch)
+                raise
+            self.needs = dict.fromkeys(rows, replace(bucket, rows=1))
+            self._max_steps = dict(zip(rows, limits, strict=True))
+            self._place({row: place for place, row in enumerate(rows)}, batch)
+            return batch.logits[: len(rows)].clone()
 
-    def _begin(
+    def _add(
         self, rows: Sequence[int], inputs: Sequence[AnswerInputs], limits: Sequence[int]
     ) -> Tensor:
-        self.close()
-        bucket = self.batches.bucket_of(inputs, max(limits))
-        batch = self.batches.take(bucket)
+        prefilled = self.batches.take(self.batches.bucket_of(inputs, 0))
         try:
-            batch.prefill(inputs)
-        except BaseException:
-            self.batches.give_back(batch)
-            raise
-        self.needs = dict.fromkeys(rows, replace(bucket, rows=1))
-        self._max_steps = dict(zip(rows, limits, strict=True))
-        self._place({row: place for place, row in enumerate(rows)}, batch)
-        return batch.logits[: len(rows)].clone()
+            prefilled.prefill(inputs)
+            needs = {
+                row: self._need(prefilled.bucket, limit)
+                for row, limit in zip(rows, limits, strict=True)
+            }
+            self._fit({**self.needs, **needs})
+            assert self.batch is not None
+            free = set(range(self.batch.bucket.rows)) - set(self.places.values())
+            places = dict(zip(rows, sorted(free), strict=False))
+            self._copy(prefilled, list(places.values()))
+            logits_JV = prefilled.logits[: len(rows)].clone()
+        finally:
+            self.batches.give_back(prefilled)
+        for row, place in places.items():
+            # A copy from the host would wait for the device.
+            self._row_of[place].fill_(row)
+            self._place_of[row].fill_(place)
+        self.places |= places
+        self.needs |= needs
+        self._max_steps |= zip(rows, limits, strict=True)
+        return logits_JV
 
     def leave(self, row: int) -> None:
         """Free a row."""

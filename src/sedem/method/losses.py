@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sedem.method.pooling import pool
+from sedem.method.compressor import pool
 
 IGNORED = -100
 """Label of a position that the loss ignores."""

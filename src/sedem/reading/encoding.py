@@ -17,7 +17,7 @@ from torch import Tensor
 from sedem.bank.blocks import Blocks, to_blocks
 from sedem.bank.memory_bank import MemoryBank
 from sedem.engine.interface import Engine
-from sedem.method.pooling import slot_tokens
+from sedem.method.compressor import slot_tokens
 from sedem.method.segments import Segments, segment_text
 from sedem.modules import SedemModules
 from sedem.quantization import Quantized

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizer
 
-from sedem.backbone.decoder import FAMILIES, Backbone
+from sedem.backbone.decoder import FAMILIES, Backbone, check_compiler
 from sedem.backbone.loading import INT8_FILE, open_backbone
 from sedem.backbone.masks import KeyAxis
 from sedem.backbone.safetensors import dequantize_int8, quantize_int8
@@ -384,3 +384,26 @@ def test_adapters_that_lack_a_factor_are_refused(folder: Path, tmp_path: Path) -
         saved.load_lora(tmp_path / "adapter")
     with pytest.raises(CheckpointError, match=r"adapter_model\.safetensors' is missing"):
         saved.load_lora(tmp_path / "nothing")
+
+
+def test_a_machine_without_a_compiler_is_told_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(function: Any) -> Any:
+        def call(*_: Any) -> None:
+            raise RuntimeError("No working C++ compiler found\nTraceback: ...")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", fails)
+    with pytest.raises(ConfigError) as raised:
+        check_compiler("cpu", "optimization.compile")
+    assert str(raised.value) == (
+        "optimization.compile needs torch.compile, but nothing can be compiled on this machine "
+        "(No working C++ compiler found); install a C++ compiler, or leave optimization.compile out"
+    )
+
+
+def test_a_machine_with_a_compiler_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    check_compiler("cpu", "optimization.compile")

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from sedem import Document, MemoryBank, SeDeM
-from sedem.answering.requests import Request, encode_questions
-from sedem.answering.scores import score_requests
+from sedem.answering.requests import Request, encode_questions, score_requests
 from sedem.bank import blocks, search
 from sedem.bank.keys import key_index, prepare, save_keys
 from sedem.bank.search import pool_keys

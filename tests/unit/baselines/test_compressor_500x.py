@@ -175,7 +175,7 @@ def test_a_context_is_truncated_at_the_limit_and_the_answer_says_so(reader: Comp
 
 
 def text_ids(reader: Compressor500x, memory: Any) -> list[int]:
-    from sedem.answering.prompts import context_prompt
+    from sedem.answering.decoding import context_prompt
 
     return reader.backbone.token_ids(context_prompt([d.text for d in memory.documents]))
 

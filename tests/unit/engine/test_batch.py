@@ -13,12 +13,12 @@ from conftest import LEASE, RECIPE
 from torch import Tensor
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
-from sedem.answering.prompts import question_ids
+from sedem.answering.decoding import question_ids
 from sedem.backbone.loading import open_backbone
 from sedem.backbone.masks import KeyAxis
+from sedem.engine.fused import in_reading_order
 from sedem.engine.interface import AnswerInputs
-from sedem.engine.layers import in_reading_order
-from sedem.engine.open import open_engine
+from sedem.engine.static import open_engine
 
 DOCUMENTS = [Document("lease.txt", LEASE), Document("recipe.txt", RECIPE), Document("3.txt", "1 2")]
 ASKED = ["What is the rent?", "Pets?", "Who may leave, and when exactly?"]

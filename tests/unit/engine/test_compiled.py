@@ -13,8 +13,7 @@ from torch import Tensor
 from sedem import Document, SeDeM, SedemConfig
 from sedem.backbone.loading import open_backbone
 from sedem.engine import compiled
-from sedem.engine.open import open_engine
-from sedem.engine.static import Static
+from sedem.engine.static import Static, open_engine
 
 QUESTIONS = ["What is the rent?", "Pets?", "Who may leave, and when?"]
 

@@ -13,16 +13,15 @@ from conftest import LEASE
 from torch import Tensor, nn
 
 from sedem import Document, SeDeM, SedemConfig
-from sedem.answering.prompts import question_ids
+from sedem.answering.decoding import question_ids
 from sedem.answering.requests import Request, choose, inputs_of
 from sedem.backbone.loading import open_backbone
 from sedem.cli.models import open_model
 from sedem.engine import int8
+from sedem.engine.fused import MATRICES, FusedLayer
 from sedem.engine.int8 import Int8Matrix
 from sedem.engine.interface import AnswerInputs
-from sedem.engine.layers import MATRICES, FusedLayer
-from sedem.engine.open import open_engine
-from sedem.engine.static import Static
+from sedem.engine.static import Static, open_engine
 from sedem.errors import ConfigError
 from sedem.evaluation import readers
 from sedem.evaluation.config import MethodSettings

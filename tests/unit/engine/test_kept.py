@@ -14,13 +14,12 @@ from conftest import LEASE, RECIPE
 from torch import Tensor
 
 from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
-from sedem.answering.prompts import question_ids
+from sedem.answering.decoding import question_ids
 from sedem.backbone.loading import open_backbone
 from sedem.bank.kept import kept_bytes, kept_path
 from sedem.engine.interface import AnswerInputs
 from sedem.engine.kept import Kept, KeptBudget, KeptLevel
-from sedem.engine.open import open_engine
-from sedem.engine.static import Static
+from sedem.engine.static import Static, open_engine
 from sedem.engine.warming import save_kept
 from sedem.errors import BankError, BankMismatchError, ConfigError
 

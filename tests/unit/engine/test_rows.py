@@ -15,15 +15,14 @@ from torch import Tensor
 
 from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.answering import running
-from sedem.answering.prompts import question_ids
+from sedem.answering.decoding import question_ids
 from sedem.answering.requests import Request, choose, inputs_of
 from sedem.backbone.loading import open_backbone
 from sedem.engine import rows as engine_rows
 from sedem.engine.batch import StaticBatch
 from sedem.engine.interface import AnswerInputs
-from sedem.engine.open import open_engine
 from sedem.engine.rows import FIRST_STEPS, StaticRows
-from sedem.engine.static import Static
+from sedem.engine.static import Static, open_engine
 from sedem.errors import ConfigError
 
 QUESTIONS = ["Pets?", "What is the rent?", "How long is notice? " * 6]

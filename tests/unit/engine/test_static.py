@@ -17,17 +17,16 @@ from conftest import LEASE, RECIPE
 from torch import Tensor
 
 from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
-from sedem.answering.prompts import question_ids
+from sedem.answering.decoding import question_ids
 from sedem.answering.requests import Request, choose, inputs_of
 from sedem.backbone.loading import open_backbone
 from sedem.engine import buffers, layers, static
 from sedem.engine.batch import Bucket, StaticBatch
-from sedem.engine.buffers import Replay, pool_bytes, round_up, side_stream
+from sedem.engine.device import Replay, pool_bytes, round_up, side_stream
 from sedem.engine.eager import Eager
 from sedem.engine.interface import AnswerInputs
-from sedem.engine.open import open_engine
 from sedem.engine.rows import FIRST_STEPS
-from sedem.engine.static import Static
+from sedem.engine.static import Static, open_engine
 from sedem.errors import ConfigError
 
 QUESTIONS = ["What is the rent?", "How many eggs?", "Pets?", "Who may leave?", "Plums?"]

@@ -12,7 +12,7 @@ from unit.method.conftest import case
 
 from sedem.config import SedemConfig
 from sedem.errors import ConfigError
-from sedem.guidance.budgets import Auto, blocks_for_mass
+from sedem.guidance.scores import Auto, blocks_for_mass
 from sedem.method.selector import (
     Selector,
     block_scores,

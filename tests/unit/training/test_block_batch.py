@@ -9,7 +9,7 @@ import torch
 from unit.training.blocks import block_dataset, collator, memory_of, model_of_shape
 
 from sedem import Document, SeDeM, SedemConfig
-from sedem.answering.prompts import answer_ids, question_ids
+from sedem.answering.decoding import answer_ids, question_ids
 from sedem.backbone.decoder import Backbone
 from sedem.data.examples import Example, ExampleSet
 from sedem.method.encoder import encode
