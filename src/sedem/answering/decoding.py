@@ -54,7 +54,6 @@ def question_ids(
     """Return the decoder tokens of a question: the start token, texts and the prompt.
 
     Args:
-        texts: texts to read before the question.
         chat: whether texts and question go in the user's turn of the chat template.
 
     Raises:
@@ -292,9 +291,6 @@ def generate(
     decoding: Decoding,
 ) -> Iterator[list[Transcript]]:
     """Generate a batch of answers, for methods that do not run in the rows of an engine.
-
-    Args:
-        step: runs one more token of every row.
 
     Yields:
         The transcripts of all rows, after each token; all are finished at the last yield.

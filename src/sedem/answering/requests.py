@@ -136,9 +136,6 @@ def prepare(
 ) -> list[Prepared]:
     """Encode questions, then score and select blocks of their banks; nothing is decoded yet.
 
-    Args:
-        clock: records the time of each stage.
-
     Raises:
         BankMismatchError: another model made a bank.
         DataError: a question is empty or too long.
@@ -240,13 +237,7 @@ def check_min_confidence(model: SedemModules, request: Request) -> None:
 def confidences(
     model: SedemModules, scores: Sequence[Tensor], mask_BQ: Tensor
 ) -> list[float | None]:
-    """Return the probability that a bank has the evidence, for each question.
-
-    Args:
-        model: if it gives no confidence, the result is None for every question.
-        scores: score of every block `[N]` for each question; -inf for non-candidates.
-        mask_BQ: False where a question token is padding.
-    """
+    """Return the probability that a bank has the evidence, for each question."""
     if model.confidence is None:
         return [None] * len(scores)
     rows = zip(scores, mask_BQ.sum(1).tolist(), strict=True)
@@ -258,11 +249,6 @@ def choose(
     model: SedemModules, request: Request, scores_N: Tensor, confidence: float | None = None
 ) -> Selection:
     """Choose the blocks of a request: the K with the best scores, or the forced ones.
-
-    Args:
-        model: its configuration has the default K and the order of blocks.
-        scores_N: score of every block of its bank.
-        confidence: probability that the evidence is in the bank; None if the model gives none.
 
     Raises:
         ConfigError: K is invalid, or a forced block does not exist or is named twice, or both
@@ -308,11 +294,6 @@ def prefix_of(
 def count_blocks(model: SedemModules, k: Budget | None, scores_N: Tensor) -> int:
     """Return the number of blocks that a budget gives for one question.
 
-    Args:
-        model: its guidance and settings decide "auto".
-        k: the budget; None means the model's default.
-        scores_N: score of every block; -inf for non-candidates.
-
     Raises:
         ConfigError: k is not a budget, or it is "auto" and the model has no guidance.
     """
@@ -330,10 +311,6 @@ def count_candidates(scores_N: Tensor) -> int:
 
 def auto_budget(model: SedemModules, k: Budget | None) -> tuple[float, int, int] | None:
     """Return mass, fewest and most blocks of an adaptive budget; None for a fixed budget.
-
-    Args:
-        model: its settings fill what the budget leaves open.
-        k: the budget; None means the model's default.
 
     Raises:
         ConfigError: the model has no guidance.
@@ -407,7 +384,6 @@ def score_requests(
 
     Args:
         requests: the requests; blocks of documents that a request leaves out score -inf.
-        mask_BQ: False where a question token is padding.
 
     Raises:
         ConfigError: the documents of a request cannot be used.
@@ -434,9 +410,6 @@ def of_documents(
     bank: BankReader, documents: Sequence[int | str] | None, scores_N: Tensor
 ) -> Tensor:
     """Return the scores of some documents' blocks; -inf for all other blocks.
-
-    Args:
-        documents: names or indexes of its documents; None means all.
 
     Raises:
         ConfigError, UnknownDocumentError: as `document_indexes`.

@@ -35,8 +35,6 @@ class Selected:
     Attributes:
         citations: the spans that condition the answer, best first.
         documents: index of the document of each citation.
-        confidence: as in `Answer`.
-        declined: whether the question is declined as unanswerable.
     """
 
     citations: tuple[Citation, ...]
@@ -129,11 +127,7 @@ class Reply:
 
 
 class ThreadReply(Reply, Iterator[str]):
-    """A reply that is read by a thread, piece by piece or at once.
-
-    Args:
-        next_event: returns the next event, when it is there.
-    """
+    """A reply that is read by a thread, piece by piece or at once."""
 
     def __init__(self, cancel: Callable[[], None], next_event: Callable[[], Event]) -> None:
         super().__init__(cancel)
@@ -204,12 +198,7 @@ class Running:
 
 
 class RunningAnswers:
-    """The answers in the rows of an engine.
-
-    Args:
-        name: the model's name in the answers.
-        rows: rows that the engine has opened.
-    """
+    """The answers in the rows of an engine."""
 
     def __init__(
         self, model: SedemModules, engine: Engine, name: str, rows: Rows, count: int
@@ -386,10 +375,6 @@ def turns(
 ) -> Generator[None, None, None]:
     """Answer questions in the calling thread; rows refill once half of them are free.
 
-    Args:
-        name: the model's name in the answers.
-        questions: in the order in which they join.
-
     Yields:
         After each turn: some questions joined, and one token of every answer.
     """
@@ -419,15 +404,7 @@ def answer_all(
 ) -> list[Answer]:
     """Answer requests in the calling thread; they may differ in bank, K and length.
 
-    Args:
-        name: the model's name in the answers.
-
-    Raises:
-        BankMismatchError: another model made a bank.
-        DataError: a question is empty or too long.
-        ConfigError: K, a forced block, a document or `min_confidence` cannot be used, or an answer
-            has too many positions.
-        UnknownDocumentError: a bank has no document of a requested name.
+    The first error ends all of them; `prepare` lists them.
     """
     answers: dict[int, Answer] = {}
     errors: list[Exception] = []
@@ -472,11 +449,7 @@ def stream(
 def to_answer(
     name: str, prepared: Prepared, transcript: Transcript, timings: dict[str, float]
 ) -> Answer:
-    """Make an answer with the spans that conditioned it.
-
-    Args:
-        name: name of the model that answered.
-    """
+    """Make an answer with the spans that conditioned it."""
     request, selection = prepared.request, prepared.selection
     assert transcript.finish_reason is not None
     return Answer(

@@ -69,7 +69,6 @@ class Scheduler:
     """Answers questions as they come, in the rows of one running batch.
 
     Args:
-        name: the model's name in the answers.
         rows: the most answers at once; None means as many as the engine runs efficiently.
         waiting: the most questions that wait for a row.
 
@@ -275,11 +274,7 @@ class Scheduler:
 
 
 class AsyncReply(Reply, AsyncIterator[str]):
-    """A reply that is read in an event loop.
-
-    Args:
-        events: events that are not read yet.
-    """
+    """A reply that is read in an event loop."""
 
     def __init__(self, cancel: Callable[[], None], events: asyncio.Queue[Event]) -> None:
         super().__init__(cancel)
@@ -332,7 +327,6 @@ def rehearse(
     """Answer questions of every usual length, each up to its second token.
 
     Args:
-        bank: the bank that will be asked.
         k: number of blocks; None means the model's default.
         limit: token limit of answers, which decides how large the buffers are.
     """

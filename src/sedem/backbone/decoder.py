@@ -57,9 +57,6 @@ class Backbone(nn.Module):
     """A decoder whose layers can be run one by one, and its tokenizer.
 
     Args:
-        model: the causal language model.
-        tokenizer: its fast tokenizer.
-        name: folder or hub id it was opened from.
         revision: hub revision; None for the newest one or for a folder.
 
     Raises:
@@ -172,7 +169,6 @@ class Backbone(nn.Module):
             last: number of layers that have run after it. For last < depth, the result is Hugging
                 Face's `hidden_states[last]`; its final entry is after the final norm, this result
                 never is.
-            positions_BP: rotary positions.
             valid_BP: False where a position is padding; required with `keys`.
             keys: the columns that attention sees, including those of this call. None means causal
                 attention over this call only; padding must then be on the right.
@@ -228,9 +224,6 @@ class Backbone(nn.Module):
         """Let torch.compile fuse each layer at its first call; weight names do not change.
 
         Batch shapes vary, so they are compiled as dynamic. Calling it again does nothing.
-
-        Args:
-            backend: backend of torch.compile.
         """
         for layer in self.model.get_decoder().layers:
             if layer._compiled_call_impl is None:
@@ -312,8 +305,6 @@ class Backbone(nn.Module):
         Appendix Trainable Parameters.
 
         Args:
-            rank: r.
-            alpha: numerator of the scale.
             targets: names of the matrices; the query, key, value and output projections by default.
                 The name of a part of a joined matrix means the joined matrix.
             dropout: share of the adapters' inputs that is dropped in training.
@@ -374,13 +365,7 @@ class Backbone(nn.Module):
                 parameter.requires_grad_(True)
 
     def save_lora(self, folder: Path, base: str, dtype: torch.dtype = torch.float32) -> None:
-        """Write the adapters in PEFT's layout.
-
-        Args:
-            folder: where to write; created if it does not exist.
-            base: name of the backbone, for adapter_config.json.
-            dtype: type of the factors.
-        """
+        """Write the adapters in PEFT's layout."""
         from peft import get_peft_model_state_dict
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -396,9 +381,6 @@ class Backbone(nn.Module):
 
     def load_lora(self, folder: Path) -> None:
         """Read adapters into those that `add_lora` attached.
-
-        Args:
-            folder: a folder that `save_lora` wrote.
 
         Raises:
             CheckpointError: a file is missing or a factor is missing, extra or of another shape.
@@ -422,10 +404,6 @@ def tokenizer_description(tokenizer: PreTrainedTokenizerBase) -> str:
 
 def check_family(model_type: str, name: str) -> None:
     """Refuse a layout whose layers sedem cannot run one by one.
-
-    Args:
-        model_type: the layout, as config.json names it.
-        name: folder or hub id, for the message.
 
     Raises:
         ConfigError: the layout is not supported; the message lists those that are.

@@ -41,11 +41,6 @@ OTHER_FILES = ("chat_template.jinja", "special_tokens_map.json", "added_tokens.j
 def open_light(folder: Path, dtype: torch.dtype, attention: str) -> LightBackbone | None:
     """Open int8 rows of the plain Llama layout without transformers' models.
 
-    Args:
-        folder: the backbone.
-        dtype: type of weights and hidden states.
-        attention: name of the attention implementation, for the configuration.
-
     Returns:
         The backbone on the CPU; None if it has another layout or is damaged, so that opening it
         with transformers reports what is wrong.
@@ -126,10 +121,6 @@ class LightConfig(Sizes):
 
 class LightModel(nn.Module):
     """The weights of a decoder, by their names in Hugging Face's modules.
-
-    Args:
-        config: settings of the plain Llama layout.
-        file: int8 rows.
 
     Raises:
         CheckpointError: weights are missing, unknown or of another shape.
@@ -308,13 +299,7 @@ class LightEncodings(dict[str, Any]):
 
 
 class LightTokenizer:
-    """The part of transformers' tokenizers that sedem uses, with identical tokens.
-
-    Args:
-        backend: the tokenizer.
-        bos_token_id: its start token.
-        eos_token_id: its end token.
-    """
+    """The part of transformers' tokenizers that sedem uses, with identical tokens."""
 
     is_fast = True
     chat_template: str | None = None

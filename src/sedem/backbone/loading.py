@@ -53,10 +53,6 @@ def hide_bars() -> None:
 def read_config(name: str, revision: str | None = None) -> PretrainedConfig:
     """Read the configuration of a backbone; no code that comes with it runs.
 
-    Args:
-        name: folder or hub id.
-        revision: hub revision.
-
     Raises:
         ConfigError: the backbone needs custom code, or a size is not allowed.
         CheckpointError: config.json cannot be read.
@@ -77,10 +73,6 @@ def read_config(name: str, revision: str | None = None) -> PretrainedConfig:
 def read_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenizerBase:
     """Read the tokenizer of a backbone; no code that comes with it runs.
 
-    Args:
-        name: folder or hub id.
-        revision: hub revision.
-
     Raises:
         ConfigError: the tokenizer needs custom code.
         CheckpointError: its files cannot be read.
@@ -96,10 +88,6 @@ def read_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenize
 
 def empty_model(config: PretrainedConfig, **options: Any) -> PreTrainedModel:
     """Build a model with fresh weights; no code that its configuration names runs.
-
-    Args:
-        config: shape of the model.
-        options: dtype and attn_implementation.
 
     Raises:
         ConfigError: the model needs custom code, or its settings do not fit together.
@@ -131,10 +119,6 @@ def open_backbone(
     Experts in MXFP4 are converted to `dtype`, in which all layers run and train.
 
     Args:
-        name: folder or hub id.
-        revision: hub revision.
-        dtype: type of weights and hidden states.
-        device: where to put the weights.
         attention: "sdpa" or "eager"; a layout whose attention has sinks is always opened with
             "eager".
         light: whether only a fused engine will run it; int8 rows of the plain Llama layout are then

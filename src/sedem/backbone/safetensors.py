@@ -52,10 +52,6 @@ class Sizes(BaseModel):
 def check_sizes(entries: Any, source: str) -> None:
     """Refuse sizes that no model has.
 
-    Args:
-        entries: what config.json holds.
-        source: its path, for the message.
-
     Raises:
         ConfigError: a size is not a whole number above 0, or is too large.
     """
@@ -67,11 +63,6 @@ def check_sizes(entries: Any, source: str) -> None:
 
 def check_layers(layers: int, tensors: int, source: str) -> None:
     """Refuse more layers than there are tensors, because building them would take long.
-
-    Args:
-        layers: number of layers in config.json.
-        tensors: number of tensors in the weight files.
-        source: where they are, for the message.
 
     Raises:
         CheckpointError: there are more layers than tensors.
@@ -118,11 +109,6 @@ def dequantize_int8(
 ) -> dict[str, Tensor]:
     """The inverse of `quantize_int8` up to its rounding.
 
-    Args:
-        quantized: rows and scales by name.
-        dtype: type of the result.
-        source: file that the weights are from, for the message.
-
     Raises:
         CheckpointError: a matrix has no scale.
     """
@@ -144,12 +130,6 @@ def dequantize_int8(
 
 def read_int8(path: Path, dtype: torch.dtype, *, layers: int, tied: bool) -> dict[str, Tensor]:
     """Read a backbone that is stored as int8 rows.
-
-    Args:
-        path: the file.
-        dtype: type of the result.
-        layers: number of layers in its config.json.
-        tied: whether its output head is its embedding.
 
     Raises:
         CheckpointError: the file cannot be read, or has fewer tensors than there are layers.
@@ -182,11 +162,6 @@ def load_weights(path: Path) -> dict[str, Tensor]:
 def check_weights(expected: Mapping[str, Tensor], given: Mapping[str, Tensor], source: str) -> None:
     """Refuse weights that are missing, extra or of another shape, so that none stays random.
 
-    Args:
-        expected: weights of the model.
-        given: weights of the file.
-        source: the file, for the message.
-
     Raises:
         CheckpointError: they differ; the message has the first name and both shapes.
     """
@@ -214,8 +189,6 @@ def weights_digest(
     Pieces of the tensors are hashed in parallel, with one thread per core.
 
     Args:
-        weights: tensors by name.
-        text: hashed with them.
         dtype: type that values are rounded to first; None hashes every byte as it is.
     """
     digest = hashlib.sha256(text.encode())

@@ -15,7 +15,6 @@ from sedem.answering.requests import auto_budget
 from sedem.bank.keys import prepare
 from sedem.bank.memory_bank import BankReader, Snapshot
 from sedem.config import BlockContext
-from sedem.engine.interface import BlockSource
 from sedem.engine.kept import Kept, KeptBudget
 from sedem.engine.static import open_engine
 from sedem.engine.warming import keeping_engine
@@ -65,7 +64,7 @@ class WarmSedem(BoundSedem):
         return every_block_bytes(keeping_engine(self.model.engine).kept, memory)
 
 
-def every_block_bytes(kept: Kept, source: BlockSource) -> int:
+def every_block_bytes(kept: Kept, source: BankReader) -> int:
     """Bytes of the keys and values of all blocks, whether they are computed or not."""
     return sum(kept.entry_bytes(n) for n in kept.walk.sizes(source, range(len(source))))
 

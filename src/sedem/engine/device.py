@@ -290,9 +290,6 @@ class Upload:
     On a GPU the host's are in pinned memory: a copy from other memory would wait for the GPU. On a
     CPU, host and device are the same.
 
-    Args:
-        fields: shape and type of each tensor, by name.
-
     Attributes:
         host: the tensors to fill, by name.
         device: the tensors to read, by name.
@@ -326,7 +323,6 @@ def fill(buffer: Tensor, rows: Sequence[Tensor], padding: float = 0.0) -> None:
     """Copy rows of different lengths into a buffer of the host, padded on the right.
 
     Args:
-        buffer: `[B, L, ...]`.
         rows: B tensors on the CPU, of at most L entries.
     """
     # NumPy, because each operation on a tensor costs microseconds before the first token.
@@ -337,12 +333,7 @@ def fill(buffer: Tensor, rows: Sequence[Tensor], padding: float = 0.0) -> None:
 
 
 def fill_lengths(buffer: Tensor, lengths: Sequence[int]) -> None:
-    """Set the first entries of each row of a host buffer to True, and the others to False.
-
-    Args:
-        buffer: `[B, L]`.
-        lengths: number of True entries per row.
-    """
+    """Set the first entries of each row of a host buffer to True, and the others to False."""
     buffer.numpy()[:] = mask_of(lengths, buffer.shape[1])
 
 

@@ -75,7 +75,6 @@ class EagerRows:
     """Rows in growing caches; see `interface.Rows`.
 
     Args:
-        count: B, the maximum number of rows.
         turn: held while rows join and while all of them run one token, so that a thread that reads
             documents delays a token of all rows once.
     """
@@ -193,9 +192,6 @@ def condition(
 
 def real_first(restored_NUD: Tensor, real_NU: Tensor) -> tuple[Tensor, Tensor]:
     """Move the states of real tokens to the front of each block, and cut the common padding.
-
-    Args:
-        real_NU: False where a state stands for padding.
 
     Returns:
         States `[N, U, D]` and the mask of the real ones, for the longest block's U.

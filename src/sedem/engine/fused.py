@@ -47,11 +47,7 @@ class FusedLayer:
 
     Attributes:
         qkv: query, key and value projections, concatenated by rows.
-        qkv_bias: their biases, or None.
-        out_bias: its bias, or None.
         gate_up: gate and up projections, concatenated by rows.
-        gate_up_bias: their biases, or None.
-        down_bias: its bias, or None.
         attention_norm: scale of the norm before attention `[D]`.
         mlp_norm: scale of the norm before the MLP `[D]`.
         head_norm: scales of the norms of query and key heads `[heads + key_heads, H]`, or None.
@@ -261,7 +257,6 @@ class FusedEncoder:
     """The first layers of a backbone, without adapters.
 
     Attributes:
-        layers: the layers up to the last extraction layer.
         extract_layers: numbers of layers after which states are extracted, one for each of X.
         embedding: token embeddings `[V, E]`.
         rotary: module from positions to cosine and sine.
@@ -308,7 +303,6 @@ class FusedDecoder:
         guide: from scores `[B, K]` to attention biases `[B, K]`; None adds nothing.
         embedding: token embeddings `[V, D]`.
         rotary: module from positions to cosine and sine.
-        norm: the norm after the last layer.
         steps: the same decoder with other matrices for single positions; None means this one.
     """
 

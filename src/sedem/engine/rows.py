@@ -32,9 +32,6 @@ COLUMNS = 64
 class Batches:
     """Makes batches, and keeps idle ones for reuse.
 
-    Args:
-        kept: keys and values of independent blocks.
-
     Attributes:
         pool: memory that graphs share; None without graphs.
         idle: batches that no answer uses, the most recently used last.
@@ -127,10 +124,6 @@ class RunningBatch:
     """Rows of one static batch at a time; they move to another batch when it fits them better.
 
     Callers know a row by its number, which never changes. Moves change its place in the batch.
-
-    Args:
-        count: B, the maximum number of rows.
-        lock: reserves the buffers for one thread.
 
     Attributes:
         batch: the batch that runs now; None before the first row.
@@ -312,12 +305,7 @@ class RunningBatch:
 
 
 class StaticRows:
-    """Rows that share a running batch, except wide ones: see `Batches.is_wide`.
-
-    Args:
-        count: B, the maximum number of rows.
-        lock: reserves the buffers for one thread.
-    """
+    """Rows that share a running batch, except wide ones: see `Batches.is_wide`."""
 
     def __init__(
         self, batches: Batches, count: int, lock: Callable[[], AbstractContextManager[None]]

@@ -46,11 +46,6 @@ MAX_QUESTION_BUFFERS = 32
 class QuestionBuffers:
     """Fixed buffers in which questions of at most a given number and length are encoded.
 
-    Args:
-        rows: B, the maximum number of questions.
-        tokens: T, the maximum number of tokens per question.
-        graph: whether to capture the encoding as a CUDA graph.
-
     Attributes:
         ids: token ids `[B, T]`, zero where a question has ended.
         states: their states `[X, B, T, E]`.
@@ -78,11 +73,7 @@ class QuestionBuffers:
         return [self.ids, self.states]
 
     def encode(self, ids_BT: Tensor) -> Tensor:
-        """Return a copy of the states `[X, B, T, E]` of questions that fit into the buffers.
-
-        Args:
-            ids_BT: token ids on the CPU.
-        """
+        """Return a copy of the states `[X, B, T, E]` of questions that fit into the buffers."""
         rows, tokens = ids_BT.shape
         self.upload.begin()
         ids = self.upload.host["ids"].zero_()
@@ -104,10 +95,8 @@ class Static:
         graphs: whether to capture encoding, prefill and step as CUDA graphs.
         compiled: whether to compile the arithmetic of layers; see `compiled`.
         int8: whether steps run int8 matrices; see `int8`.
-        budget: limits on the kept keys and values of independent blocks.
 
     Attributes:
-        kept: keys and values of independent blocks.
         batches: the static buffers of answers, in use and idle.
 
     Raises:

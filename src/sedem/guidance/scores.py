@@ -141,8 +141,6 @@ def blocks_for_mass(
 
     Args:
         scores_N: s_n of every block; -inf for non-candidates.
-        tau: the temperature of guided attention.
-        mass: the mass to reach, from 0 to 1.
         least: the fewest blocks to return, if there are that many.
         most: the most blocks to return.
     """
@@ -170,7 +168,6 @@ def confidence_features(scores_N: Tensor, question_tokens: int) -> Tensor:
 
     Args:
         scores_N: s_n of every block; -inf for non-candidates.
-        question_tokens: number of tokens of the question.
 
     Returns:
         `[F]` in float32: the best score, and by how much it exceeds the mean of the next `RIVALS`

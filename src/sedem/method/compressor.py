@@ -19,7 +19,6 @@ def pool(states_STE: Tensor, mask_ST: Tensor, compression: int) -> Tensor:
 
     Args:
         mask_ST: False where a token is padding.
-        compression: C.
 
     Returns:
         Pooled states `[S, M, E]`.
@@ -40,7 +39,6 @@ def state_mask(slot_tokens_KJ: Tensor, compression: int) -> Tensor:
 
     Args:
         slot_tokens_KJ: real tokens of each slot `[..., K, J]`.
-        compression: states per slot, C.
 
     Returns:
         `[..., K, J * C]`, False where a state stands for padding.
@@ -53,9 +51,6 @@ class PoolingCompressor(nn.Module):
     """Mean pooling, then the shared projection W_in (section 3.1, equations 3 and 4).
 
     Args:
-        d_enc: E.
-        d_dec: D.
-        compression: C.
         mlp: a two-layer MLP in place of W_in: the larger compressor of section 7.1.
     """
 
@@ -93,12 +88,6 @@ class QueryCompressor(nn.Module):
     Multi-head attention from M learned queries to the segment's states, with slot competition, a
     residual from the queries and no output projection. A segment of n < T tokens uses only the
     first ceil(n / C) queries; the others do not compete.
-
-    Args:
-        d_enc: E.
-        d_dec: D.
-        compression: C.
-        slots: M.
     """
 
     epsilon = 1e-6

@@ -194,13 +194,6 @@ def test_states_prompt_and_answer_may_fill_every_position(model: SeDeM) -> None:
             check_fits(model, states, prefix, limit)
 
 
-def test_the_suggested_k_may_fill_every_position(model: SeDeM) -> None:
-    with pytest.raises(ConfigError, match=r"use k of at most 2$"):
-        check_fits(model, [300, 100, 1], prefix=100, limit=12)
-    with pytest.raises(ConfigError, match=r"use k of at most 1$"):
-        check_fits(model, [300, 101, 1], prefix=100, limit=12)
-
-
 @pytest.mark.parametrize(
     ("condition", "texts", "memory"),
     [("memory", [], [0, 2, 3]), ("text", [0, 2, 3], []), ("both", [3], [0, 2])],

@@ -87,10 +87,6 @@ def test_too_many_states_are_refused_before_they_are_decompressed(
         model.answer(bank, RENT, k="all")
 
 
-def test_a_long_answer_comes_in_many_pieces(model: SeDeM, bank: MemoryBank) -> None:
-    assert len(list(model.stream(bank, RENT, decoding=Decoding(max_new_tokens=40)))) > 3
-
-
 def test_an_abandoned_stream_leaves_the_model_usable(model: SeDeM, bank: MemoryBank) -> None:
     before = model.answer(bank, RENT, decoding=SHORT)
     stream = model.stream(bank, RENT, decoding=Decoding(max_new_tokens=40))
@@ -98,16 +94,6 @@ def test_an_abandoned_stream_leaves_the_model_usable(model: SeDeM, bank: MemoryB
     del stream
     assert torch.is_grad_enabled()
     assert untimed(model.answer(bank, RENT, decoding=SHORT)) == untimed(before)
-
-
-def test_two_streams_do_not_disturb_each_other(model: SeDeM, bank: MemoryBank) -> None:
-    expected = [model.answer(bank, question, decoding=SHORT).text for question in QUESTIONS[:2]]
-    streams = [model.stream(bank, question, decoding=SHORT) for question in QUESTIONS[:2]]
-    texts = ["", ""]
-    for _ in range(SHORT.max_new_tokens + 1):
-        for number, stream in enumerate(streams):
-            texts[number] += next(stream, "")
-    assert texts == expected
 
 
 @pytest.mark.parametrize(

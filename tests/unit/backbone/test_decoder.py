@@ -49,11 +49,6 @@ def test_a_backbone_is_frozen_and_in_evaluation(any_backbone: Backbone) -> None:
     assert not any_backbone.model.training
 
 
-def test_running_no_layers_changes_nothing(backbone: Backbone) -> None:
-    hidden = backbone.embed(IDS)
-    assert torch.equal(backbone.run(hidden, 2, 2, POSITIONS), hidden)
-
-
 @pytest.mark.parametrize("window", [None, 1, 3])
 def test_positions_alone_decide_who_sees_whom(window: int | None) -> None:
     key_positions = torch.tensor([[3, 0, 1, 2, 9], [0, 0, 1, 2, 3]])
@@ -73,14 +68,6 @@ def test_positions_alone_decide_who_sees_whom(window: int | None) -> None:
         expected.append(rows)
     axis = KeyAxis(key_positions, key_valid, padded=True, span=5)
     assert axis.visible_to(positions, valid, window).tolist() == expected
-
-
-def test_an_axis_grows_at_its_end() -> None:
-    axis = KeyAxis(torch.tensor([[0, 1]]), torch.tensor([[False, True]]), padded=True, span=2)
-    longer = axis.extended(torch.tensor([[2]]), torch.tensor([[True]]))
-    assert longer.positions.tolist() == [[0, 1, 2]]
-    assert longer.valid.tolist() == [[False, True, True]]
-    assert (longer.padded, longer.span) == (True, 3)
 
 
 # Tokens
@@ -310,12 +297,6 @@ def test_only_adapters_of_q_k_v_and_o_of_every_layer_are_trained(
         assert sum(f".{kind}.lora_" in name for name in trained) == 2 * backbone.depth
 
 
-def test_fresh_adapters_change_nothing(backbone: Backbone) -> None:
-    before = whole_run(backbone)
-    backbone.add_lora(4, 8)
-    assert torch.equal(whole_run(backbone), before)
-
-
 def test_an_adapted_projection_is_w_plus_alpha_over_r_times_a_b(backbone: Backbone) -> None:
     plain = backbone.model.get_decoder().layers[1].self_attn.k_proj.weight.clone()
     with_random_adapters(backbone)
@@ -402,8 +383,3 @@ def test_a_machine_without_a_compiler_is_told_in_one_sentence(
         "optimization.compile needs torch.compile, but nothing can be compiled on this machine "
         "(No working C++ compiler found); install a C++ compiler, or leave optimization.compile out"
     )
-
-
-def test_a_machine_with_a_compiler_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "compile", lambda function: function)
-    check_compiler("cpu", "optimization.compile")

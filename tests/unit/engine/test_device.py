@@ -81,13 +81,6 @@ def test_the_lock_is_reentrant_and_makes_the_gpu_current(gpus: list[str]) -> Non
     assert gpus[2:] == ["off cuda:1", "off cuda:1"]
 
 
-def test_an_error_releases_the_lock(gpus: list[str]) -> None:
-    with pytest.raises(ValueError, match="inside"), device_lock(torch.device("cuda:0")):
-        raise ValueError("inside")
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(synchronized_time, torch.device("cuda:0")).result(10) > 0
-
-
 def test_the_clock_is_read_under_the_lock_when_the_gpu_is_done(gpus: list[str]) -> None:
     place = torch.device("cuda:1")
     assert synchronized_time(place) <= synchronized_time(place)
