@@ -44,7 +44,7 @@ from sedem import SeDeM
 from sedem.baselines.registry import TRAINED
 from sedem.data.documents import read_documents
 from sedem.demo import DOCUMENTS, QUESTIONS
-from sedem.engine.open import ENGINES
+from sedem.engine.static import ENGINES
 from sedem.errors import ConfigError
 from sedem.evaluation.results import claim, write_json
 from sedem.provenance import provenance

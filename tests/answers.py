@@ -11,8 +11,12 @@ import torch
 from torch import Tensor
 
 from sedem import Answer, Decoding, Document, SeDeM, SedemConfig
+from sedem.answering.decoding import question_ids
+from sedem.answering.requests import Request, choose, inputs_of
 from sedem.backbone.decoder import Backbone
+from sedem.backbone.loading import open_backbone
 from sedem.engine.interface import AnswerInputs, Engine, Rows
+from sedem.engine.static import Static, open_engine
 
 RENT = "What is the rent?"
 QUESTIONS = (
@@ -28,6 +32,37 @@ def build(config: SedemConfig, backbone: Backbone, **changes: object) -> SeDeM:
     """Build an untrained model from a configuration with some settings changed."""
     torch.manual_seed(1)
     return SeDeM(config.with_changes(**changes), backbone, backbone).eval()
+
+
+def opened(
+    config: SedemConfig, engine: str = "eager", *, lora: bool = False, **changes: object
+) -> SeDeM:
+    """Open backbones and build an untrained, frozen model on them, with random adapters or none."""
+    config = config.with_changes(**changes)
+    encoder = open_backbone(config.encoder)
+    decoder = open_backbone(str(config.decoder)) if config.cross_model else encoder
+    torch.manual_seed(1)
+    model = SeDeM(config, encoder, decoder)
+    if lora:
+        decoder.add_lora(config.lora_rank, config.lora_alpha)
+        for factor in decoder.lora_parameters():
+            factor.data = torch.randn(factor.shape) * 0.2
+    model.requires_grad_(False).eval()
+    model.engine = open_engine(engine, model)
+    return model
+
+
+def engine_of(model: SeDeM) -> Static:
+    """Return the fast engine that runs a model."""
+    assert isinstance(model.engine, Static)
+    return model.engine
+
+
+def inputs_for(model: SeDeM, request: Request, turn: int = 0) -> AnswerInputs:
+    """Return the inputs of an answer from blocks that no question chose."""
+    scores = torch.arange(len(request.bank)).roll(turn).float()
+    prefix = torch.tensor(question_ids(model.decoder, request.question))
+    return inputs_of(request.bank, choose(model, request, scores), prefix)
 
 
 @contextmanager

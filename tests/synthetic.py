@@ -14,7 +14,7 @@ from sedem.answering.decoding import Decoding
 from sedem.answering.requests import Request
 from sedem.bank.blocks import BlockRow
 from sedem.errors import SedemError
-from sedem.guidance.budgets import Auto
+from sedem.guidance.scores import Auto
 from sedem.quantization import BFLOAT16, quantize
 from sedem.types import Answer
 

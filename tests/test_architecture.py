@@ -148,7 +148,6 @@ WITHOUT_MODULE = {
     "evaluation.test_flops": "compares every stage of `cost` with torch's counter",
     "method.test_soft_tokens": "runs the method without a decompressor, from reading to training",
     "reading.test_long_documents": "follows one document through a build in parts",
-    "reading.test_segmenting": "cuts documents in a thread of its own",
     "training.test_gradients": "compares the gradients of both stages with one appendix",
 }
 """Test files of several modules, and why they are one file."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 
 from sedem import Decoding, Document, SeDeM
-from sedem.engine.open import open_engine
+from sedem.engine.static import open_engine
 
 MAP = Path(__file__).parents[1] / "docs" / "paper-map.md"
 NAME = re.compile(r"`([\w.]+)`(?: \(fast: `([\w.]+)`\))?")

@@ -20,7 +20,7 @@ from sedem.evaluation.config import EvaluationConfig, MethodSettings
 from sedem.evaluation.metrics import normalize, token_f1
 from sedem.evaluation.readers import SedemMethod, evaluate_reader, open_sedem
 from sedem.evaluation.records import Record, measure, to_record
-from sedem.guidance.budgets import Budget
+from sedem.guidance.scores import Budget
 from sedem.training.recipe import DataSource, load_recipe
 from sedem.training.sources import located
 from sedem.training.stages import Stage2Recipe

@@ -21,11 +21,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from sedem.answering.prompts import question_ids
+from sedem.answering.decoding import question_ids
 from sedem.backbone.decoder import Backbone
 from sedem.bank.keys import cache_dtype
 from sedem.engine.device import Clock
-from sedem.engine.int8 import replaced_matrices, step_bytes
+from sedem.engine.fused import MATRICES
+from sedem.engine.int8 import step_bytes
 from sedem.engine.static import Static
 from sedem.evaluation.cost import Workload, count_flops, head_flops, layer_flops
 from sedem.evaluation.storage import BFLOAT16, kv_bytes_per_token
@@ -145,10 +146,12 @@ def _rounded(model: SeDeM, token: Work) -> Work:
 
     int8 products count as free, since the ceiling of FLOPs is measured with other types.
     """
-    if not isinstance(model.engine, Static):
+    if not isinstance(model.engine, Static) or model.engine.decoder.steps is None:
         return token
-    exact = replaced_matrices(model.engine.decoder)
-    saved = sum(matrix.nbytes for matrix in exact) - step_bytes(model.engine.decoder)
+    decoder = model.engine.decoder
+    exact = [getattr(layer, name) for layer in decoder.layers for name in MATRICES]
+    exact.append(decoder.head.get_parameter("weight"))
+    saved = sum(matrix.nbytes for matrix in exact) - step_bytes(decoder)
     return Work(token.flops - 2 * sum(matrix.numel() for matrix in exact), token.bytes - saved)
 
 

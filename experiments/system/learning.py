@@ -16,7 +16,7 @@ from experiments.system.cells import Cell, checkpoint_of, examples_of
 from experiments.system.models import budget, run_of_stage
 from experiments.system.scales import Scale, recipe_exists
 from sedem import Document, SeDeM
-from sedem.answering.prompts import context_prompt
+from sedem.answering.decoding import context_prompt
 from sedem.baselines.icae import ICAE
 from sedem.data.corpus import TokenizedCorpus, read_texts
 from sedem.data.examples import Example, ExampleSet

@@ -25,7 +25,7 @@ from sedem.checkpoint.untrained import untrained
 from sedem.config import SedemConfig
 from sedem.data.articles import read_articles
 from sedem.data.question_sets import open_examples
-from sedem.guidance.bias import Guidance
+from sedem.guidance.scores import Guidance
 from sedem.method.selector import build_selector
 from sedem.training.baseline import load_baseline_recipe, train_baseline
 from sedem.training.recipe import DataSource, load_recipe, read_entries

@@ -28,12 +28,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Cache, DynamicCache, StaticCache
 
-from sedem.answering.decoding import Decoding
-from sedem.answering.prompts import context_prompt, question_ids
-from sedem.answering.requests import Request, check_fits, choose, encode_questions
-from sedem.answering.scores import score_requests
-from sedem.backbone.compiling import check_compiler
-from sedem.backbone.decoder import Backbone
+from sedem.answering.decoding import Decoding, context_prompt, question_ids
+from sedem.answering.requests import Request, check_fits, choose, encode_questions, score_requests
+from sedem.backbone.decoder import Backbone, check_compiler
 from sedem.bank.keys import prepare
 from sedem.bank.memory_bank import MemoryBank
 from sedem.baselines.full_context import generate_timed, text_bytes
@@ -41,13 +38,12 @@ from sedem.bench.subjects import Opener, Subject, every_block_bytes
 from sedem.config import SedemConfig
 from sedem.engine.device import Clock
 from sedem.engine.interface import AnswerInputs
-from sedem.engine.open import open_engine
-from sedem.engine.static import Static
+from sedem.engine.static import Static, open_engine
 from sedem.errors import ConfigError, DataError
 from sedem.evaluation.config import MethodSettings
 from sedem.evaluation.readers import frozen_decoder, open_model
 from sedem.evaluation.registry import decoding_of
-from sedem.guidance.budgets import Budget
+from sedem.guidance.scores import Budget
 from sedem.model import SeDeM
 from sedem.modules import SedemModules
 from sedem.types import Answer, Document, check_documents

@@ -38,7 +38,7 @@ from sedem.evaluation.metrics import (
     summarize,
 )
 from sedem.evaluation.run import sample
-from sedem.guidance.confidence import FEATURES, Confidence
+from sedem.guidance.scores import FEATURES, Confidence
 from sedem.method.segments import segment_text
 from sedem.quantization import Quantized, join
 from sedem.training.calibration import evidence_features

@@ -19,7 +19,7 @@ import torch
 from experiments.system.cells import Cell, checkpoint_of, examples_of
 from experiments.system.scales import Scale
 from sedem import Decoding, SeDeM
-from sedem.answering.prompts import answer_ids, question_ids
+from sedem.answering.decoding import answer_ids, question_ids
 from sedem.answering.requests import Request
 from sedem.bank.blocks import BlockRow, Blocks, partition
 from sedem.bank.file import BankFile

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sedem.bank.memory_bank import MemoryBank as MemoryBank
     from sedem.config import SedemConfig as SedemConfig
     from sedem.errors import SedemError as SedemError
-    from sedem.guidance.budgets import Auto as Auto
+    from sedem.guidance.scores import Auto as Auto
     from sedem.model import SeDeM as SeDeM
     from sedem.types import Answer as Answer
     from sedem.types import Citation as Citation
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Answer": "types",
-    "Auto": "guidance.budgets",
+    "Auto": "guidance.scores",
     "Citation": "types",
     "Decoding": "answering.decoding",
     "Document": "types",

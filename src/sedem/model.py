@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Unpack, overload
 
@@ -11,10 +12,9 @@ import torch
 from torch import Tensor
 
 from sedem.answering.decoding import GREEDY, Decoding
-from sedem.answering.reply import ThreadReply
 from sedem.answering.requests import Options, Request, encode_questions
-from sedem.answering.running import answer_all, rehearse, stream
-from sedem.answering.scheduler import WAITING, Scheduler
+from sedem.answering.running import ThreadReply, answer_all, stream
+from sedem.answering.scheduler import WAITING, Scheduler, rehearse
 from sedem.backbone.decoder import Backbone
 from sedem.bank.memory_bank import BankReader, MemoryBank
 from sedem.bank.search import score_questions
@@ -25,10 +25,9 @@ from sedem.engine.device import chosen_device
 from sedem.engine.eager import Eager
 from sedem.engine.interface import Engine
 from sedem.engine.kept import KeptBudget
-from sedem.engine.open import open_engine
-from sedem.engine.warming import warm
+from sedem.engine.static import open_engine
 from sedem.errors import ConfigError
-from sedem.guidance.budgets import Budget
+from sedem.guidance.scores import Budget
 from sedem.modules import SedemModules
 from sedem.reading.encoding import Progress, read
 from sedem.types import Answer, Document
@@ -55,7 +54,11 @@ class SeDeM(SedemModules):
     ) -> None:
         super().__init__(config, encoder, decoder)
         self.name, self.source = name, source
-        self.engine: Engine = Eager(self)
+
+    @cached_property
+    def engine(self) -> Engine:
+        """The engine that runs the model: the reference, until another one is set."""
+        return Eager(self)
 
     # Reading
 
@@ -177,6 +180,8 @@ class SeDeM(SedemModules):
             ConfigError: the model's blocks are not independent, its engine keeps nothing, or there
                 is no such block.
         """
+        from sedem.engine.warming import warm
+
         return warm(self.engine, memory, blocks, progress)
 
     def rehearse(
@@ -207,7 +212,7 @@ class SeDeM(SedemModules):
             name: a folder, the name of a shipped checkpoint such as "sedem-nano", or a hub id.
             dtype: type of the backbones; None means bfloat16 on a GPU and float32 elsewhere.
             device: where to put the model; None means a GPU if there is one.
-            engine: a name of `engine.open`. All but "eager" merge weights, which ends training.
+            engine: a name of `engine.static`. All but "eager" merge weights, which ends training.
             kept: limits on keys and values of independent blocks kept in memory between answers;
                 None means 1 GiB of a GPU and 2 GiB of RAM.
             light: the model will only read and answer, on a CPU. An int8 backbone of the plain

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from sedem.backbone.decoder import Backbone
 from sedem.config import SedemConfig
 from sedem.errors import ConfigError
-from sedem.guidance.bias import Guidance
-from sedem.guidance.confidence import Confidence
+from sedem.guidance.scores import Confidence, Guidance
 from sedem.method.compressor import build_compressor
 from sedem.method.decompressor import build_decompressor
 from sedem.method.encoder import LayerMixture

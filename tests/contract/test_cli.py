@@ -21,7 +21,7 @@ from commands import prints_json, refused, sedem, succeeds
 from conftest import LEASE, POSITIONS, RECIPE
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
-from sedem.answering.prompts import UNANSWERABLE
+from sedem.answering.decoding import UNANSWERABLE
 from sedem.backbone.loading import open_backbone
 from sedem.bank.file import BankFile
 from sedem.checkpoint.folder import EXTRA_ENTRIES

@@ -12,7 +12,7 @@ from experiments.system.bench import EncoderLayers, run_bench, worth
 from experiments.system.floors import Ceilings
 from experiments.system.peers import PEERS, QUESTION_ROOM
 from sedem import Answer, Document, SeDeM
-from sedem.answering.prompts import question_ids
+from sedem.answering.decoding import question_ids
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
 from sedem.bench.memory import measure_memory

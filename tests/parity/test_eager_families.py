@@ -19,7 +19,7 @@ from sedem import Decoding, Document, SeDeM, SedemConfig
 from sedem.answering.decoding import generate
 from sedem.backbone.decoder import ATTENTION, EAGER_FAMILIES, SINK_FAMILIES, Backbone
 from sedem.backbone.loading import open_backbone
-from sedem.engine.open import open_engine
+from sedem.engine.static import open_engine
 from sedem.errors import ConfigError
 from sedem.guidance import independent
 from sedem.method.injection import Blocks, prefill, step

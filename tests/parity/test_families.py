@@ -105,15 +105,6 @@ def test_early_exit_equals_hidden_states_of_the_full_forward(opened: Backbone) -
     assert not torch.allclose(last, states[opened.depth])
 
 
-def test_ranges_of_layers_join_to_the_whole(opened: Backbone) -> None:
-    ids = random_ids(2, 11)
-    positions = torch.arange(11).expand(2, -1)
-    whole = opened.run(opened.embed(ids), 0, 4, positions)
-    for middle in range(5):
-        hidden = opened.run(opened.embed(ids), 0, middle, positions)
-        assert torch.equal(opened.run(hidden, middle, 4, positions), whole)
-
-
 def test_encoder_states_are_hidden_states_behind_a_start_token(opened: Backbone) -> None:
     ids = random_ids(2, 11)
     with_start = torch.cat([torch.full((2, 1), opened.bos_token_id), ids], dim=1)
@@ -121,13 +112,6 @@ def test_encoder_states_are_hidden_states_behind_a_start_token(opened: Backbone)
     for layer in range(opened.depth):
         assert torch.equal(states_at(opened, ids, [layer])[layer], states[layer])
         assert torch.equal(encode(opened, ids, [layer])[0], states[layer][:, 1:])
-
-
-def test_a_batch_is_encoded_like_its_rows(opened: Backbone) -> None:
-    ids = random_ids(5, 12)
-    together = encode(opened, ids, [1, 3])
-    for row in range(5):
-        close(together[:, row : row + 1], encode(opened, ids[row : row + 1], [1, 3]))
 
 
 def test_short_rows_of_a_batch_are_encoded_like_themselves(opened: Backbone) -> None:
@@ -148,17 +132,6 @@ def test_two_depths_without_memory_equal_the_full_forward(opened: Backbone) -> N
     expected = opened.model(ids).logits
     for inject in range(opened.depth):
         close(opened.logits(filled(opened, inject, ids).prefix), expected)
-
-
-def test_raw_embeddings_at_depth_zero_equal_the_concatenation(opened: Backbone) -> None:
-    start, question, context = [opened.bos_token_id], QUESTION, CONTEXT
-    order = start + context + question
-    expected = opened.model(torch.tensor([order])).logits
-    memory = opened.embed(torch.tensor([context]))
-    result = filled(opened, 0, torch.tensor([start + question]), memory)
-    count = len(context)
-    close(opened.logits(result.prefix), expected[:, [0, *range(1 + count, len(order))]])
-    close(opened.logits(result.restored), expected[:, 1 : 1 + count])
 
 
 def two_depth_reference(
@@ -327,16 +300,6 @@ def test_windowed_layers_equal_hugging_face_beyond_the_window(windowed: Backbone
         close(windowed.logits(filled(windowed, inject, ids).prefix), result.logits)
 
 
-def test_the_window_is_in_force(windowed: Backbone) -> None:
-    ids = random_ids(1, 3 * WINDOW)
-    positions = torch.arange(3 * WINDOW)[None]
-    narrow = windowed.run(windowed.embed(ids), 0, 4, positions)
-    windowed.model.config.sliding_window = 100
-    wide = windowed.run(windowed.embed(ids), 0, 4, positions)
-    assert torch.allclose(narrow[:, :WINDOW], wide[:, :WINDOW], atol=2e-5)
-    assert not torch.allclose(narrow[:, WINDOW:], wide[:, WINDOW:], atol=1e-2)
-
-
 def test_windowed_decoding_equals_hugging_face_beyond_the_window(windowed: Backbone) -> None:
     ids = random_ids(1, 3 * WINDOW)
     expected = windowed.model(ids).logits
@@ -346,15 +309,6 @@ def test_windowed_decoding_equals_hugging_face_beyond_the_window(windowed: Backb
         for at in range(before, ids.shape[1]):
             state = step(windowed, 2, ids[:, at], stream)
             close(windowed.logits(state), expected[:, at])
-
-
-def test_windowed_raw_embeddings_at_depth_zero_equal_the_concatenation(windowed: Backbone) -> None:
-    start = [windowed.bos_token_id]
-    order = start + CONTEXT + QUESTION
-    expected = windowed.model(torch.tensor([order])).logits[:, -len(QUESTION) :]
-    memory = windowed.embed(torch.tensor([CONTEXT]))
-    result = filled(windowed, 0, torch.tensor([start + QUESTION]), memory)
-    close(windowed.logits(result.prefix[:, 1:]), expected)
 
 
 @pytest.mark.parametrize("inject", range(4))
@@ -371,16 +325,6 @@ def test_windowed_rows_of_a_batch_equal_the_same_rows_alone(
     windowed: Backbone, inject: int
 ) -> None:
     check_rows_of_a_batch(windowed, inject)
-
-
-@pytest.mark.parametrize("inject", [0, 2, 3])
-def test_windowed_attention_of_both_kinds_agrees(windowed_folder: str, inject: int) -> None:
-    results = []
-    for attention in ATTENTION:
-        backbone = open_backbone(windowed_folder, attention=attention)
-        ids = torch.tensor([[backbone.bos_token_id, 50, 60]])
-        results.append(filled(backbone, inject, ids, random_states(backbone, 20)).prefix)
-    close(*results)
 
 
 # Adapters

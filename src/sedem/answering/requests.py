@@ -1,31 +1,44 @@
-"""From a request to the inputs of its answer: its states, blocks and prefix.
+"""From a request to the inputs of its answer: its states, scores, blocks and prefix.
 
-Letters: B questions, Q question tokens, N blocks, K selected blocks, U restored states, E encoder
-width, F features of the confidence.
+Question -> scores -> K blocks -> inputs; `running` decodes the answer from them.
+
+Letters: B questions, Q question tokens, N blocks, K selected blocks, U restored states, P prefix
+tokens, E encoder width, F features of the confidence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 from typing import TypedDict, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from sedem.answering.prompts import with_texts
+from sedem.answering.decoding import question_ids, with_texts
+from sedem.bank import search
+from sedem.bank.file import unknown_document
 from sedem.bank.memory_bank import BankReader
 from sedem.config import Condition
-from sedem.engine.buffers import fill, mask_of
+from sedem.engine.device import Clock, device_lock, fill, mask_of
 from sedem.engine.interface import AnswerInputs, Engine
 from sedem.errors import ConfigError, DataError
-from sedem.guidance.budgets import AUTO, Auto, Budget, blocks_for_mass, is_share, text_count
-from sedem.guidance.confidence import confidence_features
-from sedem.method.pooling import state_mask
+from sedem.guidance.scores import (
+    AUTO,
+    Auto,
+    Budget,
+    blocks_for_mass,
+    confidence_features,
+    is_share,
+    text_count,
+)
+from sedem.method.compressor import state_mask
 from sedem.method.selector import resolve_budget, select
 from sedem.modules import SedemModules
-from sedem.types import check_unicode
+from sedem.types import Citation, check_unicode
 
 
 class Options(TypedDict, total=False):
@@ -87,9 +100,86 @@ class Selection:
     declined: bool = False
 
 
-def pinned(requests: Sequence[Request]) -> list[Request]:
-    """Return the same requests, each with a snapshot of its bank as it is now."""
-    return [replace(request, bank=request.bank.snapshot()) for request in requests]
+@dataclass(frozen=True)
+class Prepared:
+    """A request whose blocks are selected.
+
+    Attributes:
+        request: the question and its bank, as the bank was when the question was encoded.
+        inputs: the inputs of the answer; None if the request is declined.
+        conditioning: number of positions that the upper layers see before the first answer token; 0
+            if the answer is declined.
+    """
+
+    request: Request
+    selection: Selection
+    inputs: AnswerInputs | None
+    conditioning: int
+
+    @cached_property
+    def citations(self) -> tuple[Citation, ...]:
+        """The spans behind the selected blocks, best first."""
+        bank, selection = self.request.bank, self.selection
+        return tuple(
+            bank.citation(index, rank, float(selection.scores[index]))
+            for rank, index in enumerate(selection.ranked, start=1)
+        )
+
+
+@torch.no_grad()
+def prepare(
+    model: SedemModules,
+    engine: Engine,
+    requests: Sequence[Request],
+    limits: Sequence[int],
+    clock: Clock,
+) -> list[Prepared]:
+    """Encode questions, then score and select blocks of their banks; nothing is decoded yet.
+
+    Raises:
+        BankMismatchError: another model made a bank.
+        DataError: a question is empty or too long.
+        ConfigError: K, a forced block, a document or `min_confidence` cannot be used, or an answer
+            has too many positions.
+        UnknownDocumentError: a bank has no document of a requested name.
+    """
+    requests = [replace(request, bank=request.bank.snapshot()) for request in requests]
+    for request in requests:
+        check_min_confidence(model, request)
+        request.bank.check_made_by(model.fingerprint())
+    with device_lock(model.device):
+        to_select = [request for request in requests if request.selection is None]
+        states = None
+        if to_select:
+            states = encode_questions(model, engine, [one.question for one in to_select])
+        clock.lap("encode_ms")
+        # Tokenized while a GPU encodes the questions.
+        chat = model.config.chat_template
+        prompts = [question_ids(model.decoder, request.question, chat=chat) for request in requests]
+        scores = [] if states is None else score_requests(model, to_select, *states)
+        sure = [] if states is None else confidences(model, scores, states[1])
+        known = zip(to_select, scores, sure, strict=True)
+        selected = iter([choose(model, *one) for one in known])
+        selections = [request.selection or next(selected) for request in requests]
+        clock.lap("score_ms")
+    rows = zip(requests, selections, prompts, limits, strict=True)
+    prepared = [_inputs(model, *row) for row in rows]
+    clock.lap("gather_ms")
+    return prepared
+
+
+def _inputs(
+    model: SedemModules, request: Request, selection: Selection, prompt: Sequence[int], limit: int
+) -> Prepared:
+    if selection.declined:
+        return Prepared(request, selection, None, 0)
+    ids_P = prefix_of(model, request, selection, prompt)
+    as_memory = set(selection.memory)
+    by_score = [block for block in selection.ranked if block in as_memory]
+    sizes = restored_sizes(model, request.bank, by_score)
+    check_fits(model, sizes, len(ids_P), limit, len(selection.texts))
+    inputs = inputs_of(request.bank, selection, ids_P)
+    return Prepared(request, selection, inputs, sum(sizes) + len(ids_P))
 
 
 @torch.no_grad()
@@ -147,13 +237,7 @@ def check_min_confidence(model: SedemModules, request: Request) -> None:
 def confidences(
     model: SedemModules, scores: Sequence[Tensor], mask_BQ: Tensor
 ) -> list[float | None]:
-    """Return the probability that a bank has the evidence, for each question.
-
-    Args:
-        model: if it gives no confidence, the result is None for every question.
-        scores: score of every block `[N]` for each question; -inf for non-candidates.
-        mask_BQ: False where a question token is padding.
-    """
+    """Return the probability that a bank has the evidence, for each question."""
     if model.confidence is None:
         return [None] * len(scores)
     rows = zip(scores, mask_BQ.sum(1).tolist(), strict=True)
@@ -165,11 +249,6 @@ def choose(
     model: SedemModules, request: Request, scores_N: Tensor, confidence: float | None = None
 ) -> Selection:
     """Choose the blocks of a request: the K with the best scores, or the forced ones.
-
-    Args:
-        model: its configuration has the default K and the order of blocks.
-        scores_N: score of every block of its bank.
-        confidence: probability that the evidence is in the bank; None if the model gives none.
 
     Raises:
         ConfigError: K is invalid, or a forced block does not exist or is named twice, or both
@@ -215,11 +294,6 @@ def prefix_of(
 def count_blocks(model: SedemModules, k: Budget | None, scores_N: Tensor) -> int:
     """Return the number of blocks that a budget gives for one question.
 
-    Args:
-        model: its guidance and settings decide "auto".
-        k: the budget; None means the model's default.
-        scores_N: score of every block; -inf for non-candidates.
-
     Raises:
         ConfigError: k is not a budget, or it is "auto" and the model has no guidance.
     """
@@ -237,10 +311,6 @@ def count_candidates(scores_N: Tensor) -> int:
 
 def auto_budget(model: SedemModules, k: Budget | None) -> tuple[float, int, int] | None:
     """Return mass, fewest and most blocks of an adaptive budget; None for a fixed budget.
-
-    Args:
-        model: its settings fill what the budget leaves open.
-        k: the budget; None means the model's default.
 
     Raises:
         ConfigError: the model has no guidance.
@@ -305,3 +375,84 @@ def check_fits(
         f"{memory}{prefix:,} prompt tokens and an answer of up to {limit:,} tokens make "
         f"{states + prefix + limit:,} positions, the decoder has {max_positions:,}; {remedy}"
     )
+
+
+def score_requests(
+    model: SedemModules, requests: Sequence[Request], hidden_BQE: Tensor, mask_BQ: Tensor
+) -> list[Tensor]:
+    """Return scores `[N]` for each request, on the CPU; requests to one bank are scored together.
+
+    Args:
+        requests: the requests; blocks of documents that a request leaves out score -inf.
+
+    Raises:
+        ConfigError: the documents of a request cannot be used.
+        UnknownDocumentError: a bank has no document of a requested name.
+    """
+    by_bank: dict[int, list[int]] = {}
+    for row, request in enumerate(requests):
+        by_bank.setdefault(id(request.bank), []).append(row)
+    scores: dict[int, Tensor] = {}
+    for rows in by_bank.values():
+        bank = requests[rows[0]].bank
+        every = any(needs_every_score(model, requests[row]) for row in rows)
+        together = len(rows) == len(requests)
+        asked = (hidden_BQE, mask_BQ) if together else (hidden_BQE[rows], mask_BQ[rows])
+        bank_scores_BN = search.score_questions(model.selector, bank, *asked, every=every)
+        scores |= zip(rows, bank_scores_BN.cpu(), strict=True)
+    return [
+        of_documents(request.bank, request.documents, scores[row])
+        for row, request in enumerate(requests)
+    ]
+
+
+def of_documents(
+    bank: BankReader, documents: Sequence[int | str] | None, scores_N: Tensor
+) -> Tensor:
+    """Return the scores of some documents' blocks; -inf for all other blocks.
+
+    Raises:
+        ConfigError, UnknownDocumentError: as `document_indexes`.
+    """
+    if documents is None:
+        return scores_N
+    wanted = document_indexes(bank, documents)
+    among_N = torch.from_numpy(np.isin(bank.blocks.documents, wanted))
+    return scores_N.masked_fill(~among_N, -torch.inf)
+
+
+def document_indexes(bank: BankReader, documents: Sequence[int | str]) -> list[int]:
+    """Return the indexes of some documents of a bank.
+
+    Raises:
+        ConfigError: no documents are given, or an index is outside the bank.
+        UnknownDocumentError: the bank has no document of a given name.
+    """
+    if not documents:
+        raise ConfigError("documents is empty; give at least one, or leave it out to ask them all")
+    names, wanted = bank.documents.names, set(documents)
+    by_name = {name: index for index, name in enumerate(names) if name in wanted}
+    indexes = []
+    for document in documents:
+        if isinstance(document, str):
+            if document not in by_name:
+                raise unknown_document("the bank", document, names)
+            indexes.append(by_name[document])
+        elif 0 <= document < len(names):
+            indexes.append(document)
+        else:
+            raise ConfigError(
+                f"document {document} was asked for, the bank has {len(names)}, the first is 0"
+            )
+    return indexes
+
+
+def needs_every_score(model: SedemModules, request: Request) -> bool:
+    """Whether an answer depends on more scores than those of a large bank's candidates."""
+    if request.blocks is not None or request.documents is not None or request.ranking:
+        return True
+    auto = auto_budget(model, request.k)
+    if auto is not None:
+        # `blocks_for_mass` uses that many of the best scores.
+        return auto[2] > search.CANDIDATES
+    return resolve_budget(budget_of(model, request.k), len(request.bank)) > search.CANDIDATES

@@ -1,6 +1,8 @@
 """The decoding loop: answers are decoded together while others join and leave, in one thread.
 
-Letters: B rows, J rows that join, V vocabulary.
+A question sends events; the reader of its reply gets them.
+
+Letters: B rows, J rows that join, N blocks, V vocabulary.
 """
 
 from __future__ import annotations
@@ -11,30 +13,160 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 
 import torch
 from torch import Tensor
 
-from sedem.answering.answer import Prepared, prepare, to_answer
-from sedem.answering.decoding import Decoding, Transcript, fetch
-from sedem.answering.prompts import UNANSWERABLE, end_ids
-from sedem.answering.reply import Event, Question, Selected, ThreadReply
-from sedem.answering.requests import Request
-from sedem.backbone.decoder import Backbone
+from sedem.answering.decoding import UNANSWERABLE, Decoding, Transcript, end_ids, fetch
+from sedem.answering.requests import Prepared, Request, count_candidates, prepare
 from sedem.bank.memory_bank import BankReader
 from sedem.engine.device import Clock
 from sedem.engine.interface import WIDE, Engine, Rows
-from sedem.guidance.budgets import Budget
+from sedem.errors import CancelledError, SedemError, UnavailableError
+from sedem.method.selector import select
 from sedem.modules import SedemModules
-from sedem.types import Answer
+from sedem.types import Answer, Citation, Span
 
-USUAL = 60
-"""Number of tokens of the longest question that is rehearsed."""
-STRIDE = 4
-"""Lengths are rehearsed in steps of this many tokens, half the rounding of buffers."""
-WORD = "word"
-"""Repeated and cut to a number of tokens."""
+
+@dataclass(frozen=True)
+class Selected:
+    """What is known of an answer before its first token; the whole answer repeats it.
+
+    Attributes:
+        citations: the spans that condition the answer, best first.
+        documents: index of the document of each citation.
+    """
+
+    citations: tuple[Citation, ...]
+    documents: tuple[int, ...]
+    confidence: float | None
+    declined: bool
+
+    @property
+    def k(self) -> int:
+        """Number of blocks used."""
+        return len(self.citations)
+
+
+Event = Selected | str | Answer | Exception
+"""The blocks of an answer, then pieces of text, then the last event: the whole answer, or the error
+that replaces it. An error may also come alone."""
+
+
+class Question:
+    """A request that waits or is being answered.
+
+    Args:
+        send: gives an event to the reader; called by any thread.
+
+    Attributes:
+        since: when its times start, by `time.perf_counter`.
+        wait_ms: how long it waited in a queue; None if there is none.
+        ended: whether the last event was sent; nothing comes after it.
+    """
+
+    def __init__(self, request: Request, decoding: Decoding, send: Callable[[Event], None]) -> None:
+        self.request, self.decoding = request, decoding
+        self.since = time.perf_counter()
+        self.wait_ms: float | None = None
+        self.selected = self.ended = False
+        self._send = send
+
+    def send(self, event: Event) -> None:
+        """Give an event to the reader, unless the last one was sent."""
+        if self.ended:
+            return
+        if isinstance(event, Selected):
+            if self.selected:  # after a failed joint prefill, a question is tried again alone
+                return
+            self.selected = True
+        elif not isinstance(event, str):
+            self.ended = True  # never back to False: a reader may cancel while text is being sent
+        self._send(event)
+
+    def cancel(self) -> None:
+        """End the question; the scheduler drops it before its next step."""
+        self.send(CancelledError("the question was cancelled"))
+
+
+class Reply:
+    """The reader's end of an answer. Dropping a reply cancels its question.
+
+    Attributes:
+        selected: the blocks of the answer once they were read; None before. They come before the
+            first piece of text.
+        answer: the whole answer once it was read; None before.
+    """
+
+    def __init__(self, cancel: Callable[[], None]) -> None:
+        self.cancel = cancel
+        self.selected: Selected | None = None
+        self.answer: Answer | None = None
+        self._over = False
+
+    def __del__(self) -> None:
+        self.cancel()
+
+    def _piece(self, event: Event) -> str:
+        """Take an event; return its text, which is empty for the blocks and the last event."""
+        if isinstance(event, str):
+            return event
+        if isinstance(event, Selected):
+            self.selected = event
+            return ""
+        self._over = True
+        if isinstance(event, Exception):
+            raise failure(event)
+        self.answer = event
+        return ""
+
+    def _known(self) -> Selected:
+        if self.selected is None:
+            raise CancelledError("the reply was read to its end and no blocks were selected")
+        return self.selected
+
+
+class ThreadReply(Reply, Iterator[str]):
+    """A reply that is read by a thread, piece by piece or at once."""
+
+    def __init__(self, cancel: Callable[[], None], next_event: Callable[[], Event]) -> None:
+        super().__init__(cancel)
+        self._next_event = next_event
+
+    def __next__(self) -> str:
+        while not self._over:
+            if piece := self._piece(self._next_event()):
+                return piece
+        raise StopIteration
+
+    def selection(self) -> Selected:
+        """Wait for the blocks of the answer, before its text."""
+        if self.selected is None and not self._over:
+            self._piece(self._next_event())
+        return self._known()
+
+    def result(self) -> Answer:
+        """Wait for the whole answer."""
+        for _ in self:
+            pass
+        if self.answer is None:
+            raise CancelledError("the reply was read to its end and has no answer")
+        return self.answer
+
+
+def failure(error: Exception) -> SedemError:
+    """Return the error to raise for a reader; unexpected ones become UnavailableError.
+
+    Args:
+        error: the error; returned as it is if it is a SedemError, else the cause of the result.
+    """
+    if isinstance(error, SedemError):
+        return error
+    unavailable = UnavailableError(
+        f"the engine failed before it had the answer ({type(error).__name__}); ask again"
+    )
+    unavailable.__cause__ = error
+    return unavailable
 
 
 @dataclass
@@ -66,12 +198,7 @@ class Running:
 
 
 class RunningAnswers:
-    """The answers in the rows of an engine.
-
-    Args:
-        name: the model's name in the answers.
-        rows: rows that the engine has opened.
-    """
+    """The answers in the rows of an engine."""
 
     def __init__(
         self, model: SedemModules, engine: Engine, name: str, rows: Rows, count: int
@@ -98,8 +225,35 @@ class RunningAnswers:
         Args:
             questions: at most as many as there are free rows.
         """
+        model, device = self.model, self.model.device
+        clocks = [Clock(device, question.since) for question in questions]
+        stages = Clock(device, questions[0].since)  # without `since`, it would wait for the device
+        limits = [question.decoding.max_new_tokens for question in questions]
         try:
-            self._join(questions)
+            requests = [question.request for question in questions]
+            prepared = prepare(model, self.engine, requests, limits, stages)
+            ends = end_ids(model.decoder, chat=model.config.chat_template)
+            joined = [
+                Running(
+                    question,
+                    one,
+                    Transcript(model.decoder.tokenizer, ends, question.decoding),
+                    clock,
+                    stages,
+                    question.decoding.chooser(device),
+                )
+                for question, one, clock in zip(questions, prepared, clocks, strict=True)
+            ]
+            for running in joined:
+                running.question.send(selected(running.prepared))
+            accepted = [running for running in joined if running.prepared.inputs is not None]
+            wide = [running for running in accepted if self._is_wide(running)]
+            self._prefill([running for running in accepted if running not in wide])
+            self._wide.extend(wide)
+            self._start_wide()
+            for running in joined:
+                if running.prepared.inputs is None:
+                    self._decline(running)
         except Exception as error:
             if len(questions) == 1:
                 questions[0].send(error)
@@ -107,38 +261,11 @@ class RunningAnswers:
             for question in questions:
                 self.join([question])
 
-    def _join(self, questions: Sequence[Question]) -> None:
-        model, device = self.model, self.model.device
-        clocks = [Clock(device, question.since) for question in questions]
-        stages = Clock(device, questions[0].since)  # without `since`, it would wait for the device
-        limits = [question.decoding.max_new_tokens for question in questions]
-        requests = [question.request for question in questions]
-        prepared = prepare(model, self.engine, requests, limits, stages)
-        ends = end_ids(model.decoder, chat=model.config.chat_template)
-        joined = [
-            Running(
-                question,
-                one,
-                Transcript(model.decoder.tokenizer, ends, question.decoding),
-                clock,
-                stages,
-                question.decoding.chooser(device),
-            )
-            for question, one, clock in zip(questions, prepared, clocks, strict=True)
-        ]
-        for running in joined:
-            running.question.send(selected(running.prepared))
-        accepted = [running for running in joined if running.prepared.inputs is not None]
-        wide = [running for running in accepted if self._is_wide(running)]
-        self._prefill([running for running in accepted if running not in wide])
-        self._wide.extend(wide)
-        self._start_wide()
-        for running in joined:
-            if running.prepared.inputs is None:
-                with self._only_for(running):
-                    running.clock.mark("ttft_ms")
-                    running.transcript.finish(UNANSWERABLE, "unanswerable")
-                    self._send(running)
+    def _decline(self, running: Running) -> None:
+        with self._only_for(running):
+            running.clock.mark("ttft_ms")
+            running.transcript.finish(UNANSWERABLE, "unanswerable")
+            self._send(running)
 
     def _is_wide(self, running: Running) -> bool:
         independent = self.model.config.block_context == "independent"
@@ -248,10 +375,6 @@ def turns(
 ) -> Generator[None, None, None]:
     """Answer questions in the calling thread; rows refill once half of them are free.
 
-    Args:
-        name: the model's name in the answers.
-        questions: in the order in which they join.
-
     Yields:
         After each turn: some questions joined, and one token of every answer.
     """
@@ -281,15 +404,7 @@ def answer_all(
 ) -> list[Answer]:
     """Answer requests in the calling thread; they may differ in bank, K and length.
 
-    Args:
-        name: the model's name in the answers.
-
-    Raises:
-        BankMismatchError: another model made a bank.
-        DataError: a question is empty or too long.
-        ConfigError: K, a forced block, a document or `min_confidence` cannot be used, or an answer
-            has too many positions.
-        UnknownDocumentError: a bank has no document of a requested name.
+    The first error ends all of them; `prepare` lists them.
     """
     answers: dict[int, Answer] = {}
     errors: list[Exception] = []
@@ -331,25 +446,32 @@ def stream(
     return ThreadReply(answering.close, next_event)
 
 
-def rehearse(
-    model: SedemModules, engine: Engine, name: str, bank: BankReader, k: Budget | None, limit: int
-) -> None:
-    """Answer questions of every usual length, each up to its second token.
+def to_answer(
+    name: str, prepared: Prepared, transcript: Transcript, timings: dict[str, float]
+) -> Answer:
+    """Make an answer with the spans that conditioned it."""
+    request, selection = prepared.request, prepared.selection
+    assert transcript.finish_reason is not None
+    return Answer(
+        text=transcript.text,
+        citations=prepared.citations,
+        k=len(prepared.citations),
+        blocks=len(request.bank),
+        timings=dict(timings),
+        finish_reason=transcript.finish_reason,
+        model=name,
+        cut=transcript.cut(),
+        conditioning=prepared.conditioning,
+        stored_bytes=request.bank.memory_bytes,
+        context_tokens=request.bank.tokens,
+        confidence=selection.confidence,
+        ranking=ranking(request.bank, selection.scores) if request.ranking else None,
+        answer_tokens=len(transcript.ids),
+    )
 
-    Args:
-        bank: the bank that will be asked.
-        k: number of blocks; None means the model's default.
-        limit: token limit of answers, which decides how large the buffers are.
-    """
-    for question in _usual_questions(model.encoder):
-        asked = Question(Request(bank, question, k), Decoding(limit), lambda _: None)
-        with closing(turns(model, engine, name, [asked])) as answering:
-            for _ in islice(answering, 2):  # the second token comes from a step
-                pass
 
-
-def _usual_questions(encoder: Backbone) -> Iterator[str]:
-    text = " ".join([WORD] * (USUAL + STRIDE))
-    ends = [end for _, end in encoder.tokenize([text], offsets=True)["offset_mapping"][0]]
-    for count in range(1, USUAL + STRIDE, STRIDE):
-        yield text[: ends[count - 1]]
+def ranking(bank: BankReader, scores_N: Tensor) -> tuple[Span, ...]:
+    """Return the span behind every block that could be selected, best score first."""
+    ranked = select(scores_N, count_candidates(scores_N)).tolist()
+    blocks = [bank.blocks[index] for index in ranked]
+    return tuple((bank.documents.name(b.document), b.start, b.end) for b in blocks)

@@ -18,8 +18,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing, suppress
 from functools import partial
+from itertools import islice
 from math import ceil
 from queue import SimpleQueue
 from threading import Condition, Thread
@@ -29,11 +31,21 @@ from typing import Self
 import torch
 
 from sedem.answering.decoding import GREEDY, Decoding
-from sedem.answering.reply import AsyncReply, Event, Question, ThreadReply
 from sedem.answering.requests import Request
-from sedem.answering.running import RunningAnswers
+from sedem.answering.running import (
+    Event,
+    Question,
+    Reply,
+    RunningAnswers,
+    Selected,
+    ThreadReply,
+    turns,
+)
+from sedem.backbone.decoder import Backbone
+from sedem.bank.memory_bank import BankReader
 from sedem.engine.interface import Engine
 from sedem.errors import ConfigError, QueueFullError, UnavailableError
+from sedem.guidance.scores import Budget
 from sedem.modules import SedemModules
 from sedem.types import Answer
 
@@ -45,13 +57,18 @@ LAST = 64
 """Number of recent questions that set the pace of a queue."""
 MOST = 60
 """Longest wait to suggest, in seconds."""
+USUAL = 60
+"""Number of tokens of the longest question that is rehearsed."""
+STRIDE = 4
+"""Lengths are rehearsed in steps of this many tokens, half the rounding of buffers."""
+WORD = "word"
+"""Repeated and cut to a number of tokens."""
 
 
 class Scheduler:
     """Answers questions as they come, in the rows of one running batch.
 
     Args:
-        name: the model's name in the answers.
         rows: the most answers at once; None means as many as the engine runs efficiently.
         waiting: the most questions that wait for a row.
 
@@ -256,6 +273,33 @@ class Scheduler:
             question.send(error)
 
 
+class AsyncReply(Reply, AsyncIterator[str]):
+    """A reply that is read in an event loop."""
+
+    def __init__(self, cancel: Callable[[], None], events: asyncio.Queue[Event]) -> None:
+        super().__init__(cancel)
+        self._events = events
+
+    async def __anext__(self) -> str:
+        while not self._over:
+            if piece := self._piece(await self._next_event()):
+                return piece
+        raise StopAsyncIteration
+
+    async def selection(self) -> Selected:
+        """Wait for the blocks of the answer, before its text."""
+        if self.selected is None and not self._over:
+            self._piece(await self._next_event())
+        return self._known()
+
+    async def _next_event(self) -> Event:
+        try:
+            return await self._events.get()
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+
+
 class Pace:
     """Estimates how fast a queue drains, to tell rejected callers when to retry."""
 
@@ -275,3 +319,26 @@ class Pace:
         times = self._times
         passed = time.monotonic() - times[0]
         return min(max(ceil(count * passed / max(len(times) - 1, 1)), 1), MOST)
+
+
+def rehearse(
+    model: SedemModules, engine: Engine, name: str, bank: BankReader, k: Budget | None, limit: int
+) -> None:
+    """Answer questions of every usual length, each up to its second token.
+
+    Args:
+        k: number of blocks; None means the model's default.
+        limit: token limit of answers, which decides how large the buffers are.
+    """
+    for question in _usual_questions(model.encoder):
+        asked = Question(Request(bank, question, k), Decoding(limit), lambda _: None)
+        with closing(turns(model, engine, name, [asked])) as answering:
+            for _ in islice(answering, 2):  # the second token comes from a step
+                pass
+
+
+def _usual_questions(encoder: Backbone) -> Iterator[str]:
+    text = " ".join([WORD] * (USUAL + STRIDE))
+    ends = [end for _, end in encoder.tokenize([text], offsets=True)["offset_mapping"][0]]
+    for count in range(1, USUAL + STRIDE, STRIDE):
+        yield text[: ends[count - 1]]

@@ -40,8 +40,6 @@ def read_chat_template(
     """Run a chat template once; thinking is off if it supports `enable_thinking`.
 
     Args:
-        tokenizer: has the template.
-        name: folder or hub id of the backbone, for messages.
         start: the start token, which comes before the template, once.
         ends: tokens that also end an answer without a template.
 

@@ -1,21 +1,28 @@
 """A Hugging Face decoder with its tokenizer; any range of its layers can be run on its own.
 
+transformers and PEFT are imported only when used: importing them takes longer than opening a small
+model.
+
 Letters: B batch, P positions of one call, D width, V vocabulary.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sedem.backbone.chat_template import ChatTemplate, read_chat_template
-from sedem.backbone.lora import LoraModel
 from sedem.backbone.masks import KeyAxis
-from sedem.backbone.safetensors import weights_digest
+from sedem.backbone.safetensors import check_weights, load_weights, save_tensors, weights_digest
 from sedem.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,15 +44,19 @@ EAGER_FAMILIES = (
 ATTENTION = ("sdpa", "eager")
 SINK_FAMILIES = ("gpt_oss",)
 """Layouts whose softmax has one extra logit, a trained sink, which SDPA does not support."""
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+LORA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj"]
+JOINED = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj"),
+    **dict.fromkeys(("gate_proj", "up_proj"), "gate_up_proj"),
+}
+"""The joined matrix that contains each one, in layouts that join several (Phi-3)."""
 
 
-class Backbone(LoraModel):
+class Backbone(nn.Module):
     """A decoder whose layers can be run one by one, and its tokenizer.
 
     Args:
-        model: the causal language model.
-        tokenizer: its fast tokenizer.
-        name: folder or hub id it was opened from.
         revision: hub revision; None for the newest one or for a folder.
 
     Raises:
@@ -60,7 +71,11 @@ class Backbone(LoraModel):
         revision: str | None = None,
     ) -> None:
         _check_layout(model, tokenizer, name)
-        super().__init__(model.eval().requires_grad_(False))
+        super().__init__()
+        self.model = model.eval().requires_grad_(False)
+        # Adapters of the layers after this many are merged; the original weights are gone.
+        self.merged_from: int | None = None
+        self._adapters_off = False
         self.tokenizer = tokenizer
         self.name = name
         self.revision = revision
@@ -154,7 +169,6 @@ class Backbone(LoraModel):
             last: number of layers that have run after it. For last < depth, the result is Hugging
                 Face's `hidden_states[last]`; its final entry is after the final norm, this result
                 never is.
-            positions_BP: rotary positions.
             valid_BP: False where a position is padding; required with `keys`.
             keys: the columns that attention sees, including those of this call. None means causal
                 attention over this call only; padding must then be on the right.
@@ -210,9 +224,6 @@ class Backbone(LoraModel):
         """Let torch.compile fuse each layer at its first call; weight names do not change.
 
         Batch shapes vary, so they are compiled as dynamic. Calling it again does nothing.
-
-        Args:
-            backend: backend of torch.compile.
         """
         for layer in self.model.get_decoder().layers:
             if layer._compiled_call_impl is None:
@@ -275,6 +286,112 @@ class Backbone(LoraModel):
         if not self.model.config.tie_word_embeddings:
             self.model.set_output_embeddings(None)
 
+    # Adapters
+
+    @property
+    def has_lora(self) -> bool:
+        """Whether adapters are attached."""
+        return bool(getattr(self.model, "peft_config", None))
+
+    def add_lora(
+        self,
+        rank: int,
+        alpha: int,
+        targets: Sequence[str] = LORA_TARGETS,
+        dropout: float = 0.0,
+    ) -> None:
+        """Attach adapters, W' = W + (alpha / r) A B, to matrices of every layer (equation 15).
+
+        Appendix Trainable Parameters.
+
+        Args:
+            targets: names of the matrices; the query, key, value and output projections by default.
+                The name of a part of a joined matrix means the joined matrix.
+            dropout: share of the adapters' inputs that is dropped in training.
+
+        Raises:
+            ConfigError: a layer has no such matrix, such as with experts instead of an MLP.
+        """
+        from peft import LoraConfig
+
+        layers = self.model.get_decoder().layers
+        own = Counter(name.rpartition(".")[2] for name, _ in layers.named_modules())
+        present = [name if own[name] else JOINED.get(name, name) for name in targets]
+        for target, name in zip(targets, present, strict=True):
+            if own[name] < len(layers):
+                raise ConfigError(
+                    f"adapters are to be on '{target}', but {len(layers) - own[name]} of "
+                    f"{len(layers)} layers have no such matrix (experts hold theirs together); "
+                    f"give some of {', '.join(LORA_TARGETS)}"
+                )
+        self.model.add_adapter(
+            LoraConfig(
+                r=rank,
+                lora_alpha=alpha,
+                target_modules=list(dict.fromkeys(present)),
+                lora_dropout=dropout,
+                bias="none",
+            )
+        )
+        for name, parameter in self.model.named_parameters():
+            if "lora_" in name:
+                parameter.data = parameter.data.float()
+
+    def lora_parameters(self) -> list[nn.Parameter]:
+        """The adapters' factors A and B."""
+        return [p for n, p in self.model.named_parameters() if "lora_" in n]
+
+    @contextmanager
+    def without_lora(self) -> Iterator[None]:
+        """Run only the frozen weights inside the `with` block, as the encoder must."""
+        from peft.tuners.tuners_utils import BaseTunerLayer
+
+        adapted = (m for m in self.model.modules() if isinstance(m, BaseTunerLayer))
+        layers = [layer for layer in adapted if not layer.disable_adapters]
+        trainable = [p for p in self.lora_parameters() if p.requires_grad]
+        for layer in layers:
+            layer.enable_adapters(False)
+        outermost, self._adapters_off = not self._adapters_off, True
+        try:
+            yield
+        finally:
+            self._adapters_off = not outermost
+            for layer in layers:
+                layer.enable_adapters(True)
+            # PEFT marks every factor trainable when it enables adapters.
+            for parameter in self.lora_parameters():
+                parameter.requires_grad_(False)
+            for parameter in trainable:
+                parameter.requires_grad_(True)
+
+    def save_lora(self, folder: Path, base: str, dtype: torch.dtype = torch.float32) -> None:
+        """Write the adapters in PEFT's layout."""
+        from peft import get_peft_model_state_dict
+
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = get_peft_model_state_dict(self.model)
+        save_tensors(
+            {n: t.to(dtype).contiguous() for n, t in weights.items()}, folder / ADAPTER_WEIGHTS
+        )
+        config = copy(self.model.peft_config["default"])
+        config.base_model_name_or_path = base
+        # PEFT holds a set, whose order differs from run to run.
+        config.target_modules = sorted(config.target_modules)
+        config.save_pretrained(str(folder))
+
+    def load_lora(self, folder: Path) -> None:
+        """Read adapters into those that `add_lora` attached.
+
+        Raises:
+            CheckpointError: a file is missing or a factor is missing, extra or of another shape.
+        """
+        from peft import get_peft_model_state_dict, set_peft_model_state_dict
+
+        weights = load_weights(folder / ADAPTER_WEIGHTS)
+        expected = get_peft_model_state_dict(self.model)
+        check_weights(expected, weights, str(folder / ADAPTER_WEIGHTS))
+        set_peft_model_state_dict(self.model, weights)
+
 
 def tokenizer_description(tokenizer: PreTrainedTokenizerBase) -> str:
     """Everything that determines how a tokenizer splits text, as JSON."""
@@ -287,10 +404,6 @@ def tokenizer_description(tokenizer: PreTrainedTokenizerBase) -> str:
 
 def check_family(model_type: str, name: str) -> None:
     """Refuse a layout whose layers sedem cannot run one by one.
-
-    Args:
-        model_type: the layout, as config.json names it.
-        name: folder or hub id, for the message.
 
     Raises:
         ConfigError: the layout is not supported; the message lists those that are.
@@ -334,3 +447,23 @@ def _eos_token_id(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, na
     raise ConfigError(
         f"backbone '{name}' has no end token, so no answer would end; set one in its config.json"
     )
+
+
+def check_compiler(device: torch.device | str, needed_by: str) -> None:
+    """Compile a trivial function, so that a missing compiler is reported before any work is done.
+
+    Args:
+        device: what the code would be compiled for.
+        needed_by: the setting or method that requires it, for the message.
+
+    Raises:
+        ConfigError: nothing can be compiled.
+    """
+    try:
+        torch.compile(torch.neg)(torch.ones(1, device=device))
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"{needed_by} needs torch.compile, but nothing can be compiled on this machine "
+            f"({reason}); install a C++ compiler, or leave {needed_by} out"
+        ) from None

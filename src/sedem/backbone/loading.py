@@ -16,11 +16,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from sedem.backbone import bars
 from sedem.backbone.decoder import ATTENTION, SINK_FAMILIES, Backbone, check_family
 from sedem.backbone.light import open_light
-from sedem.backbone.safetensors import INT8_FILE, check_weights, read_int8
-from sedem.backbone.sizes import check_layers, check_sizes
+from sedem.backbone.safetensors import (
+    INT8_FILE,
+    check_layers,
+    check_sizes,
+    check_weights,
+    read_int8,
+)
 from sedem.config import CONFIG_FILE
 from sedem.errors import CheckpointError, ConfigError, SedemError, first_line
 from sedem.untrusted import DOCUMENT_BYTES, check_file, exists, is_folder, read_json
@@ -37,12 +41,17 @@ SLACK = 10**7
 """Number of missing weights in a small backbone that are not refused by count alone."""
 
 
+_bars_hidden = False
+
+
+def hide_bars() -> None:
+    """Hide transformers' own progress bars from now on; this does not import transformers."""
+    global _bars_hidden
+    _bars_hidden = True
+
+
 def read_config(name: str, revision: str | None = None) -> PretrainedConfig:
     """Read the configuration of a backbone; no code that comes with it runs.
-
-    Args:
-        name: folder or hub id.
-        revision: hub revision.
 
     Raises:
         ConfigError: the backbone needs custom code, or a size is not allowed.
@@ -64,10 +73,6 @@ def read_config(name: str, revision: str | None = None) -> PretrainedConfig:
 def read_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenizerBase:
     """Read the tokenizer of a backbone; no code that comes with it runs.
 
-    Args:
-        name: folder or hub id.
-        revision: hub revision.
-
     Raises:
         ConfigError: the tokenizer needs custom code.
         CheckpointError: its files cannot be read.
@@ -83,10 +88,6 @@ def read_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenize
 
 def empty_model(config: PretrainedConfig, **options: Any) -> PreTrainedModel:
     """Build a model with fresh weights; no code that its configuration names runs.
-
-    Args:
-        config: shape of the model.
-        options: dtype and attn_implementation.
 
     Raises:
         ConfigError: the model needs custom code, or its settings do not fit together.
@@ -118,10 +119,6 @@ def open_backbone(
     Experts in MXFP4 are converted to `dtype`, in which all layers run and train.
 
     Args:
-        name: folder or hub id.
-        revision: hub revision.
-        dtype: type of weights and hidden states.
-        device: where to put the weights.
         attention: "sdpa" or "eager"; a layout whose attention has sinks is always opened with
             "eager".
         light: whether only a fused engine will run it; int8 rows of the plain Llama layout are then
@@ -187,7 +184,10 @@ def _from_pretrained(
 ) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
 
-    bars.pass_on()
+    if _bars_hidden:
+        from transformers.utils.logging import disable_progress_bar
+
+        disable_progress_bar()
     _check_format(name)
     with _reporting_damage("weights", name):
         plain = {key: value for key, value in options.items() if key != "quantization_config"}

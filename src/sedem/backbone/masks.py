@@ -71,7 +71,6 @@ class KeyAxis:
         anything to attend to would be NaN.
 
         Args:
-            positions_BP: positions that attend.
             valid_BP: False where such a position is padding.
             window: number of positions that a layer attends to; None for all earlier ones.
             block_BP: block of each of these positions, -1 for text; None if all are text.
@@ -95,8 +94,6 @@ class KeyAxis:
         """Return what attention adds to its logits `[B, P, K]`.
 
         Args:
-            visible_BPK: from `visible_to`.
-            dtype: type of the result.
             hidden: value where a column is not visible.
             block_BP: as for `visible_to`.
         """

@@ -1,4 +1,8 @@
-"""Read, check and write safetensors files of weights, and convert weights to int8 and back."""
+"""Read, check and write safetensors files of weights, and convert weights to int8 and back.
+
+The sizes in a config.json are checked too, since they determine the memory that is allocated before
+any weight is read.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +12,66 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Annotated, Any
 
 import torch
+from pydantic import BaseModel, Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sedem.backbone.sizes import check_layers
-from sedem.errors import CheckpointError, first_line
+from sedem.errors import CheckpointError, ConfigError, first_line
 from sedem.quantization import quantize
 from sedem.untrusted import check_file
+from sedem.validation import WholeAbove0, WidthAbove0, explain
 
 INT8_FILE = "model.int8.safetensors"
 PIECE = 2**24
 """Values that one thread hashes at a time."""
+MOST_LAYERS = 1000
+LARGEST_SIZE = 2**22
+"""Limits of a backbone's layers, and of its vocabulary and the width of its MLPs."""
+
+Layers = Annotated[WidthAbove0, Field(le=MOST_LAYERS)]
+Inner = Annotated[WholeAbove0, Field(le=LARGEST_SIZE)]
+
+
+class Sizes(BaseModel):
+    """The sizes of any layout; a file may lack some."""
+
+    num_hidden_layers: Layers | None = None
+    hidden_size: WidthAbove0 | None = None
+    intermediate_size: Inner | None = None
+    vocab_size: Inner | None = None
+    num_attention_heads: WidthAbove0 | None = None
+    num_key_value_heads: WidthAbove0 | None = None
+    head_dim: WidthAbove0 | None = None
+    max_position_embeddings: WholeAbove0 | None = None
+
+
+def check_sizes(entries: Any, source: str) -> None:
+    """Refuse sizes that no model has.
+
+    Raises:
+        ConfigError: a size is not a whole number above 0, or is too large.
+    """
+    try:
+        Sizes.model_validate(entries)
+    except ValidationError as error:
+        raise ConfigError(explain(error, f"'{source}'", Sizes)) from None
+
+
+def check_layers(layers: int, tensors: int, source: str) -> None:
+    """Refuse more layers than there are tensors, because building them would take long.
+
+    Raises:
+        CheckpointError: there are more layers than tensors.
+    """
+    if layers > tensors:
+        raise CheckpointError(
+            f"'{source}' does not fit its config.json: that has {layers:,} layers, the weights are "
+            f"{tensors:,} tensors"
+        )
 
 
 def save_tensors(
@@ -59,11 +109,6 @@ def dequantize_int8(
 ) -> dict[str, Tensor]:
     """The inverse of `quantize_int8` up to its rounding.
 
-    Args:
-        quantized: rows and scales by name.
-        dtype: type of the result.
-        source: file that the weights are from, for the message.
-
     Raises:
         CheckpointError: a matrix has no scale.
     """
@@ -85,12 +130,6 @@ def dequantize_int8(
 
 def read_int8(path: Path, dtype: torch.dtype, *, layers: int, tied: bool) -> dict[str, Tensor]:
     """Read a backbone that is stored as int8 rows.
-
-    Args:
-        path: the file.
-        dtype: type of the result.
-        layers: number of layers in its config.json.
-        tied: whether its output head is its embedding.
 
     Raises:
         CheckpointError: the file cannot be read, or has fewer tensors than there are layers.
@@ -123,11 +162,6 @@ def load_weights(path: Path) -> dict[str, Tensor]:
 def check_weights(expected: Mapping[str, Tensor], given: Mapping[str, Tensor], source: str) -> None:
     """Refuse weights that are missing, extra or of another shape, so that none stays random.
 
-    Args:
-        expected: weights of the model.
-        given: weights of the file.
-        source: the file, for the message.
-
     Raises:
         CheckpointError: they differ; the message has the first name and both shapes.
     """
@@ -155,8 +189,6 @@ def weights_digest(
     Pieces of the tensors are hashed in parallel, with one thread per core.
 
     Args:
-        weights: tensors by name.
-        text: hashed with them.
         dtype: type that values are rounded to first; None hashes every byte as it is.
     """
     digest = hashlib.sha256(text.encode())

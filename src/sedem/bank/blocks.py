@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sedem.errors import DataError
-from sedem.method.pooling import slot_tokens
+from sedem.method.compressor import slot_tokens
 from sedem.method.segments import Segments
 
 SCAN = 256

@@ -17,7 +17,7 @@ from sedem.backbone.decoder import Backbone
 from sedem.baselines.full_context import FullContext, text_bytes
 from sedem.baselines.paragraphs import Paragraph, split, split_notes
 from sedem.engine.device import Clock
-from sedem.guidance.budgets import Budget
+from sedem.guidance.scores import Budget
 from sedem.method.selector import resolve_budget
 from sedem.types import Answer, Document
 

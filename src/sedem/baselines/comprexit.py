@@ -39,7 +39,7 @@ from sedem.baselines.soft_prompt import (
     run_soft_prompts,
 )
 from sedem.baselines.trained import CompressedContext, TrainedReader
-from sedem.method.pooling import pool, slot_tokens
+from sedem.method.compressor import pool, slot_tokens
 from sedem.validation import NumberAbove0, Share, WholeAbove0, WidthAbove0
 
 ENCODED_TOGETHER = 16

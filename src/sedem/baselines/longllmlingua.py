@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache
 
-from sedem.answering.prompts import SEPARATOR, question_ids
+from sedem.answering.decoding import SEPARATOR, question_ids
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.masks import KeyAxis
 from sedem.baselines.full_context import FullContext, text_bytes

@@ -28,8 +28,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PretrainedConfig
 
-from sedem.answering.decoding import Decoding
-from sedem.answering.prompts import SEPARATOR, question_ids
+from sedem.answering.decoding import SEPARATOR, Decoding, question_ids
 from sedem.backbone.decoder import Backbone
 from sedem.baselines.full_context import free_positions
 from sedem.baselines.full_context_tuned import FullContextTuned, FullContextTunedConfig

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import AfterValidator, BeforeValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from sedem.backbone.lora import LORA_TARGETS
+from sedem.backbone.decoder import LORA_TARGETS
 from sedem.config import CONFIG_FILE
 from sedem.errors import CheckpointError, ConfigError
 from sedem.method.selector import resolve_budget

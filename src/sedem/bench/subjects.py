@@ -33,9 +33,8 @@ from sedem.bench.plan import FULL, Plan
 from sedem.checkpoint.folder import locate, open_backbones
 from sedem.checkpoint.portable import BACKBONE
 from sedem.config import DEFAULT_MODEL
-from sedem.engine.interface import BlockSource
 from sedem.engine.kept import Kept, KeptBudget
-from sedem.engine.open import open_engine
+from sedem.engine.static import open_engine
 from sedem.engine.warming import keeping_engine
 from sedem.errors import ConfigError
 from sedem.evaluation.config import MethodSettings
@@ -112,7 +111,7 @@ class WarmSedem(BoundSedem):
         return every_block_bytes(keeping_engine(self.model.engine).kept, memory)
 
 
-def every_block_bytes(kept: Kept, source: BlockSource) -> int:
+def every_block_bytes(kept: Kept, source: BankReader) -> int:
     """Bytes of the keys and values of all blocks, whether they are computed or not."""
     return sum(kept.entry_bytes(n) for n in kept.walk.sizes(source, range(len(source))))
 

@@ -108,7 +108,7 @@ def bench(
 ) -> None:
     """Measure the speed and memory of methods."""
     chosen_k = budget(k)
-    from sedem.backbone.bars import hide_bars
+    from sedem.backbone.loading import hide_bars
     from sedem.bench.command import notes, run_bench
     from sedem.bench.plan import Plan
 

@@ -44,7 +44,7 @@ def init(
     It keeps the state of every token as it is, so its banks are large, and its answers are no
     better than the backbone. Training can start from it.
     """
-    from sedem.backbone.bars import hide_bars
+    from sedem.backbone.loading import hide_bars
     from sedem.checkpoint.folder import write
     from sedem.checkpoint.untrained import untrained
 
@@ -109,7 +109,7 @@ def calibrate(
     Give questions that the model was trained on, or others that no evaluation uses. The last
     quarter is not fitted to; the figures are measured on it.
     """
-    from sedem.backbone.bars import hide_bars
+    from sedem.backbone.loading import hide_bars
     from sedem.checkpoint.folder import copy_with_part, locate
     from sedem.data.question_sets import open_examples
     from sedem.evaluation.run import sample

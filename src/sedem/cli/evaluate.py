@@ -118,7 +118,7 @@ def evaluate(
         "checkpoint": model or default_checkpoint(method),
     }
     config = EvaluationConfig.from_entries(entries, "sedem eval")
-    from sedem.backbone.bars import hide_bars
+    from sedem.backbone.loading import hide_bars
     from sedem.evaluation.command import run_evaluation
 
     hide_bars()

@@ -122,7 +122,7 @@ def parse_options(entries: Sequence[str] | None) -> dict[str, Any]:
 
 def open_model(name: str, engine: str = "auto", weights: str = "full") -> SeDeM:
     """Open a model without a progress bar for its weights."""
-    from sedem.backbone.bars import hide_bars
+    from sedem.backbone.loading import hide_bars
     from sedem.model import SeDeM
 
     hide_bars()

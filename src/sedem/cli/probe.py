@@ -56,7 +56,7 @@ def probe(
 
     from transformers.utils.logging import set_verbosity_error
 
-    from sedem.backbone.bars import hide_bars
+    from sedem.backbone.loading import hide_bars
     from sedem.training.probe import PICTURE, ProbeSettings, draw, read_documents
     from sedem.training.probe import probe as run
 

@@ -23,15 +23,14 @@ import torch
 from torch import Tensor
 
 from sedem.backbone.masks import KeyAxis
-from sedem.engine.buffers import Pool, Replay, Shape, Upload, fill, fill_lengths
-from sedem.engine.fused import FusedDecoder
+from sedem.engine.device import Pool, Replay, Shape, Upload, fill, fill_lengths
+from sedem.engine.fused import FusedDecoder, biases_of, in_reading_order, run_layers
 from sedem.engine.interface import AnswerInputs
 from sedem.engine.kept import Kept
-from sedem.engine.layers import biases_of, in_reading_order, run_layers
 from sedem.errors import ConfigError
 from sedem.guidance.independent import prefix_positions
+from sedem.method.compressor import state_mask
 from sedem.method.injection import positions
-from sedem.method.pooling import state_mask
 
 
 @dataclass(frozen=True)
@@ -147,20 +146,13 @@ class StaticCache:
         return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
 
     def store_memory(self, row: int, column: int, block: Tensor) -> None:
-        """Copy keys and values `[L, 2, heads, P, H]` of a block into columns of memory.
-
-        Args:
-            block: keys and values of every layer.
-        """
+        """Copy keys and values `[L, 2, heads, P, H]` of a block into columns of memory."""
         columns = slice(column, column + block.shape[-2])
         self.keys[:, row, :, columns] = block[:, 0]
         self.values[:, row, :, columns] = block[:, 1]
 
     def extend(self, positions_B1: Tensor, *, biased: bool = False) -> KeyAxis:
         """Make each row's next column valid; `advance` moves on to the one after it.
-
-        Args:
-            biased: whether queries add `bias`.
 
         Returns:
             The axis of all columns.
@@ -205,9 +197,6 @@ class StaticCache:
 class StaticBatch:
     """The buffers of one batch, and the prefill and step that run in them.
 
-    Args:
-        graph: whether to capture prefill and step as CUDA graphs.
-
     Attributes:
         upload: holds all host inputs of a prefill, `slots` to `prefix_valid`.
         slots: memory of each row `[B, W, D]`.
@@ -219,8 +208,6 @@ class StaticBatch:
         ids: the tokens of a step `[B]`.
         next_position: position of the next token `[B]`.
         logits: after the prefill or the last step `[B, V]`.
-        lower: cache of the layers below injection.
-        upper: cache of the layers above it.
         used: 1 for a row in use, 0 for an empty one `[B]`. An empty row also runs, but no other row
             sees it.
         text: number of text columns that each row in use has filled, counted on the host.
@@ -300,7 +287,6 @@ class StaticBatch:
         """Continue rows of another batch.
 
         Args:
-            other: a batch whose rows fit into this one.
             rows: the row of `other` for each row of this batch that continues one.
         """
         for row, other_row in rows.items():
@@ -354,11 +340,7 @@ class StaticBatch:
         self._load_blocks(rows, [[real_KU.shape[1]] * len(real_KU) for real_KU in real])
 
     def _load_blocks(self, rows: Sequence[AnswerInputs], sizes: Sequence[Sequence[int]]) -> None:
-        """Load the block number and score of each state, where they matter.
-
-        Args:
-            sizes: number of states of each block of each row.
-        """
+        """Load the block number and score of each state, where they matter."""
         if self._together:
             return
         repeats = [torch.tensor(row, dtype=torch.long) for row in sizes]
@@ -450,10 +432,6 @@ class StaticBatch:
 
 class IndependentBatch(StaticBatch):
     """The buffers of one batch with independent blocks; see `StaticBatch`.
-
-    Args:
-        kept: provides keys and values of blocks.
-        graph: whether to capture prefill and step as CUDA graphs.
 
     Attributes:
         memory_positions: position of each restored state within its block `[B, U]`, from 1.

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sedem.engine.layers import FusedLayer
+from sedem.engine.fused import FusedLayer
 
 VARIANTS = 64
 """Limit of compiled forms of one function: by type, by one or more rows and positions, by sliding
@@ -24,7 +24,7 @@ window, and so on. Beyond it, torch raises an error."""
 
 
 GPU_MODE = "max-autotune-no-cudagraphs"
-"""On a GPU, kernels are chosen by timing. `buffers.Replay` captures the graphs."""
+"""On a GPU, kernels are chosen by timing. `device.Replay` captures the graphs."""
 
 
 @dataclass(frozen=True)

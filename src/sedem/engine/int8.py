@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from sedem.engine.fused import FusedDecoder
-from sedem.engine.layers import MATRICES, FusedLayer
+from sedem.engine.fused import MATRICES, FusedDecoder, FusedLayer
 from sedem.errors import ConfigError
 from sedem.quantization import quantize
 
@@ -28,10 +27,6 @@ class Int8Matrix(nn.Module):
 
     Each state has its own scale and sums are whole numbers, so the rows of a batch do not affect
     each other.
-
-    Args:
-        weight: `[N, M]`.
-        bias: `[N]`, or None.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -63,11 +58,7 @@ class Int8Matrix(nn.Module):
 
 @dataclass(frozen=True)
 class Int8Layer(FusedLayer):
-    """A fused layer that runs int8 matrices; it also holds the exact ones.
-
-    Attributes:
-        rows: int8 matrices by name.
-    """
+    """A fused layer that runs int8 matrices; it also holds the exact ones."""
 
     rows: dict[str, Int8Matrix]
 
@@ -91,14 +82,6 @@ def int8_steps(decoder: FusedDecoder) -> FusedDecoder:
     head = Int8Matrix(weight, bias)
     layers: list[FusedLayer] = [_with_rows(layer) for layer in decoder.layers]
     return replace(decoder, steps=replace(decoder, layers=layers, head=head))
-
-
-def replaced_matrices(decoder: FusedDecoder) -> list[Tensor]:
-    """The exact matrices that steps replace by others; empty if steps run all of them."""
-    if decoder.steps is None:
-        return []
-    matrices = [getattr(layer, name) for layer in decoder.layers for name in MATRICES]
-    return [*matrices, decoder.head.get_parameter("weight")]
 
 
 def step_bytes(decoder: FusedDecoder) -> int:

@@ -9,7 +9,7 @@ answers share rows, which each begin and end on their own:
         logits = rows.step(tokens)                         # one more token of each row in use
         rows.leave(row)                                    # the row is free again
 
-`eager.Eager` is the reference, `static.Static` the fast path; `open.open_engine` opens either.
+`eager.Eager` is the reference, `static.Static` the fast path; `static.open_engine` opens either.
 
 Letters: B batch, T tokens, K selected blocks, J slots per block, P prefix tokens, E encoder width,
 D decoder width, V vocabulary, X extraction layers.
@@ -24,6 +24,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from sedem.bank.memory_bank import BankReader
+
 Step = Callable[[Tensor], Tensor]
 """Runs one token of each row `[B]` and returns the logits after it `[B, V]`."""
 
@@ -31,34 +33,17 @@ WIDE = 4096
 """Number of restored states from which a row of independent blocks has its buffers to itself."""
 
 
-class BlockSource(Protocol):
-    """An unchanging snapshot of a bank, as engines see it."""
-
-    def __len__(self) -> int:
-        """Number of blocks."""
-        ...
-
-    def memory(self, indices: Sequence[int]) -> Tensor:
-        """Memory of some blocks `[K, J, D]`, in the order of `indices`."""
-        ...
-
-    def slot_tokens(self, indices: Sequence[int]) -> Tensor:
-        """Number of real tokens behind each slot of some blocks `[K, J]`."""
-        ...
-
-
 @dataclass(frozen=True)
 class AnswerInputs:
     """The inputs for answering one question.
 
     Attributes:
-        bank: has the memory of the selected blocks.
         blocks: indices of the selected blocks, in the order in which the decoder sees them.
         scores: their scores `[K]`, for guided attention.
         prefix: ids of the start token and the question `[P]`.
     """
 
-    bank: BlockSource
+    bank: BankReader
     blocks: Sequence[int]
     scores: Tensor
     prefix: Tensor
@@ -74,7 +59,6 @@ class Rows(Protocol):
 
         Args:
             rows: rows that are not in use, from 0 to the count that was opened.
-            inputs: one for each of `rows`.
 
         Returns:
             Logits after the prefixes, one row for each of `rows`, `[J, V]`.
@@ -122,11 +106,7 @@ class Engine(Protocol):
         ...
 
     def open_rows(self, count: int) -> AbstractContextManager[Rows]:
-        """Open rows for questions that arrive one after another.
-
-        Args:
-            count: maximum number of rows in use.
-        """
+        """Open rows for questions that arrive one after another."""
         ...
 
     def memory(self) -> dict[str, int]:

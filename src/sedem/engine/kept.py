@@ -26,11 +26,9 @@ from torch import Tensor
 from sedem.backbone.masks import KeyAxis
 from sedem.bank.kept import KeptFile, kept_bytes
 from sedem.bank.memory_bank import BankReader
-from sedem.engine.fused import FusedDecoder
-from sedem.engine.interface import BlockSource
-from sedem.engine.layers import biases_of, run_layers
+from sedem.engine.fused import FusedDecoder, biases_of, run_layers
 from sedem.errors import BankError
-from sedem.method.pooling import state_mask
+from sedem.method.compressor import state_mask
 from sedem.modules import SedemModules
 from sedem.quantization import Quantized, check_dtype, quantize, vector_bytes
 
@@ -46,7 +44,6 @@ class KeptBudget:
 
     Attributes:
         device_bytes: bytes on a GPU; a CPU uses only RAM.
-        ram_bytes: bytes in RAM.
         dtype: type in which they are kept, "bfloat16", "int8" or "fp8"; None does not round them.
             Rounding happens before their first use, so that answers do not depend on what is kept.
 
@@ -68,7 +65,7 @@ def rounded(entry: Tensor, dtype: str | None) -> Quantized:
     return Quantized(entry) if dtype is None else quantize(entry, dtype)
 
 
-Removed = list[tuple[BlockSource, int, Quantized]]
+Removed = list[tuple[BankReader, int, Quantized]]
 """Banks, indices of blocks, and their removed keys and values."""
 
 TOGETHER = 8
@@ -80,9 +77,6 @@ class BlockWalk:
 
     The shape determines the order in which a kernel adds up. On a CPU the result is therefore
     bitwise the same, regardless of when and with which other blocks it is computed.
-
-    Args:
-        decoder: its layers above injection are run.
     """
 
     def __init__(self, decoder: FusedDecoder) -> None:
@@ -90,12 +84,12 @@ class BlockWalk:
         self.together = 1 if decoder.device.type == "cpu" else TOGETHER
         self._start_11D: Tensor | None = None
 
-    def sizes(self, bank: BlockSource, blocks: Sequence[int]) -> list[int]:
+    def sizes(self, bank: BankReader, blocks: Sequence[int]) -> list[int]:
         """Number of states of each block, without padding."""
         return self._real(bank, blocks).sum(1).tolist()
 
     @torch.no_grad()
-    def compute(self, bank: BlockSource, blocks: Sequence[int]) -> list[Tensor]:
+    def compute(self, bank: BankReader, blocks: Sequence[int]) -> list[Tensor]:
         """Return keys and values `[L, 2, G, U, H]` of each block.
 
         Returns:
@@ -109,7 +103,7 @@ class BlockWalk:
             computed += self._walk(bank, full)[: len(group)]
         return computed
 
-    def _walk(self, bank: BlockSource, blocks: Sequence[int]) -> list[Tensor]:
+    def _walk(self, bank: BankReader, blocks: Sequence[int]) -> list[Tensor]:
         decoder = self.decoder
         real_NU = self._real(bank, blocks)
         sizes = real_NU.sum(1).tolist()
@@ -142,7 +136,7 @@ class BlockWalk:
             for block, size in zip(every_NL2GUH, sizes, strict=True)
         ]
 
-    def _real(self, bank: BlockSource, blocks: Sequence[int]) -> Tensor:
+    def _real(self, bank: BankReader, blocks: Sequence[int]) -> Tensor:
         return state_mask(bank.slot_tokens(blocks), self.decoder.states_per_slot)
 
     def _start(self) -> Tensor:
@@ -191,24 +185,21 @@ class KeptLevel:
     """Keys and values in one memory; the least recently used make room for new ones.
 
     They belong to a snapshot of a bank, and are freed with it.
-
-    Args:
-        limit: how many bytes may be used.
     """
 
     def __init__(self, device: torch.device, limit: int) -> None:
         self.device = device
         self.limit = limit
-        self._banks: WeakKeyDictionary[BlockSource, BankBlocks] = WeakKeyDictionary()
+        self._banks: WeakKeyDictionary[BankReader, BankBlocks] = WeakKeyDictionary()
         # The least recently used first. Entries of removed blocks are skipped.
-        self._order: OrderedDict[tuple[ref[BlockSource], int], None] = OrderedDict()
+        self._order: OrderedDict[tuple[ref[BankReader], int], None] = OrderedDict()
 
     @property
     def nbytes(self) -> int:
         """Bytes in use."""
         return sum(kept.nbytes for kept in list(self._banks.values()))
 
-    def get(self, bank: BlockSource, block: int) -> Quantized | None:
+    def get(self, bank: BankReader, block: int) -> Quantized | None:
         """Return keys and values `[L, 2, G, U, H]` of a block, and mark it as last used."""
         kept = self._banks.get(bank)
         entry = None if kept is None else kept.entries.get(block)
@@ -216,11 +207,8 @@ class KeptLevel:
             self._order.move_to_end((ref(bank), block))
         return entry
 
-    def put(self, bank: BlockSource, block: int, entry: Quantized) -> Removed:
+    def put(self, bank: BankReader, block: int, entry: Quantized) -> Removed:
         """Keep a block.
-
-        Args:
-            entry: its keys and values; they are copied to this memory.
 
         Returns:
             What was removed to make room; the block itself if it is too large.
@@ -267,14 +255,14 @@ class StoredBlocks:
 
 
 def stored_blocks(
-    bank: BlockSource, decoder: Callable[[], str], shape: tuple[int, int, int]
+    bank: BankReader, decoder: Callable[[], str], shape: tuple[int, int, int]
 ) -> StoredBlocks | None:
     """Open the stored keys and values of a bank; None if it has none that can be used.
 
     Args:
         decoder: returns `decoder_fingerprint`; called only if the bank has some.
     """
-    if not isinstance(bank, BankReader) or bank.path is None or not kept_bytes(bank.path):
+    if bank.path is None or not kept_bytes(bank.path):
         return None
     try:
         return StoredBlocks(KeptFile(bank.path, decoder(), shape), bank)
@@ -319,7 +307,7 @@ class Kept:
         self.budget = budget
         self.hits = self.misses = 0
         self._fingerprint = cache(fingerprint)
-        self._stored: WeakKeyDictionary[BlockSource, StoredBlocks | None]
+        self._stored: WeakKeyDictionary[BankReader, StoredBlocks | None]
         self._stored = WeakKeyDictionary()
         device, cpu = walk.decoder.device, torch.device("cpu")
         self.levels = [KeptLevel(cpu, budget.ram_bytes)]
@@ -342,7 +330,7 @@ class Kept:
         upper = self.walk.decoder.upper
         return len(upper), upper[0].key_heads, upper[0].head_width
 
-    def fetch(self, bank: BlockSource, blocks: Sequence[int]) -> list[Quantized]:
+    def fetch(self, bank: BankReader, blocks: Sequence[int]) -> list[Quantized]:
         """Return keys and values `[L, 2, G, U, H]` of the given blocks on the decoder's device."""
         entries: dict[int, Quantized] = {}
         distinct = list(dict.fromkeys(blocks))
@@ -357,7 +345,7 @@ class Kept:
             entries[block] = self.keep(0, bank, block, rounded(computed, self.budget.dtype))
         return [entries[block] for block in blocks]
 
-    def _find(self, bank: BlockSource, block: int) -> Quantized | None:
+    def _find(self, bank: BankReader, block: int) -> Quantized | None:
         """Return a block that need not be computed; a GPU keeps it from now on."""
         for level in self.levels:
             entry = level.get(bank, block)
@@ -369,7 +357,7 @@ class Kept:
             return entry
         return self.keep(0, bank, block, entry)
 
-    def keep(self, number: int, bank: BlockSource, block: int, entry: Quantized) -> Quantized:
+    def keep(self, number: int, bank: BankReader, block: int, entry: Quantized) -> Quantized:
         """Keep a block at a level, and move what it displaces to the next level.
 
         Returns:
@@ -392,7 +380,7 @@ class Kept:
         each = exact if dtype is None else vector_bytes(width, dtype)
         return states * layers * 2 * heads * each
 
-    def stored(self, bank: BlockSource, block: int) -> Quantized | None:
+    def stored(self, bank: BankReader, block: int) -> Quantized | None:
         """Return the keys and values of a block that its bank has on disk."""
         if bank not in self._stored:
             self._stored[bank] = stored_blocks(bank, self._fingerprint, self.shape)
@@ -401,7 +389,7 @@ class Kept:
             return None
         return stored.entry(block, self.walk.sizes(bank, [block])[0])
 
-    def forget_files(self, bank: BlockSource) -> None:
+    def forget_files(self, bank: BankReader) -> None:
         """Forget the mapped files of a bank, because they have changed."""
         self._stored.pop(bank, None)
 

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from sedem.engine.batch import Bucket, IndependentBatch, StaticBatch
-from sedem.engine.buffers import new_pool, round_up
-from sedem.engine.device import device_bytes, free_bytes, storage_bytes
+from sedem.engine.device import device_bytes, free_bytes, new_pool, round_up, storage_bytes
 from sedem.engine.fused import FusedDecoder
 from sedem.engine.interface import WIDE, AnswerInputs
 from sedem.engine.kept import Kept
@@ -32,9 +31,6 @@ COLUMNS = 64
 
 class Batches:
     """Makes batches, and keeps idle ones for reuse.
-
-    Args:
-        kept: keys and values of independent blocks.
 
     Attributes:
         pool: memory that graphs share; None without graphs.
@@ -129,10 +125,6 @@ class RunningBatch:
 
     Callers know a row by its number, which never changes. Moves change its place in the batch.
 
-    Args:
-        count: B, the maximum number of rows.
-        lock: reserves the buffers for one thread.
-
     Attributes:
         batch: the batch that runs now; None before the first row.
         places: the place of each row in use in the batch.
@@ -160,47 +152,47 @@ class RunningBatch:
         batch, from which they are copied into the running one.
         """
         with self.lock():
-            if not self.places:
-                return self._begin(rows, inputs, limits)
-            prefilled = self.batches.take(self.batches.bucket_of(inputs, 0))
+            if self.places:
+                return self._add(rows, inputs, limits)
+            self.close()
+            bucket = self.batches.bucket_of(inputs, max(limits))
+            batch = self.batches.take(bucket)
             try:
-                prefilled.prefill(inputs)
-                needs = {
-                    row: self._need(prefilled.bucket, limit)
-                    for row, limit in zip(rows, limits, strict=True)
-                }
-                self._fit({**self.needs, **needs})
-                assert self.batch is not None
-                free = set(range(self.batch.bucket.rows)) - set(self.places.values())
-                places = dict(zip(rows, sorted(free), strict=False))
-                self._copy(prefilled, list(places.values()))
-                logits_JV = prefilled.logits[: len(rows)].clone()
-            finally:
-                self.batches.give_back(prefilled)
-            for row, place in places.items():
-                # A copy from the host would wait for the device.
-                self._row_of[place].fill_(row)
-                self._place_of[row].fill_(place)
-            self.places |= places
-            self.needs |= needs
-            self._max_steps |= zip(rows, limits, strict=True)
-            return logits_JV
+                batch.prefill(inputs)
+            except BaseException:
+                self.batches.give_back(batch)
+                raise
+            self.needs = dict.fromkeys(rows, replace(bucket, rows=1))
+            self._max_steps = dict(zip(rows, limits, strict=True))
+            self._place({row: place for place, row in enumerate(rows)}, batch)
+            return batch.logits[: len(rows)].clone()
 
-    def _begin(
+    def _add(
         self, rows: Sequence[int], inputs: Sequence[AnswerInputs], limits: Sequence[int]
     ) -> Tensor:
-        self.close()
-        bucket = self.batches.bucket_of(inputs, max(limits))
-        batch = self.batches.take(bucket)
+        prefilled = self.batches.take(self.batches.bucket_of(inputs, 0))
         try:
-            batch.prefill(inputs)
-        except BaseException:
-            self.batches.give_back(batch)
-            raise
-        self.needs = dict.fromkeys(rows, replace(bucket, rows=1))
-        self._max_steps = dict(zip(rows, limits, strict=True))
-        self._place({row: place for place, row in enumerate(rows)}, batch)
-        return batch.logits[: len(rows)].clone()
+            prefilled.prefill(inputs)
+            needs = {
+                row: self._need(prefilled.bucket, limit)
+                for row, limit in zip(rows, limits, strict=True)
+            }
+            self._fit({**self.needs, **needs})
+            assert self.batch is not None
+            free = set(range(self.batch.bucket.rows)) - set(self.places.values())
+            places = dict(zip(rows, sorted(free), strict=False))
+            self._copy(prefilled, list(places.values()))
+            logits_JV = prefilled.logits[: len(rows)].clone()
+        finally:
+            self.batches.give_back(prefilled)
+        for row, place in places.items():
+            # A copy from the host would wait for the device.
+            self._row_of[place].fill_(row)
+            self._place_of[row].fill_(place)
+        self.places |= places
+        self.needs |= needs
+        self._max_steps |= zip(rows, limits, strict=True)
+        return logits_JV
 
     def leave(self, row: int) -> None:
         """Free a row."""
@@ -313,12 +305,7 @@ class RunningBatch:
 
 
 class StaticRows:
-    """Rows that share a running batch, except wide ones: see `Batches.is_wide`.
-
-    Args:
-        count: B, the maximum number of rows.
-        lock: reserves the buffers for one thread.
-    """
+    """Rows that share a running batch, except wide ones: see `Batches.is_wide`."""
 
     def __init__(
         self, batches: Batches, count: int, lock: Callable[[], AbstractContextManager[None]]

@@ -1,10 +1,13 @@
 """The fast engine: fused layers, merged adapters, static caches and, on a GPU, captured graphs.
 
+`open_engine` opens it or the reference.
+
 Letters: B batch, T tokens, E encoder width, V vocabulary, X extraction layers.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,21 +15,75 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sedem.backbone.decoder import Backbone
-from sedem.engine.buffers import pool_bytes, round_up
-from sedem.engine.compiled import compiled_layers
-from sedem.engine.device import FairLock, attention_backends, device_lock, storage_bytes
-from sedem.engine.fused import QuestionBuffers, fuse_modules
-from sedem.engine.int8 import int8_steps, step_bytes
-from sedem.engine.interface import Rows
+from sedem.backbone.decoder import FAMILIES, Backbone
+from sedem.engine.device import (
+    FairLock,
+    Pool,
+    Replay,
+    Upload,
+    attention_backends,
+    device_lock,
+    pool_bytes,
+    round_up,
+    storage_bytes,
+)
+from sedem.engine.eager import Eager
+from sedem.engine.fused import FusedEncoder, FusedLayer, fuse_modules
+from sedem.engine.interface import Engine, Rows
 from sedem.engine.kept import BlockWalk, Kept, KeptBudget, decoder_fingerprint
-from sedem.engine.layers import FusedLayer
 from sedem.engine.rows import Batches, StaticRows
 from sedem.errors import ConfigError
 from sedem.modules import SedemModules
 
+logger = logging.getLogger(__name__)
+
+ENGINES = ("auto", "eager", "static", "graphs", "compiled")
+WEIGHTS = ("full", "int8")
 MAX_QUESTION_BUFFERS = 32
 """Number of question batch sizes whose buffers are kept."""
+
+
+class QuestionBuffers:
+    """Fixed buffers in which questions of at most a given number and length are encoded.
+
+    Attributes:
+        ids: token ids `[B, T]`, zero where a question has ended.
+        states: their states `[X, B, T, E]`.
+    """
+
+    def __init__(
+        self,
+        encoder: FusedEncoder,
+        rows: int,
+        tokens: int,
+        *,
+        graph: bool = False,
+        pool: Pool = None,
+    ) -> None:
+        embedding, layers = encoder.embedding, len(encoder.extract_layers)
+        self.encoder = encoder
+        self.upload = Upload(embedding.device, {"ids": ((rows, tokens), torch.long)})
+        self.ids = self.upload.device["ids"]
+        self.states = embedding.new_zeros(layers, rows, tokens, embedding.shape[1])
+        self._replay_encode = Replay(self.buffers, graph=graph, pool=pool)
+
+    @property
+    def buffers(self) -> list[Tensor]:
+        """All tensors."""
+        return [self.ids, self.states]
+
+    def encode(self, ids_BT: Tensor) -> Tensor:
+        """Return a copy of the states `[X, B, T, E]` of questions that fit into the buffers."""
+        rows, tokens = ids_BT.shape
+        self.upload.begin()
+        ids = self.upload.host["ids"].zero_()
+        ids[:rows, :tokens] = ids_BT
+        self.upload.send()
+        self._replay_encode(self._encode)
+        return self.states[:, :rows, :tokens].clone()
+
+    def _encode(self) -> None:
+        self.states.copy_(self.encoder.states(self.ids))
 
 
 class Static:
@@ -38,10 +95,8 @@ class Static:
         graphs: whether to capture encoding, prefill and step as CUDA graphs.
         compiled: whether to compile the arithmetic of layers; see `compiled`.
         int8: whether steps run int8 matrices; see `int8`.
-        budget: limits on the kept keys and values of independent blocks.
 
     Attributes:
-        kept: keys and values of independent blocks.
         batches: the static buffers of answers, in use and idle.
 
     Raises:
@@ -70,10 +125,14 @@ class Static:
         self.model = model
         self.encoder, self.decoder = fuse_modules(model)
         if compiled:
+            from sedem.engine.compiled import compiled_layers
+
             layers = compiled_layers(self.encoder.layers), compiled_layers(self.decoder.layers)
             self.encoder = replace(self.encoder, layers=layers[0])
             self.decoder = replace(self.decoder, layers=layers[1])
         if int8:
+            from sedem.engine.int8 import int8_steps
+
             self.decoder = int8_steps(self.decoder)
         self.kept = Kept(
             BlockWalk(self.decoder),
@@ -127,7 +186,7 @@ class Static:
         caches = [b for batch in batches for b in batch.buffers]
         caches += [b for questions in self._question_buffers.values() for b in questions.buffers]
         return {
-            "weights": storage_bytes(weights) + step_bytes(self.decoder),
+            "weights": storage_bytes(weights) + self._step_bytes(),
             "caches": storage_bytes(caches),
             "graphs": pool_bytes(self.batches.pool) if self._graphs else 0,
             "kept": self.kept.nbytes,
@@ -147,6 +206,13 @@ class Static:
         with device_lock(device), self._buffers_lock, attention_backends(device):
             yield
 
+    def _step_bytes(self) -> int:
+        if self.decoder.steps is None:
+            return 0
+        from sedem.engine.int8 import step_bytes
+
+        return step_bytes(self.decoder)
+
     def _fused_tensors(self) -> list[Tensor]:
         layers: list[FusedLayer] = [*self.encoder.layers, *self.decoder.layers]
         return [t for layer in layers for t in vars(layer).values() if isinstance(t, Tensor)]
@@ -165,3 +231,75 @@ class Static:
 def depends_on_length(backbone: Backbone) -> bool:
     """Whether rotary positions depend on the length of the sequence, so graphs cannot run them."""
     return backbone.model.config.rope_parameters["rope_type"] in ("dynamic", "longrope")
+
+
+def open_engine(
+    name: str,
+    model: SedemModules,
+    attention: str = "sdpa",
+    budget: KeptBudget | None = None,
+    weights: str = "full",
+) -> Engine:
+    """Open an engine for a model; all but "eager" need a model that no longer changes or moves.
+
+    Args:
+        name: "eager" is the reference; "static" has fused layers and static caches; "graphs"
+            also captures them as CUDA graphs; "compiled" also compiles the layers, which takes some
+            seconds at the first questions and pays off for many questions; "auto" is "graphs" on a
+            GPU and "static" elsewhere or if graphs cannot be captured, and "eager" for a layout
+            that the others are not proven equal on.
+        model: its weights are fused and adapters merged, unless the engine is "eager".
+        attention: how the backbones were opened; "eager" attention needs engine "eager".
+        budget: limits on kept keys and values of independent blocks; "eager" keeps none.
+        weights: "int8" rounds the decoder's matrices in decoding steps on a CPU, see `int8`; it
+            needs "static", which "auto" then means.
+
+    Raises:
+        ConfigError: there is no such engine, or it cannot run this model.
+    """
+    if name not in ENGINES:
+        raise ConfigError(f"engine is '{name}'; it can be {', '.join(ENGINES)}")
+    _check_weights(weights, name, model)
+    int8, on_gpu = weights == "int8", model.device.type == "cuda"
+    if int8:
+        name = "static"
+    layouts = {b.model.config.model_type for b in (model.encoder, model.decoder)}
+    unproven = ", ".join(sorted(layouts - set(FAMILIES)))
+    if name == "auto":
+        if unproven:
+            logger.warning(
+                "engine 'eager' runs this model: the fast one is unproven on %s", unproven
+            )
+        name = "static"
+        if unproven or attention == "eager":
+            name = "eager"
+        elif on_gpu and not any(map(depends_on_length, (model.encoder, model.decoder))):
+            name = "graphs"
+    if name == "eager":
+        return Eager(model)
+    if unproven:
+        raise ConfigError(
+            f"engine '{name}' is proven equal on the layouts {', '.join(FAMILIES)}, not on "
+            f"{unproven}; use engine 'eager'"
+        )
+    if attention == "eager":
+        raise ConfigError(f"engine '{name}' has no eager attention; use engine 'eager'")
+    if name == "graphs" and not on_gpu:
+        raise ConfigError(
+            f"engine 'graphs' needs a CUDA device, the model is on '{model.device}'; use 'static'"
+        )
+    graphs, compiled = on_gpu and name != "static", name == "compiled"
+    return Static(model, graphs=graphs, compiled=compiled, int8=int8, budget=budget)
+
+
+def _check_weights(weights: str, engine: str, model: SedemModules) -> None:
+    if weights not in WEIGHTS:
+        raise ConfigError(f"weights are '{weights}'; they can be {', '.join(WEIGHTS)}")
+    if weights == "full":
+        return
+    if model.device.type != "cpu":
+        raise ConfigError(
+            f"weights 'int8' are for a CPU, the model is on '{model.device}'; use weights 'full'"
+        )
+    if engine not in ("auto", "static"):
+        raise ConfigError(f"weights 'int8' need engine 'static', not '{engine}'")

@@ -30,7 +30,6 @@ def warm(
 
     Args:
         blocks: indices of blocks, the most important first; None means all, in their order.
-        progress: called with the number of blocks done and of all.
 
     Returns:
         How many of the blocks are ready, in memory or on disk.
@@ -73,9 +72,7 @@ def save_kept(
     Existing entries of this decoder and type are kept, so an interrupted run continues.
 
     Args:
-        bank: a bank in one file on local disk.
         dtype: "bfloat16", "int8" or "fp8"; None stores them unrounded.
-        progress: called with the number of blocks done and of all.
 
     Returns:
         Bytes of all stored keys and values.

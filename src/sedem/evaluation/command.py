@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from sedem.answering.prompts import ANSWER_LIMIT, LONG_ANSWER_LIMIT
+from sedem.answering.decoding import ANSWER_LIMIT, LONG_ANSWER_LIMIT
 from sedem.baselines.registry import TRAINED, reader_class
 from sedem.baselines.settings import method_of
 from sedem.checkpoint.folder import EXTRA_ENTRIES, locate

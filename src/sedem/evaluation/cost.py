@@ -27,9 +27,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, DynamicCache, PretrainedConfig
 
-from sedem.backbone.decoder import FAMILIES
+from sedem.backbone.decoder import FAMILIES, LORA_TARGETS
 from sedem.backbone.loading import empty_model, read_config
-from sedem.backbone.lora import LORA_TARGETS
 from sedem.config import SedemConfig, llama_1b, llama_1b_to_3b, llama_3b
 from sedem.errors import ConfigError
 from sedem.method.compressor import build_compressor

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sedem.answering.decoding import Decoding
-from sedem.answering.prompts import question_ids
+from sedem.answering.decoding import Decoding, question_ids
 from sedem.answering.requests import Request, auto_budget, count_blocks, restored_sizes
 from sedem.backbone.decoder import Backbone
 from sedem.bank.blocks import Blocks
@@ -33,7 +32,7 @@ from sedem.engine.warming import keeping_engine
 from sedem.evaluation.config import MethodSettings
 from sedem.evaluation.registry import Method, decoding_of, refuse
 from sedem.evaluation.run import Progress, evaluate
-from sedem.guidance.budgets import Budget
+from sedem.guidance.scores import Budget
 from sedem.method.selector import ALL, resolve_budget, select
 from sedem.model import SeDeM
 from sedem.quantization import BFLOAT16, Quantized, check_dtype, join

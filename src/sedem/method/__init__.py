@@ -2,13 +2,13 @@
 
     segments      section 3    a document as segments of T tokens
     encoder       section 3.1  eq. 1, hidden states at the extraction layer; mixtures of layers
-    pooling       section 3.1  eq. 2, the mean of C states
-    compressor    section 3.1  eq. 3 and 4, memory slots; variants: an MLP, learned queries (eq. 19)
+    compressor    section 3.1  eq. 2, the mean of C states; eq. 3 and 4, memory slots; variants: an
+                               MLP, learned queries (eq. 19)
     selector      section 3.2  eq. 5 to 7, scores of memory blocks and the K best
     decompressor  section 3.3  eq. 8, slots as decoder states; variants: identity, soft tokens
     injection     section 3.3  restored states enter the decoder above the injection layer
     losses        section 4    eq. 9 to 11 and 13; appendix Selection Supervision, eq. 16 to 18
 
 Elsewhere: blocks of N_B slots (section 3.2) in `bank.blocks`, the objectives of both stages (eq. 12
-and 14) in `training.stage1` and `training.stage2`, LoRA (eq. 15) in `backbone.lora`.
+and 14) in `training.stage1` and `training.stage2`, LoRA (eq. 15) in `backbone.decoder`.
 """

@@ -1,6 +1,7 @@
 """C_theta: from hidden states of a segment to memory slots (section 3.1), with two variants.
 
-Letters: S segments, T tokens, C tokens per slot, M = T / C slots, E encoder width, D decoder width.
+Letters: S segments, T tokens, C tokens per slot, M = T / C slots, E encoder width, D decoder width,
+K blocks, J slots per block.
 """
 
 from __future__ import annotations
@@ -9,16 +10,47 @@ import torch
 from torch import Tensor, nn
 
 from sedem.config import SedemConfig
-from sedem.method.pooling import pool, slot_tokens
+
+
+def pool(states_STE: Tensor, mask_ST: Tensor, compression: int) -> Tensor:
+    """Mean of each run of C states: h-bar (section 3.1, equation 2), and Pool_C of section 4.
+
+    A slot with some padding is the mean of its real tokens; a slot of only padding is zero.
+
+    Args:
+        mask_ST: False where a token is padding.
+
+    Returns:
+        Pooled states `[S, M, E]`.
+    """
+    mask_SMC1 = mask_ST.unflatten(1, (-1, compression))[..., None]
+    states_SMCE = states_STE.unflatten(1, (-1, compression))
+    total_SME = (states_SMCE * mask_SMC1).sum(2)
+    return total_SME / mask_SMC1.sum(2).clamp_min(1)
+
+
+def slot_tokens(mask_ST: Tensor, compression: int) -> Tensor:
+    """Real tokens of each slot `[S, M]`: C, fewer at the end of a short segment, 0 for padding."""
+    return mask_ST.unflatten(1, (-1, compression)).sum(2)
+
+
+def state_mask(slot_tokens_KJ: Tensor, compression: int) -> Tensor:
+    """Return which restored states stand for real tokens.
+
+    Args:
+        slot_tokens_KJ: real tokens of each slot `[..., K, J]`.
+
+    Returns:
+        `[..., K, J * C]`, False where a state stands for padding.
+    """
+    rank_C = torch.arange(compression, device=slot_tokens_KJ.device)
+    return (rank_C < slot_tokens_KJ[..., None]).flatten(-2)
 
 
 class PoolingCompressor(nn.Module):
     """Mean pooling, then the shared projection W_in (section 3.1, equations 3 and 4).
 
     Args:
-        d_enc: E.
-        d_dec: D.
-        compression: C.
         mlp: a two-layer MLP in place of W_in: the larger compressor of section 7.1.
     """
 
@@ -56,12 +88,6 @@ class QueryCompressor(nn.Module):
     Multi-head attention from M learned queries to the segment's states, with slot competition, a
     residual from the queries and no output projection. A segment of n < T tokens uses only the
     first ceil(n / C) queries; the others do not compete.
-
-    Args:
-        d_enc: E.
-        d_dec: D.
-        compression: C.
-        slots: M.
     """
 
     epsilon = 1e-6

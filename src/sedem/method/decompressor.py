@@ -20,8 +20,6 @@ class Decompressor(nn.Module):
     class is the same, but optimizer steps match the size of the states, whose norms are hundreds.
 
     Args:
-        d_dec: D.
-        compression: C.
         hidden: width of the hidden layer; the paper's parameter count implies D.
     """
 
@@ -58,9 +56,6 @@ class IdentityDecompressor(nn.Module):
 
     With a compressor that starts as the identity too, it needs no training: states read after a
     layer are injected after the same layer.
-
-    Args:
-        d_dec: D.
     """
 
     spread: Tensor
@@ -90,9 +85,6 @@ class SoftTokenDecompressor(nn.Module):
     The compressor maps into the decoder's embedding space. Two fixed vectors give each slot the
     mean and scale of the decoder's own embeddings, because states of a middle layer are hundreds of
     times larger.
-
-    Args:
-        d_dec: D.
     """
 
     spread: Tensor

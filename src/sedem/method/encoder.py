@@ -40,7 +40,6 @@ def states_at(backbone: LayerRunner, ids_BP: Tensor, layers: Sequence[int]) -> d
     Args:
         backbone: runs with its adapters, if it has any.
         ids_BP: token ids without the start token, padded on the right.
-        layers: numbers of layers after which to take the states.
 
     Returns:
         States `[B, 1 + P, E]` by number of layers run; the start token's state is the first.
@@ -83,7 +82,6 @@ class LayerMixture(nn.Module):
     Appendix Extraction and Injection Depth, paragraph "Mixing extraction layers".
 
     Args:
-        count: X.
         learned: whether the weights are trained; uniform weights have no parameter.
     """
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sedem.method.pooling import pool
+from sedem.method.compressor import pool
 
 IGNORED = -100
 """Label of a position that the loss ignores."""
@@ -22,7 +22,6 @@ def direction_loss(restored_STD: Tensor, target_STD: Tensor, mask_ST: Tensor) ->
     Mean over segments; a segment of only padding does not count.
 
     Args:
-        restored_STD: H-hat.
         target_STD: H-tilde.
         mask_ST: False where a token is padding.
     """
@@ -152,8 +151,6 @@ def selection_loss(
 
     Args:
         blocks_BN: False where a block is padding.
-        temperature: as in `info_nce_loss`.
-        margin: as in `margin_loss`.
     """
     contrast = info_nce_loss(scores_BN, evidence_BN, blocks_BN, temperature)
     return contrast + margin_weight * margin_loss(scores_BN, evidence_BN, blocks_BN, margin)
@@ -172,7 +169,6 @@ def state_regression_loss(
     is the squared error in units of the states' spread, plus L_dir.
 
     Args:
-        restored_STD: H-hat.
         own_STD: the decoder's states of the same tokens.
         mask_ST: False where a token is padding.
         spread_D: standard deviation of each dimension of the decoder's states.

@@ -59,7 +59,6 @@ def segment_text(
 
     Args:
         backbone: its tokenizer cuts the text into tokens.
-        length: T.
         how: "window" cuts every T tokens; "paragraph" also starts a new segment at every paragraph.
             Blank lines separate paragraphs.
         shift: tokens of a shorter first segment, which moves every later boundary; 0 for none.

@@ -50,12 +50,6 @@ class Selector(nn.Module):
 
     When the widths agree, W_Q and W_K of a head start as the same random orthogonal projection, so
     that selection works before any training; docs/deviations.md has the measurement.
-
-    Args:
-        d_enc: E.
-        d_dec: D.
-        heads: R.
-        dim: H.
     """
 
     def __init__(self, d_enc: int, d_dec: int, heads: int, dim: int) -> None:
@@ -130,7 +124,6 @@ def resolve_budget(k: object, blocks: int) -> int:
 
     Args:
         k: a whole number of at least 1, or "all" for the full bank.
-        blocks: number of blocks in the bank.
 
     Raises:
         ConfigError: k is neither.

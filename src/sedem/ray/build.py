@@ -327,7 +327,7 @@ def _opened(
     checkpoint: str, wanted_version: str, wanted: str, place: Place | None, device: str | None
 ) -> SeDeM:
     """Open the model once per process, and check that this host can be used."""
-    from sedem.backbone.bars import hide_bars
+    from sedem.backbone.loading import hide_bars
     from sedem.model import SeDeM
 
     host = f"host '{os.uname().nodename}' of the cluster"

@@ -30,16 +30,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sedem.answering.decoding import GREEDY, Decoding
-from sedem.answering.reply import AsyncReply, Event, Selected, failure
 from sedem.answering.requests import (
     Request,
     check_min_confidence,
     choose,
     confidences,
     encode_questions,
+    needs_every_score,
+    of_documents,
 )
-from sedem.answering.scheduler import Pace, Scheduler
-from sedem.answering.scores import needs_every_score, of_documents
+from sedem.answering.running import Event, Selected, failure
+from sedem.answering.scheduler import AsyncReply, Pace, Scheduler
 from sedem.bank import keys
 from sedem.bank.file import BankFile
 from sedem.bank.memory_bank import BankReader, Snapshot

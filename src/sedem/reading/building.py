@@ -38,14 +38,7 @@ PART = 100_000
 
 @dataclass(frozen=True)
 class Report:
-    """What a build did, and the size of the bank after it.
-
-    Attributes:
-        added: documents that the bank did not have.
-        unchanged: documents that the bank already had.
-        documents: documents of the bank now.
-        blocks: blocks of the bank now.
-    """
+    """What a build did, and the size of the bank after it."""
 
     added: int
     replaced: int
@@ -78,7 +71,6 @@ def build_bank(
     call, as one part; until then they are in a file on this machine.
 
     Args:
-        model: its encoder and compressor make the memory.
         path: file of the bank, or its place if it is in parts.
         progress: called with the size of what is done: whole documents and parts of others.
         size: size of a document for `progress`; None means its characters.
@@ -87,7 +79,6 @@ def build_bank(
         keys: type in which to store the selector's keys of the whole bank; None stores none.
         no_text: make a bank that keeps the SHA-256 of each text instead of the text. An existing
             bank is not changed.
-        words: make a bank with an index of the words of its blocks.
         wait: seconds to wait for another writer before each commit.
 
     Raises:
@@ -163,10 +154,8 @@ def add_documents(
     The bank is not opened, so the cost of a commit depends only on what it adds.
 
     Args:
-        model: its encoder and compressor make the memory.
         file: of the bank, or of a new one.
         meta: metadata of the bank, if it does not exist yet.
-        progress: called with the number of segments done and of all.
 
     Raises:
         BankError: as `BankFile.append` and `append_part`.
@@ -248,9 +237,6 @@ class Taken:
 
     Attributes:
         stored: SHA-256 of the texts in the bank, by name.
-        total: size of all documents that were taken.
-        added: how many of them the bank did not have.
-        unchanged: how many the bank had.
     """
 
     stored: dict[str, str]

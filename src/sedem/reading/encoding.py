@@ -17,7 +17,7 @@ from torch import Tensor
 from sedem.bank.blocks import Blocks, to_blocks
 from sedem.bank.memory_bank import MemoryBank
 from sedem.engine.interface import Engine
-from sedem.method.pooling import slot_tokens
+from sedem.method.compressor import slot_tokens
 from sedem.method.segments import Segments, segment_text
 from sedem.modules import SedemModules
 from sedem.quantization import Quantized
@@ -45,7 +45,6 @@ def read(
     """Read documents into a new bank.
 
     Args:
-        model: its encoder and compressor make the memory.
         source: where the model was opened from, to be recorded in the bank.
         progress: called after every batch, once all documents are cut.
 
@@ -97,9 +96,7 @@ def compress(
     batches therefore depend only on the segments.
 
     Args:
-        model: its encoder and compressor make the memory.
         parts: segments, grouped by document or by part of a document.
-        progress: called after every batch with the number of segments done.
 
     Returns:
         Memory `[S, M, D]` in bfloat16 on the CPU, as a bank stores it. It is copied in one go,
@@ -175,9 +172,6 @@ class Cutter:
 
     Iterating gives the segments of each document in order, and raises its error, if any. Leaving
     the context drops documents that have not been cut.
-
-    Args:
-        model: its settings and its encoder's tokenizer define the cuts.
     """
 
     def __init__(self, model: SedemModules, documents: Sequence[Document]) -> None:

@@ -15,8 +15,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from sedem.answering.decoding import Decoding
-from sedem.answering.reply import Selected
 from sedem.answering.requests import Request
+from sedem.answering.running import Selected
 from sedem.bank.memory_bank import BankReader, Snapshot
 from sedem.method.selector import ALL
 from sedem.serve.errors import bad_request, conflict, not_found, too_large

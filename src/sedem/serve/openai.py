@@ -16,7 +16,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from sedem.answering.reply import Selected
+from sedem.answering.running import Selected
 from sedem.serve.asking import SEPARATOR, Answered, answering, to_ask, whole_answer
 from sedem.serve.errors import not_found
 from sedem.serve.events import DONE, Events, cancel_on_disconnect, event, stream

@@ -17,9 +17,8 @@ from starlette.requests import HTTPConnection
 from torch import Tensor
 
 from sedem.answering.decoding import GREEDY, Decoding
-from sedem.answering.reply import AsyncReply
 from sedem.answering.requests import Request
-from sedem.answering.scheduler import Scheduler
+from sedem.answering.scheduler import AsyncReply, Scheduler
 from sedem.bank.memory_bank import BankReader, MemoryBank, Snapshot
 from sedem.serve.building import Builder
 from sedem.serve.errors import unavailable
@@ -243,7 +242,7 @@ async def _in_thread(work: Callable[[], Service]) -> Service:
 
 def open_model(settings: Settings) -> SeDeM:
     """Open the model of a server; as in `SeDeM.from_pretrained`."""
-    from sedem.backbone.bars import hide_bars
+    from sedem.backbone.loading import hide_bars
     from sedem.model import SeDeM
 
     hide_bars()

@@ -23,7 +23,7 @@ from sedem.data.examples import Example
 from sedem.data.labels import from_evidence
 from sedem.errors import DataError
 from sedem.evaluation.metrics import auroc, calibration_error
-from sedem.guidance.confidence import Confidence, confidence_features
+from sedem.guidance.scores import Confidence, confidence_features
 from sedem.model import SeDeM
 from sedem.reading.encoding import Progress
 from sedem.types import Document

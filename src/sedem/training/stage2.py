@@ -12,9 +12,9 @@ from typing import Any, Self, Unpack
 import torch
 from torch import Tensor, nn
 
-from sedem.engine.conditioning import condition
+from sedem.engine.eager import condition
 from sedem.errors import ConfigError
-from sedem.guidance.budgets import text_count
+from sedem.guidance.scores import text_count
 from sedem.method.losses import reconstruction_loss
 from sedem.model import SeDeM
 from sedem.training.block_batch import (

@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 from torch.utils.data import Dataset
 
-from sedem.backbone.compiling import check_compiler
+from sedem.backbone.decoder import check_compiler
 from sedem.checkpoint.folder import open_backbones
 from sedem.checkpoint.portable import portable
 from sedem.config import Condition, SedemConfig
 from sedem.errors import ConfigError
-from sedem.guidance.bias import Guidance
+from sedem.guidance.scores import Guidance
 from sedem.method.selector import resolve_budget
 from sedem.model import SeDeM
 from sedem.training.block_batch import BlockCollator

@@ -14,8 +14,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from sedem import Document, SeDeM, SedemConfig
-from sedem.backbone.light import LightBackbone, LightConfig, open_light
-from sedem.backbone.light_tokenizer import LightTokenizer, open_light_tokenizer
+from sedem.backbone.light import (
+    LightBackbone,
+    LightConfig,
+    LightTokenizer,
+    open_light,
+    open_light_tokenizer,
+)
 from sedem.backbone.loading import open_backbone
 from sedem.backbone.safetensors import INT8_FILE, quantize_int8
 from sedem.engine.kept import decoder_fingerprint

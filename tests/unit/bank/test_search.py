@@ -9,8 +9,7 @@ import torch
 from unit.method.conftest import case
 
 from sedem import Document, MemoryBank, SeDeM
-from sedem.answering.requests import Request, encode_questions
-from sedem.answering.scores import score_requests
+from sedem.answering.requests import Request, encode_questions, score_requests
 from sedem.bank import blocks, search
 from sedem.bank.keys import prepare, save_keys
 from sedem.bank.search import key_scores, pool_keys

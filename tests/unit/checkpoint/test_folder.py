@@ -17,15 +17,14 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from sedem import Decoding, Document, SeDeM, SedemConfig
-from sedem.backbone.decoder import Backbone
+from sedem.backbone.decoder import ADAPTER_WEIGHTS, Backbone
 from sedem.backbone.loading import INT8_FILE, open_backbone
-from sedem.backbone.lora import ADAPTER_WEIGHTS
 from sedem.backbone.safetensors import quantize_int8
 from sedem.checkpoint import folder as checkpoint
 from sedem.checkpoint import portable
 from sedem.checkpoint.manifest import MANIFEST
 from sedem.errors import CheckpointError, ConfigError
-from sedem.guidance.confidence import Confidence
+from sedem.guidance.scores import Confidence
 
 QUESTIONS = ("What is the rent?", "How long does the pie keep?")
 DOCUMENTS = (Document("lease.txt", LEASE), Document("recipe.txt", RECIPE))

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from sedem import Decoding, Document, SeDeM
-from sedem.answering.prompts import question_ids
+from sedem.answering.decoding import question_ids
 from sedem.checkpoint.folder import write
 from sedem.checkpoint.untrained import untrained
 from sedem.errors import ConfigError

@@ -8,17 +8,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as functional
-from answers import joined
+from answers import joined, opened
 from conftest import LEASE, RECIPE
 from torch import Tensor
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
-from sedem.answering.prompts import question_ids
-from sedem.backbone.loading import open_backbone
+from sedem.answering.decoding import question_ids
 from sedem.backbone.masks import KeyAxis
+from sedem.engine.fused import in_reading_order
 from sedem.engine.interface import AnswerInputs
-from sedem.engine.layers import in_reading_order
-from sedem.engine.open import open_engine
 
 DOCUMENTS = [Document("lease.txt", LEASE), Document("recipe.txt", RECIPE), Document("3.txt", "1 2")]
 ASKED = ["What is the rent?", "Pets?", "Who may leave, and when exactly?"]
@@ -26,12 +24,7 @@ LOWER = 2
 
 
 def build(config: SedemConfig, engine: str = "static", **changes: Any) -> SeDeM:
-    changed = config.with_changes(inject_layer=LOWER, **changes)
-    backbone = open_backbone(changed.encoder)
-    torch.manual_seed(1)
-    model = SeDeM(changed, backbone, backbone).requires_grad_(False).eval()
-    model.engine = open_engine(engine, model)
-    return model
+    return opened(config, engine, inject_layer=LOWER, **changes)
 
 
 def starts(model: SeDeM, bank: MemoryBank) -> list[AnswerInputs]:

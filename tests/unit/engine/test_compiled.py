@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from answers import opened
 from conftest import LEASE
 from torch import Tensor
 
-from sedem import Document, SeDeM, SedemConfig
-from sedem.backbone.loading import open_backbone
+from sedem import Document, SedemConfig
 from sedem.engine import compiled
-from sedem.engine.open import open_engine
 from sedem.engine.static import Static
 
 QUESTIONS = ["What is the rent?", "Pets?", "Who may leave, and when?"]
@@ -41,20 +40,10 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.fx.GraphModul
     torch._dynamo.reset()
 
 
-def opened(config: SedemConfig, engine: str) -> SeDeM:
-    backbone = open_backbone(config.encoder)
-    torch.manual_seed(1)
-    model = SeDeM(config, backbone, backbone)
-    backbone.add_lora(config.lora_rank, config.lora_alpha)
-    model.requires_grad_(False).eval()
-    model.engine = open_engine(engine, model)
-    return model
-
-
 def test_answers_are_those_of_the_layers_that_are_not_compiled(
     config: SedemConfig, graphs: list[torch.fx.GraphModule]
 ) -> None:
-    models = [opened(config, name) for name in ("static", "compiled")]
+    models = [opened(config, name, lora=True) for name in ("static", "compiled")]
     plain, fast = models
     banks = [model.read([Document("lease.txt", LEASE)]) for model in models]
     assert torch.equal(banks[0].memory([0, 1]), banks[1].memory([0, 1]))

@@ -19,8 +19,11 @@ from sedem.engine import device as device_module
 from sedem.engine.device import (
     Clock,
     FairLock,
+    Upload,
     chosen_device,
     device_lock,
+    fill,
+    fill_lengths,
     synchronized_time,
 )
 from sedem.errors import ConfigError
@@ -76,13 +79,6 @@ def test_the_lock_is_reentrant_and_makes_the_gpu_current(gpus: list[str]) -> Non
     with device_lock(first), device_lock(first):
         assert gpus == ["on cuda:1", "on cuda:1"]
     assert gpus[2:] == ["off cuda:1", "off cuda:1"]
-
-
-def test_an_error_releases_the_lock(gpus: list[str]) -> None:
-    with pytest.raises(ValueError, match="inside"), device_lock(torch.device("cuda:0")):
-        raise ValueError("inside")
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(synchronized_time, torch.device("cuda:0")).result(10) > 0
 
 
 def test_the_clock_is_read_under_the_lock_when_the_gpu_is_done(gpus: list[str]) -> None:
@@ -335,3 +331,26 @@ def test_reading_while_answering_changes_no_answer(
         thread.join(30)
     assert {answer.text for answer in answers} == {expected.text}
     assert differing and not any(differing)
+
+
+# Inputs that are filled on the host and read on a device
+
+
+def test_fields_arrive() -> None:
+    fields = {"ids": ((2, 3), torch.long), "nothing": ((2, 0, 4), torch.float32)}
+    upload = Upload(torch.device("cpu"), fields)
+    upload.begin()
+    upload.host["ids"].copy_(torch.arange(6).view(2, 3) - 3)
+    upload.send()
+    assert {name: (tuple(t.shape), t.dtype) for name, t in upload.device.items()} == fields
+    assert upload.device["ids"].tolist() == [[-3, -2, -1], [0, 1, 2]]
+
+
+def test_rows_of_different_lengths_are_padded_on_the_right() -> None:
+    buffer = torch.full((3, 4), 7.0)
+    fill(buffer, [torch.tensor([1.0, 2.0]), torch.tensor([]), torch.ones(4)], padding=-torch.inf)
+    gone = -torch.inf
+    assert buffer.tolist() == [[1.0, 2.0, gone, gone], [gone] * 4, [1.0] * 4]
+    mask = torch.ones(3, 4, dtype=torch.bool)
+    fill_lengths(mask, [2, 0, 4])
+    assert mask.tolist() == [[True, True, False, False], [False] * 4, [True] * 4]

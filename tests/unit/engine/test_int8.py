@@ -8,21 +8,19 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from answers import joined
+from answers import engine_of, inputs_for, joined
+from answers import opened as opened_by
 from conftest import LEASE
 from torch import Tensor, nn
 
 from sedem import Document, SeDeM, SedemConfig
-from sedem.answering.prompts import question_ids
-from sedem.answering.requests import Request, choose, inputs_of
-from sedem.backbone.loading import open_backbone
+from sedem.answering.requests import Request
 from sedem.cli.options import open_model
 from sedem.engine import int8
+from sedem.engine.fused import MATRICES, FusedLayer
 from sedem.engine.int8 import Int8Matrix
 from sedem.engine.interface import AnswerInputs
-from sedem.engine.layers import MATRICES, FusedLayer
-from sedem.engine.open import open_engine
-from sedem.engine.static import Static
+from sedem.engine.static import open_engine
 from sedem.errors import ConfigError
 from sedem.evaluation import readers
 from sedem.evaluation.config import MethodSettings
@@ -57,25 +55,14 @@ def rounded(vectors: Tensor) -> Tensor:
 
 
 def opened(config: SedemConfig, weights: str) -> SeDeM:
-    backbone = open_backbone(config.encoder)
-    torch.manual_seed(1)
-    model = SeDeM(config, backbone, backbone).requires_grad_(False).eval()
+    model = opened_by(config)
     model.engine = open_engine("auto", model, weights=weights)
     return model
 
 
-def engine_of(model: SeDeM) -> Static:
-    assert isinstance(model.engine, Static)
-    return model.engine
-
-
 def starts(model: SeDeM) -> list[AnswerInputs]:
     bank = model.read([Document("lease.txt", LEASE)])
-    made = []
-    for question in QUESTIONS:
-        selection = choose(model, Request(bank, question, 2), torch.arange(len(bank)).float())
-        made.append(inputs_of(bank, selection, torch.tensor(question_ids(model.decoder, question))))
-    return made
+    return [inputs_for(model, Request(bank, question, 2)) for question in QUESTIONS]
 
 
 def decoded(model: SeDeM, rows: list[AnswerInputs]) -> tuple[Tensor, Tensor]:

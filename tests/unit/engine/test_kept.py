@@ -9,18 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from answers import joined
+from answers import joined, opened
 from conftest import LEASE, RECIPE
 from torch import Tensor
 
-from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
-from sedem.answering.prompts import question_ids
-from sedem.backbone.loading import open_backbone
+from sedem import Document, MemoryBank, SeDeM, SedemConfig
+from sedem.answering.decoding import question_ids
 from sedem.bank.kept import kept_bytes, kept_path
 from sedem.engine.interface import AnswerInputs
 from sedem.engine.kept import Kept, KeptBudget, KeptLevel
-from sedem.engine.open import open_engine
-from sedem.engine.static import Static
+from sedem.engine.static import Static, open_engine
 from sedem.engine.warming import save_kept
 from sedem.errors import BankError, BankMismatchError, ConfigError
 
@@ -31,13 +29,7 @@ ROWS = [[0, 3, 5], [3], [9, 2, 14, 0]]
 
 def build(config: SedemConfig, budget: KeptBudget | None = None, **changes: Any) -> SeDeM:
     settings = {"block_context": "independent", "guidance": True, **changes}
-    backbone = open_backbone(config.encoder)
-    torch.manual_seed(1)
-    model = SeDeM(config.with_changes(**settings), backbone, backbone)
-    backbone.add_lora(config.lora_rank, config.lora_alpha)
-    for factor in backbone.lora_parameters():
-        factor.data = torch.randn(factor.shape) * 0.2
-    model.requires_grad_(False).eval()
+    model = opened(config, lora=True, **settings)
     model.engine = open_engine("static", model, budget=budget)
     return model
 
@@ -133,15 +125,6 @@ def test_stored_blocks_give_the_same_logits_and_take_no_room(
         assert torch.equal(logits(later, opened), expected)
         assert (kept(later).misses, kept(later).nbytes) == (0, 0)
         assert later.warm(opened) == len(opened)
-
-
-def test_answers_are_those_of_the_eager_engine(config: SedemConfig, bank: MemoryBank) -> None:
-    fast, slow = build(config), build(config)
-    slow.engine = open_engine("eager", slow)
-    expected = slow.answer(bank, QUESTIONS, k=4, decoding=Decoding(8))
-    for _ in range(2):
-        answers = fast.answer(bank, QUESTIONS, k=4, decoding=Decoding(8))
-        assert [a.text for a in answers] == [a.text for a in expected]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "fp8"])

@@ -9,21 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from answers import build, joined
+from answers import engine_of, inputs_for, joined, opened
 from conftest import LEASE, POSITIONS, RECIPE
 from torch import Tensor
 
 from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.answering import running
-from sedem.answering.prompts import question_ids
-from sedem.answering.requests import Request, choose, inputs_of
-from sedem.backbone.loading import open_backbone
+from sedem.answering.requests import Request
 from sedem.engine import rows as engine_rows
 from sedem.engine.batch import StaticBatch
 from sedem.engine.interface import AnswerInputs
-from sedem.engine.open import open_engine
 from sedem.engine.rows import FIRST_STEPS, StaticRows
-from sedem.engine.static import Static
 from sedem.errors import ConfigError
 
 QUESTIONS = ["Pets?", "What is the rent?", "How long is notice? " * 6]
@@ -33,12 +29,6 @@ KINDS = [
     for context in ("joint", "independent")
     for guidance in (False, True)
 ]
-
-
-def opened(config: SedemConfig, engine: str, **changes: object) -> SeDeM:
-    model = build(config, open_backbone(config.encoder), **changes).requires_grad_(False)
-    model.engine = open_engine(engine, model)
-    return model
 
 
 @pytest.fixture
@@ -55,15 +45,9 @@ def read(model: SeDeM) -> MemoryBank:
     return model.read([Document("lease.txt", LEASE), Document("recipe.txt", RECIPE)])
 
 
-def engine_of(model: SeDeM) -> Static:
-    assert isinstance(model.engine, Static)
-    return model.engine
-
-
 def start_at(model: SeDeM, bank: MemoryBank, question: str, k: int, turn: int = 0) -> AnswerInputs:
     request = Request(bank, question, k) if k else Request(bank, question, blocks=[])
-    selection = choose(model, request, torch.arange(len(bank)).roll(turn).float())
-    return inputs_of(bank, selection, torch.tensor(question_ids(model.decoder, question)))
+    return inputs_for(model, request, turn)
 
 
 class Asked:

@@ -12,49 +12,34 @@ from weakref import ref
 
 import pytest
 import torch
-from answers import joined
+from answers import engine_of, inputs_for, joined, opened
 from conftest import LEASE, RECIPE
 from torch import Tensor
 
 from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
-from sedem.answering.prompts import question_ids
-from sedem.answering.requests import Request, choose, inputs_of
+from sedem.answering.requests import Request
 from sedem.backbone.loading import open_backbone
-from sedem.engine import buffers, layers, static
+from sedem.engine import fused, static
 from sedem.engine.batch import Bucket, StaticBatch
-from sedem.engine.buffers import Replay, pool_bytes, round_up, side_stream
+from sedem.engine.device import Replay, pool_bytes, round_up
 from sedem.engine.eager import Eager
 from sedem.engine.interface import AnswerInputs
-from sedem.engine.open import open_engine
 from sedem.engine.rows import FIRST_STEPS
-from sedem.engine.static import Static
+from sedem.engine.static import Static, open_engine
 from sedem.errors import ConfigError
 
 QUESTIONS = ["What is the rent?", "How many eggs?", "Pets?", "Who may leave?", "Plums?"]
 DOCUMENTS = [Document("lease.txt", LEASE), Document("recipe.txt", RECIPE)]
 
 
-def with_lora(config: SedemConfig, encoder: str, decoder: str | None = None) -> SeDeM:
-    reading = open_backbone(encoder)
-    answering = reading if decoder is None else open_backbone(decoder)
-    torch.manual_seed(1)
-    model = SeDeM(config, reading, answering)
-    answering.add_lora(config.lora_rank, config.lora_alpha)
-    for factor in answering.lora_parameters():
-        factor.data = torch.randn(factor.shape) * 0.2
-    return model.requires_grad_(False).eval()
-
-
 @pytest.fixture
 def slow(config: SedemConfig) -> SeDeM:
-    return with_lora(config, config.encoder)
+    return opened(config, lora=True)
 
 
 @pytest.fixture
 def fast(config: SedemConfig) -> SeDeM:
-    model = with_lora(config, config.encoder)
-    model.engine = open_engine("static", model)
-    return model
+    return opened(config, "static", lora=True)
 
 
 @pytest.fixture
@@ -62,19 +47,9 @@ def bank(slow: SeDeM) -> MemoryBank:
     return slow.read(DOCUMENTS)
 
 
-def engine_of(model: SeDeM) -> Static:
-    assert isinstance(model.engine, Static)
-    return model.engine
-
-
 def starts(model: SeDeM, bank: MemoryBank, rows: int, k: int = 2) -> list[AnswerInputs]:
-    made = []
-    for row in range(rows):
-        request = Request(bank, QUESTIONS[row % len(QUESTIONS)], k)
-        selection = choose(model, request, torch.arange(len(bank)).roll(row).float())
-        prefix = torch.tensor(question_ids(model.decoder, request.question))
-        made.append(inputs_of(bank, selection, prefix))
-    return made
+    requests = (Request(bank, QUESTIONS[row % len(QUESTIONS)], k) for row in range(rows))
+    return [inputs_for(model, request, row) for row, request in enumerate(requests)]
 
 
 # Replays
@@ -95,20 +70,6 @@ def test_a_moved_buffer_is_detected_without_a_gpu() -> None:
         replay(double)
 
 
-def test_a_rehearsal_restores_the_state() -> None:
-    count, seen = torch.zeros(1), torch.zeros(1)
-
-    def step() -> None:
-        count.add_(1)
-        seen.copy_(count)
-
-    replay = Replay([count, seen], [count])
-    replay.rehearse(step)
-    assert (count.item(), seen.item()) == (0, 1)
-    replay(step)
-    assert count.item() == 1
-
-
 def test_a_rehearsed_step_changes_no_answer(fast: SeDeM, bank: MemoryBank) -> None:
     rows = starts(fast, bank, 2)
     tokens = torch.tensor([50, 60])
@@ -121,17 +82,6 @@ def test_a_rehearsed_step_changes_no_answer(fast: SeDeM, bank: MemoryBank) -> No
                 batch._replay_step.rehearse(batch._run_step)
             seen.append([running.step(tokens) for _ in range(3)])
     assert all(torch.equal(a, b) for a, b in zip(*seen, strict=True))
-
-
-def test_a_gpu_has_one_stream_for_captures(monkeypatch: pytest.MonkeyPatch) -> None:
-    current = [0]
-    monkeypatch.setattr(buffers, "_SIDE_STREAMS", {})
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
-    monkeypatch.setattr(torch.cuda, "Stream", lambda: object())
-    first = side_stream()
-    assert side_stream() is first
-    current[0] = 1
-    assert side_stream() is not first
 
 
 # Batches
@@ -180,45 +130,6 @@ def test_a_long_answer_moves_to_a_larger_batch(slow: SeDeM, fast: SeDeM, bank: M
             logits.append(torch.stack([running.step(ids) for ids in tokens]))
     torch.testing.assert_close(*logits, rtol=1e-3, atol=1e-4)
     assert {batch.bucket.steps for batch in engine_of(fast).batches.idle} == {64, 128, 160}
-
-
-def test_finished_rows_are_dropped_from_the_batch(
-    slow: SeDeM, fast: SeDeM, bank: MemoryBank
-) -> None:
-    rows = starts(slow, bank, 7)
-    lives = [list(range(7)), [0, 2, 3, 5, 6], [2, 5, 6], [2, 5, 6], [5]]
-    tokens = torch.randint(2, 258, (len(lives), 7), generator=torch.Generator().manual_seed(0))
-    found: list[list[Tensor]] = []
-    sizes = []
-    for model in (slow, fast):
-        found.append([])
-        with joined(model.engine, rows, 9) as (_, running):
-            left = set[int]()
-            for ids, live in zip(tokens, lives, strict=True):
-                for row in set(range(7)) - {*live} - left:
-                    running.leave(row)
-                    left.add(row)
-                found[-1].append(running.step(ids)[live])
-                if model is fast:
-                    sizes.append(engine_of(fast).batches.active[0].bucket.rows)
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=5e-5)
-    assert sizes == [7, 7, 3, 3, 1]
-
-
-def test_many_questions_together_get_the_answers_of_each_alone(
-    slow: SeDeM, fast: SeDeM, bank: MemoryBank
-) -> None:
-    lease = slow.read(DOCUMENTS[:1])
-    requests = [
-        Request((bank, lease)[row % 2], f"{QUESTIONS[row % 5]} {row}", 1 + row % 4)
-        for row in range(64)
-    ]
-    together = fast.answer_requests(requests, Decoding(4))
-    sample = [0, 9, 31, 63]
-    alone = [slow.answer_requests([requests[row]], Decoding(4))[0] for row in sample]
-    assert [together[row].text for row in sample] == [answer.text for answer in alone]
-    assert len(together) == 64
 
 
 def test_sampled_answers_equal_those_of_the_reference(
@@ -348,7 +259,7 @@ def test_a_separate_encoder_keeps_the_layers_it_needs(
     encoder = tiny_folder("qwen2", depth=6, seed=3, tie_word_embeddings=False)
     decoder = config.encoder
     crossed = config.with_changes(encoder=encoder, decoder=decoder)
-    slow, fast = (with_lora(crossed, encoder, decoder) for _ in range(2))
+    slow, fast = (opened(crossed, lora=True) for _ in range(2))
     gone = [*fast.encoder.model.get_decoder().layers[3:].parameters()]
     gone.append(fast.encoder.model.get_output_embeddings().weight)
     fast.engine = open_engine("static", fast)
@@ -407,7 +318,7 @@ def test_rotary_positions_that_cannot_be_captured_are_refused(
     config: SedemConfig, tiny_folder: Callable[..., str]
 ) -> None:
     rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
-    model = with_lora(config, tiny_folder(rope_parameters=rope))
+    model = opened(config, encoder=tiny_folder(rope_parameters=rope))
     with pytest.raises(ConfigError, match="rotary positions that depend on the length"):
         Static(model, graphs=True)
 
@@ -430,7 +341,7 @@ def test_a_checkpoint_opens_with_every_engine_and_is_saved_the_same(
 def test_attention_runs_with_the_chosen_kernels_alone(
     context: str, config: SedemConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen, calls, attend = [], [], layers.attend
+    chosen, calls, attend = [], [], fused.attend
 
     @contextmanager
     def backends(device: torch.device) -> Iterator[None]:
@@ -443,9 +354,8 @@ def test_attention_runs_with_the_chosen_kernels_alone(
         return attend(*given)
 
     monkeypatch.setattr(static, "attention_backends", backends)
-    monkeypatch.setattr(layers, "attend", attended)
-    model = with_lora(config.with_changes(block_context=context), config.encoder)
-    model.engine = open_engine("static", model)
+    monkeypatch.setattr(fused, "attend", attended)
+    model = opened(config, "static", lora=True, block_context=context)
     model.answer(model.read(DOCUMENTS), QUESTIONS[:2], decoding=Decoding(3))
     assert calls and all(calls)
     assert not chosen

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
-from sedem.answering.prompts import question_ids
+from sedem.answering.decoding import question_ids
 from sedem.answering.requests import Request, choose, encode_questions, inputs_of
 from sedem.backbone.loading import open_backbone
 from sedem.bank import search

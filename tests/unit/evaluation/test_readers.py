@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
-from sedem.answering.prompts import context_prompt
+from sedem.answering.decoding import context_prompt
 from sedem.answering.requests import Request
 from sedem.backbone.decoder import Backbone
 from sedem.baselines.bm25 import BM25

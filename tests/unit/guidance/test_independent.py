@@ -7,9 +7,9 @@ from transformers import DynamicCache
 from sedem import SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
 from sedem.config import BlockContext
-from sedem.engine.conditioning import condition
+from sedem.engine.eager import condition
+from sedem.method.compressor import state_mask
 from sedem.method.injection import Blocks, prefill, step
-from sedem.method.pooling import state_mask
 
 SLOT_TOKENS = torch.tensor(
     [

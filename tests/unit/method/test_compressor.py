@@ -4,6 +4,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from sedem.config import SedemConfig
@@ -11,6 +13,9 @@ from sedem.method.compressor import (
     PoolingCompressor,
     QueryCompressor,
     build_compressor,
+    pool,
+    slot_tokens,
+    state_mask,
 )
 
 Vector = list[float]
@@ -79,10 +84,6 @@ def test_linear_slots_are_pooled_means_times_w_in() -> None:
     torch.testing.assert_close(
         compressor(HIDDEN_STE, MASK_ST), torch.tensor(expected, dtype=torch.float64)
     )
-
-
-def test_w_in_has_no_bias() -> None:
-    assert [tuple(p.shape) for p in PoolingCompressor(4, 6, 2).parameters()] == [(6, 4)]
 
 
 def test_the_linear_target_is_projected_and_not_pooled() -> None:
@@ -222,20 +223,6 @@ def test_query_attention_competes_for_tokens(query_compressor: QueryCompressor) 
     )
 
 
-def test_padding_has_no_influence_on_query_slots(query_compressor: QueryCompressor) -> None:
-    other_STE = torch.where(MASK_ST[..., None], HIDDEN_STE, 1e3)
-    memory_SMD = query_compressor(HIDDEN_STE, MASK_ST)
-    assert torch.equal(memory_SMD, query_compressor(other_STE, MASK_ST))
-    shorter_1MD = query_compressor(HIDDEN_STE[1:2, :6], MASK_ST[1:2, :6])
-    torch.testing.assert_close(memory_SMD[1:2, :3], shorter_1MD)
-
-
-def test_the_query_compressor_has_no_output_projection() -> None:
-    names = {name for name, _ in QueryCompressor(4, 6, 2, slots=4, heads=2).named_parameters()}
-    norms = {f"norm_{part}.{kind}" for part in ("query", "state") for kind in ("weight", "bias")}
-    assert names == {"queries", "w_query.weight", "w_key.weight", "w_value.weight"} | norms
-
-
 def test_the_query_target_is_the_value_of_each_state(query_compressor: QueryCompressor) -> None:
     expected = [
         [
@@ -271,14 +258,67 @@ def test_build_compressor_makes_the_kind_that_the_configuration_names(
     assert compressor.target(HIDDEN_STE.float()).shape == (3, 8, 6)
 
 
-def test_two_segments_never_mix() -> None:
-    for compressor in (
-        PoolingCompressor(4, 6, 2),
-        PoolingCompressor(4, 6, 2, mlp=True),
-        QueryCompressor(4, 6, 2, slots=4, heads=2),
-    ):
-        randomised(compressor)
-        other_STE = HIDDEN_STE.clone()
-        other_STE[1] = 3.0
-        changed_SMD = compressor(other_STE, MASK_ST) != compressor(HIDDEN_STE, MASK_ST)
-        assert changed_SMD.flatten(1).any(1).tolist() == [False, True, False]
+def naive_pool(
+    states: list[list[list[float]]], real: list[list[bool]], compression: int
+) -> list[list[list[float]]]:
+    pooled = []
+    for s in range(len(states)):
+        slots = []
+        for j in range(len(states[s]) // compression):
+            members = []
+            for k in range(compression):
+                t = j * compression + k
+                if real[s][t]:
+                    members.append(states[s][t])
+            slot = []
+            for e in range(len(states[s][0])):
+                slot.append(sum(m[e] for m in members) / len(members) if members else 0.0)
+            slots.append(slot)
+        pooled.append(slots)
+    return pooled
+
+
+def lengths_mask(lengths: list[int], segment_length: int) -> torch.Tensor:
+    return torch.tensor([[t < length for t in range(segment_length)] for length in lengths])
+
+
+@pytest.mark.parametrize("compression", [1, 2, 4, 12])
+@pytest.mark.parametrize("lengths", [(12, 12), (12, 7), (9, 1), (4, 8)])
+def test_pool_is_the_mean_of_each_run_of_c_real_states(
+    compression: int, lengths: tuple[int, int]
+) -> None:
+    states_STE = torch.randn(2, 12, 3, generator=torch.Generator().manual_seed(0)).double()
+    mask_ST = lengths_mask(list(lengths), 12)
+    expected = naive_pool(states_STE.tolist(), mask_ST.tolist(), compression)
+    torch.testing.assert_close(
+        pool(states_STE, mask_ST, compression), torch.tensor(expected).double()
+    )
+
+
+@pytest.mark.parametrize("compression", [1, 3, 4])
+def test_slot_tokens_counts_the_real_tokens_of_each_slot(compression: int) -> None:
+    lengths = [12, 7, 0]
+    expected = [
+        [
+            sum(t < length for t in range(j * compression, (j + 1) * compression))
+            for j in range(12 // compression)
+        ]
+        for length in lengths
+    ]
+    assert slot_tokens(lengths_mask(lengths, 12), compression).tolist() == expected
+
+
+def test_state_mask_marks_the_first_states_of_a_slot_as_real() -> None:
+    tokens_KJ = torch.tensor([[4, 4, 1], [2, 0, 0]])
+    expected = [[rank < count for count in row for rank in range(4)] for row in tokens_KJ.tolist()]
+    assert state_mask(tokens_KJ, 4).tolist() == expected
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 24), min_size=1, max_size=4),
+    compression=st.sampled_from([1, 2, 4, 8]),
+)
+def test_state_mask_gives_back_the_token_mask(lengths: list[int], compression: int) -> None:
+    mask_ST = lengths_mask(lengths, 24)
+    assert torch.equal(state_mask(slot_tokens(mask_ST, compression), compression), mask_ST)

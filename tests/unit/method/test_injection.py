@@ -98,21 +98,6 @@ def test_a_prefill_without_a_cache_has_no_stream(backbone: Backbone) -> None:
     assert fill(backbone).stream is None
 
 
-def test_only_later_positions_see_the_memory(backbone: Backbone) -> None:
-    generator = torch.Generator().manual_seed(2)
-    one, other = torch.randn(2, 1, 3, backbone.width, generator=generator) * 3
-    first = fill(backbone, restored=one).prefix
-    second = fill(backbone, restored=other).prefix
-    changed_P = (first != second).any(-1)[0].tolist()
-    assert changed_P == [False, True, True, True]
-
-
-def test_the_order_of_the_restored_states_matters(backbone: Backbone) -> None:
-    restored = torch.randn(1, 3, backbone.width, generator=torch.Generator().manual_seed(2)) * 3
-    turned = fill(backbone, restored=restored.flip(1)).prefix[:, -1]
-    assert not torch.allclose(fill(backbone, restored=restored).prefix[:, -1], turned)
-
-
 def test_gradients_reach_the_restored_states_and_not_the_backbone(backbone: Backbone) -> None:
     restored = torch.randn(1, 3, backbone.width).requires_grad_()
     backbone.logits(fill(backbone, restored=restored).prefix).sum().backward()

@@ -107,14 +107,6 @@ def test_a_character_of_several_bytes_that_a_window_cuts_belongs_to_both(reader:
     assert [text[start:end] for start, end in spans(segments)] == ["aé€", "€🥧", "🥧b"]
 
 
-def test_special_tokens_written_in_a_text_are_treated_as_plain_text(reader: Backbone) -> None:
-    text = "<start>a<end>"
-    segments = segment_text(text, reader, 32, "window")
-    assert int(segments.lengths[0]) == len(text)
-    assert segments.ids[segments.mask].min() >= 2
-    assert spans(segments) == [(0, len(text))]
-
-
 @pytest.mark.parametrize("how", ["window", "paragraph"])
 def test_a_text_without_tokens_is_refused(reader: Backbone, how: str) -> None:
     with pytest.raises(DataError, match="the text has no tokens"):

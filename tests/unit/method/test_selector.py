@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from unit.method.conftest import case
 
 from sedem.config import SedemConfig
 from sedem.errors import ConfigError
-from sedem.guidance.budgets import Auto, blocks_for_mass
 from sedem.method.selector import (
     Selector,
     block_scores,
@@ -166,13 +164,6 @@ def test_the_selector_equals_norm_projection_cosine_and_four_loops() -> None:
     torch.testing.assert_close(scores, torch.tensor(expected), rtol=1e-5, atol=1e-5)
 
 
-def test_queries_and_keys_are_unit_vectors() -> None:
-    selector = Selector(8, 8, heads=2, dim=4)
-    for vectors in (selector.queries(torch.randn(3, 8)), selector.keys(torch.randn(2, 3, 8))):
-        assert vectors.shape[-2:] == (2, 4)
-        torch.testing.assert_close(vectors.norm(dim=-1), torch.ones(vectors.shape[:-1]))
-
-
 def test_queries_and_keys_have_length_one_under_autocast() -> None:
     """Rounding of the projections may turn them a little; it must not change their length."""
     selector = Selector(8, 8, heads=2, dim=4)
@@ -240,69 +231,3 @@ def test_the_full_bank_is_every_block() -> None:
 def test_a_bad_budget_is_refused(k: object) -> None:
     with pytest.raises(ConfigError, match=rf"k is {k!r}; .*at least 1, or 'all'"):
         resolve_budget(k, 5)
-
-
-# Budgets by need
-
-
-def fewest(scores: list[float], tau: float, mass: float, most: int) -> int:
-    """The fewest best scores whose shares of the sum of exp(s / tau) of `most` reach a mass."""
-    weights = sorted((math.exp(score / tau) for score in scores), reverse=True)[:most]
-    total = 0.0
-    for count, weight in enumerate(weights, start=1):
-        total += weight
-        if total / sum(weights) >= mass - 1e-12:
-            return count
-    return len(weights)
-
-
-@pytest.mark.parametrize("mass", [0.0, 0.3, 0.8, 0.95, 0.999])
-@pytest.mark.parametrize("tau", [0.3, 1.0, 4.0])
-def test_a_budget_by_need_is_the_fewest_blocks_that_reach_the_mass(tau: float, mass: float) -> None:
-    torch.manual_seed(0)
-    for _ in range(20):
-        scores = (3 * torch.randn(12)).tolist()
-        for most in (1, 5, 12, 20):
-            expected = fewest(scores, tau, mass, most)
-            assert blocks_for_mass(torch.tensor(scores), tau, mass, 1, most) == expected
-        limited = blocks_for_mass(torch.tensor(scores), tau, mass, 3, 5)
-        assert limited == max(fewest(scores, tau, mass, 5), 3)
-
-
-def test_a_budget_by_need_is_never_more_than_the_bank() -> None:
-    assert blocks_for_mass(torch.tensor([1.0, 1.0]), 1.0, 1.0, 4, 8) == 2
-
-
-def test_a_budget_by_need_does_not_depend_on_how_many_bad_blocks_there_are() -> None:
-    few = torch.tensor([5.0, 1.0, 0.5, 0.0])
-    many = torch.cat([few, torch.full((50_000,), -torch.inf), torch.zeros(50_000)])
-    assert blocks_for_mass(few, 1.0, 0.9, 1, 4) == blocks_for_mass(many, 1.0, 0.9, 1, 4) == 1
-
-
-def test_one_clear_block_is_enough_and_equal_blocks_are_all_needed() -> None:
-    assert blocks_for_mass(torch.tensor([9.0, 0.0, 0.0, 0.0]), 1.0, 0.95, 1, 8) == 1
-    assert blocks_for_mass(torch.tensor([9.0, 9.0, 9.0, 0.0]), 1.0, 0.95, 1, 8) == 3
-
-
-def test_an_auto_budget_takes_what_it_leaves_open_from_the_model() -> None:
-    config = SedemConfig(encoder="-", extract_layers=(1,), inject_layer=1, auto_min=2, auto_max=6)
-    assert Auto().filled(config) == (0.95, 2, 6)
-    assert Auto(0.5, 3, 4).filled(config) == (0.5, 3, 4)
-    assert Auto(most=1).filled(config) == (0.95, 1, 1)
-    assert Auto(least=9).filled(config) == (0.95, 9, 9)
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"mass": 1.5}, r"mass is 1\.5; it must be a number from 0 to 1"),
-        ({"mass": True}, "mass is True"),
-        ({"mass": math.nan}, "mass is nan"),
-        ({"least": 0}, "least is 0; it must be a whole number of at least 1"),
-        ({"most": 2.0}, r"most is 2\.0; it must be"),
-        ({"least": 4, "most": 3}, "least is 4 but most 3"),
-    ],
-)
-def test_a_bad_auto_budget_is_refused(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        Auto(**settings)

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from sedem import Document, SeDeM, SedemConfig
-from sedem.answering.decoding import Decoding
-from sedem.answering.prompts import question_ids
+from sedem.answering.decoding import Decoding, question_ids
 from sedem.backbone.decoder import Backbone
 from sedem.engine.eager import start_decoding
 from sedem.engine.interface import AnswerInputs

@@ -20,8 +20,8 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from synthetic import answer_or_error, decoding_of, synthetic_bank, synthetic_questions
 
 from sedem import MemoryBank, SeDeM
-from sedem.answering.reply import Selected
 from sedem.answering.requests import Request
+from sedem.answering.running import Selected
 from sedem.backbone.decoder import Backbone
 from sedem.bank.file import BankFile
 from sedem.bank.memory_bank import Snapshot

@@ -15,13 +15,7 @@ from sedem.errors import DataError
 from sedem.method.segments import Segments, segment_text
 from sedem.modules import SedemModules
 from sedem.reading import encoding as cutter
-from sedem.reading.encoding import batches, compress, segments_of
-
-
-def test_reading_twice_gives_the_same_bank(model: SeDeM, documents: list[Document]) -> None:
-    one, two = model.read(documents), model.read(documents)
-    assert torch.equal(one.memory(range(len(one))), two.memory(range(len(two))))
-    assert one.blocks == two.blocks
+from sedem.reading.encoding import Cutter, batches, compress, segments_of
 
 
 def test_no_block_of_a_paragraph_reaches_into_the_next(
@@ -46,17 +40,6 @@ def test_every_compressor_reads_answers_and_cites(
     # Learned queries look at the whole segment; so does what is cited for them.
     spans = sorted((c.start, c.end) for c in whole.citations if c.document == "lease.txt")
     assert spans == [(i, min(i + 16, len(LEASE))) for i in range(0, len(LEASE), 16)]
-
-
-def test_compressors_differ(
-    config: SedemConfig, backbone: Backbone, documents: list[Document]
-) -> None:
-    texts = set()
-    for kind in ("linear", "mlp", "query"):
-        model = build(config, backbone, compressor=kind)
-        answers = model.answer(model.read(documents), QUESTIONS, decoding=SHORT)
-        texts.add(tuple(answer.text for answer in answers))
-    assert len(texts) == 3
 
 
 @pytest.mark.parametrize(
@@ -174,3 +157,25 @@ def test_a_document_that_cannot_be_cut_is_refused_and_ends_the_thread(
     with pytest.raises(DataError, match="no tokens"):
         model.read([Document(f"{name}.txt", LEASE) for name in "abc"])
     assert threading.active_count() == before
+
+
+def test_leaving_drops_what_no_one_has_waited_for(
+    model: SeDeM, documents: list[Document], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut: list[str] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def held(model: SedemModules, document: Document) -> Segments:
+        cut.append(document.name)
+        begun.set()
+        assert go_on.wait(10)
+        return segments_of(model, document)
+
+    monkeypatch.setattr(cutter, "segments_of", held)
+    before = threading.active_count()
+    with Cutter(model, documents) as cutting:
+        assert begun.wait(10)
+        assert cutting.count is None
+        threading.Timer(0.05, go_on.set).start()
+    assert cut == [documents[0].name]
+    assert threading.active_count() <= before + 1  # the timer

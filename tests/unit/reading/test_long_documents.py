@@ -110,16 +110,6 @@ def test_an_interrupted_build_goes_on_and_gives_the_same_bits(
     assert_equal(bank, whole)
 
 
-def test_a_build_may_be_interrupted_again_and_again(
-    model: SeDeM, whole: MemoryBank, tmp_path: Path
-) -> None:
-    bank = tmp_path / "a.bank"
-    for _ in range(3):
-        assert interrupted(model, bank, LONG, 1).commits == 1
-    finished(model, bank, LONG, SHORT)
-    assert_equal(bank, whole)
-
-
 @pytest.mark.parametrize("change", ["another text", "other parts"])
 def test_a_document_that_does_not_fit_what_is_stored_is_read_from_its_beginning(
     change: str, model: SeDeM, whole: MemoryBank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

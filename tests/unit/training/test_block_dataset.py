@@ -14,7 +14,7 @@ from sedem.backbone.decoder import Backbone
 from sedem.data.examples import ExampleSet
 from sedem.data.question_sets import open_examples
 from sedem.errors import ConfigError, DataError
-from sedem.method.pooling import slot_tokens
+from sedem.method.compressor import slot_tokens
 from sedem.training import example_dataset
 from sedem.training.block_dataset import BlockDataset
 

@@ -11,7 +11,7 @@ import torch
 from sedem import Document, SeDeM
 from sedem.data.examples import Evidence, Example, ExampleSet
 from sedem.errors import DataError
-from sedem.guidance.confidence import confidence_features
+from sedem.guidance.scores import confidence_features
 from sedem.training import calibration
 from sedem.training.calibration import LEAST, calibrate, evidence_features
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from unit.training.blocks import block_dataset, collator
 
 from sedem import SeDeM, SedemConfig
-from sedem.answering.prompts import answer_ids, question_ids
+from sedem.answering.decoding import answer_ids, question_ids
 from sedem.answering.requests import Request, choose, inputs_of, prefix_of
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone

@@ -15,7 +15,7 @@ from unit.training.runs import train
 from sedem import SeDeM
 from sedem.checkpoint.folder import copy_with_part
 from sedem.errors import ConfigError, DataError
-from sedem.guidance.confidence import Confidence
+from sedem.guidance.scores import Confidence
 from sedem.training import stages
 from sedem.training.recipe import DataSource
 from sedem.training.stages import Stage1Recipe, Stage2Recipe, open_model

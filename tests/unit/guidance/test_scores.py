@@ -2,12 +2,24 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from sedem.config import SedemConfig
+from sedem.errors import ConfigError
 from sedem.evaluation.metrics import BINS, auroc, calibration_error
-from sedem.guidance.confidence import Confidence, confidence_features
+from sedem.guidance.scores import (
+    Auto,
+    Confidence,
+    Guidance,
+    blocks_for_mass,
+    confidence_features,
+    guidance_bias,
+)
 
 
 def naive_features(scores: list[float], tokens: int) -> list[float]:
@@ -100,3 +112,96 @@ def test_the_calibration_error_is_the_mean_distance_of_groups(count: int) -> Non
         if part:
             total += abs(sum(p for p, _ in part) - sum(real for _, real in part))
     assert calibration_error(confidence, present) == pytest.approx(total / count)
+
+
+SCORES = st.lists(st.floats(-20, 20), min_size=1, max_size=6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=st.lists(SCORES, min_size=1, max_size=3), tau=st.floats(0.1, 10))
+def test_the_bias_of_a_block_is_how_far_it_scored_behind_the_best_over_tau(
+    rows: list[list[float]], tau: float
+) -> None:
+    width = max(map(len, rows))
+    scores = torch.tensor([[*row, *[-math.inf] * (width - len(row))] for row in rows])
+    bias = guidance_bias(scores, tau)
+    for row, found in zip(rows, bias.tolist(), strict=True):
+        expected = [(s - max(row)) / tau for s in row] + [0.0] * (width - len(row))
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-4)
+
+
+def test_tau_is_trained_and_stays_positive() -> None:
+    guidance = Guidance(tau=0.5)
+    assert guidance.tau.item() == pytest.approx(0.5)
+    optimizer = torch.optim.SGD(guidance.parameters(), lr=3.0)
+    guidance(torch.tensor([[1.0, 3.0]])).sum().backward()
+    optimizer.step()
+    assert 0 < guidance.tau.item() < math.inf
+    assert guidance.tau.item() != pytest.approx(0.5)
+
+
+def test_the_gradient_of_a_place_without_a_block_is_zero() -> None:
+    scores = torch.tensor([[2.0, 1.0, -math.inf]], requires_grad=True)
+    guidance = Guidance()
+    guidance(scores).square().sum().backward()
+    assert scores.grad is not None
+    # The best block is the reference of the other: d/ds of (s_1 - s_0)^2.
+    assert scores.grad.tolist() == [[2.0, -2.0, 0.0]]
+    assert guidance.log_tau.grad is not None and guidance.log_tau.grad.isfinite()
+
+
+# Budgets by need
+
+
+def fewest(scores: list[float], tau: float, mass: float, most: int) -> int:
+    """The fewest best scores whose shares of the sum of exp(s / tau) of `most` reach a mass."""
+    weights = sorted((math.exp(score / tau) for score in scores), reverse=True)[:most]
+    total = 0.0
+    for count, weight in enumerate(weights, start=1):
+        total += weight
+        if total / sum(weights) >= mass - 1e-12:
+            return count
+    return len(weights)
+
+
+@pytest.mark.parametrize("mass", [0.0, 0.3, 0.8, 0.95, 0.999])
+@pytest.mark.parametrize("tau", [0.3, 1.0, 4.0])
+def test_a_budget_by_need_is_the_fewest_blocks_that_reach_the_mass(tau: float, mass: float) -> None:
+    torch.manual_seed(0)
+    for _ in range(20):
+        scores = (3 * torch.randn(12)).tolist()
+        for most in (1, 5, 12, 20):
+            expected = fewest(scores, tau, mass, most)
+            assert blocks_for_mass(torch.tensor(scores), tau, mass, 1, most) == expected
+        limited = blocks_for_mass(torch.tensor(scores), tau, mass, 3, 5)
+        assert limited == max(fewest(scores, tau, mass, 5), 3)
+
+
+def test_a_budget_by_need_does_not_depend_on_how_many_bad_blocks_there_are() -> None:
+    few = torch.tensor([5.0, 1.0, 0.5, 0.0])
+    many = torch.cat([few, torch.full((50_000,), -torch.inf), torch.zeros(50_000)])
+    assert blocks_for_mass(few, 1.0, 0.9, 1, 4) == blocks_for_mass(many, 1.0, 0.9, 1, 4) == 1
+
+
+def test_an_auto_budget_takes_what_it_leaves_open_from_the_model() -> None:
+    config = SedemConfig(encoder="-", extract_layers=(1,), inject_layer=1, auto_min=2, auto_max=6)
+    assert Auto().filled(config) == (0.95, 2, 6)
+    assert Auto(0.5, 3, 4).filled(config) == (0.5, 3, 4)
+    assert Auto(most=1).filled(config) == (0.95, 1, 1)
+    assert Auto(least=9).filled(config) == (0.95, 9, 9)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"mass": 1.5}, r"mass is 1\.5; it must be a number from 0 to 1"),
+        ({"mass": True}, "mass is True"),
+        ({"mass": math.nan}, "mass is nan"),
+        ({"least": 0}, "least is 0; it must be a whole number of at least 1"),
+        ({"most": 2.0}, r"most is 2\.0; it must be"),
+        ({"least": 4, "most": 3}, "least is 4 but most 3"),
+    ],
+)
+def test_a_bad_auto_budget_is_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Auto(**settings)
