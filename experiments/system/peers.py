@@ -220,6 +220,9 @@ class TextSource:
         embedding: embeddings of all tokens `[V, D]`.
     """
 
+    path = None
+    """Nothing of it is stored."""
+
     def __init__(self, ids: Sequence[Tensor], embedding: Tensor) -> None:
         self.ids = ids
         self.embedding = embedding
