@@ -109,6 +109,7 @@ def test_a_bank_on_disk_answers_as_the_one_in_memory(
     assert [c["text"] for c in told["citations"]] == [c.text for c in ours.citations]
 
 
+@pytest.mark.slow
 def test_more_memory_does_not_hurt(
     model: SeDeM, bank: MemoryBank, documents: list[Document]
 ) -> None:

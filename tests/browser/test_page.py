@@ -180,6 +180,7 @@ def test_files_are_dropped_anywhere_or_chosen_with_the_keyboard(page: Page) -> N
     assert chooser.value.is_multiple()
 
 
+@pytest.mark.slow
 def test_a_long_document_is_shown_in_parts(visit: Opener) -> None:
     page = visit("about:blank")
     text = "".join(f"{number:06d} 🥧 line\n" for number in range(60_000))

@@ -1,3 +1,5 @@
+"""Prompts, and how answers end, are sampled and grow."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -111,6 +113,13 @@ def test_the_end_token_counts_as_one_of_the_limit(writer: Backbone) -> None:
     (short,) = written(writer, Decoding(max_new_tokens=at), ids[at], alone)
     assert (exact.ids, exact.finish_reason) == (ids[:at], "end")
     assert (short.ids, short.finish_reason) == (ids[:at], "length")
+
+
+def test_any_of_the_end_tokens_ends_an_answer(backbone: Backbone) -> None:
+    for end in (70, 71):
+        transcript = Transcript(backbone.tokenizer, [70, 71], Decoding())
+        transcript.add(end)
+        assert (transcript.finish_reason, transcript.ids) == ("end", [])
 
 
 @pytest.mark.parametrize("limit", [1, 2, 7])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from sedem import Document, MemoryBank, SeDeM, SedemConfig
 from sedem.answering.decoding import question_ids
 from sedem.bank.kept import kept_bytes, kept_path
 from sedem.engine.interface import AnswerInputs
-from sedem.engine.kept import Kept, KeptBudget, KeptLevel
+from sedem.engine.kept import Kept, KeptBudget, KeptLevel, decoder_fingerprint
 from sedem.engine.static import Static, open_engine
 from sedem.engine.warming import save_kept
 from sedem.errors import BankError, BankMismatchError, ConfigError
@@ -311,6 +312,19 @@ def test_files_of_another_decoder_are_ignored(
     changed.decompressor.get_parameter("w_2.weight").data.mul_(1.5)
     logits(changed, MemoryBank.open(saved))
     assert kept(changed).misses == 6
+
+
+@pytest.mark.parametrize(
+    "change", [{"lora_alpha": 16}, {"inject_layer": 1}, {"encoder": "other"}, {"lora": False}, {}]
+)
+def test_what_keys_and_values_depend_on_changes_the_fingerprint(
+    config: SedemConfig, tiny_folder: Callable[..., str], change: dict[str, Any]
+) -> None:
+    expected = decoder_fingerprint(opened(config, lora=True))
+    changed: dict[str, Any] = {"lora": True, **change}
+    if "encoder" in change:
+        changed["encoder"] = tiny_folder(seed=1)
+    assert (decoder_fingerprint(opened(config, **changed)) == expected) is (not change)
 
 
 def test_a_damaged_file_is_computed_again_and_replaced(

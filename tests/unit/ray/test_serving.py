@@ -103,7 +103,8 @@ def test_documents_are_added_while_questions_run(server: Server) -> None:
     assert seen[-1] == after.blocks and seen == sorted(seen)
 
 
-@pytest.mark.parametrize("name", [pytest.param("selector-1", marks=pytest.mark.slow), "engine"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["selector-1", "engine"])
 def test_a_replica_is_killed_under_load_and_no_answer_is_wrong(server: Server, name: str) -> None:
     counts = under_load(server, 8, lambda: kill_replica(name), at_once=2)
     assert counts.wrong == 0 and counts.same >= 3
