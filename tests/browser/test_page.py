@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+import pytest
 from browser.visitor import PHONE, Opener, Served, ask, upload
 from playwright.sync_api import Page, Route, expect
 
