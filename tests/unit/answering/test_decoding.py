@@ -287,6 +287,7 @@ def test_an_incomplete_character_does_not_change_those_before_it(
         ("xé", ("xé",), ""),
         ("word  XY rest", ("XY",), "word"),
         ("aaab", ("aab",), "a"),
+        ("zabx", ("abx", "by"), "z"),
     ],
 )
 def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(
