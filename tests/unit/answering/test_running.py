@@ -152,7 +152,7 @@ def test_below_the_least_confidence_the_answer_is_that_the_documents_do_not_tell
     bank = sure.read(documents)
     answers = sure.answer(bank, QUESTIONS, decoding=SHORT)
     ordered = sorted(answer.confidence or 0.0 for answer in answers)
-    least = (ordered[1] + ordered[2]) / 2
+    least = ordered[2]  # a confidence that equals it is enough
     found = sure.answer(bank, QUESTIONS, decoding=SHORT, min_confidence=least)
     declined = [answer for answer in found if answer.finish_reason == "unanswerable"]
     assert len(declined) == 2
