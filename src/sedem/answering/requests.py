@@ -366,7 +366,7 @@ def check_fits(
         return
     largest_k = sum(end + prefix + limit <= max_positions for end in ends)
     if texts > 1:
-        remedy = f"use k below {texts}, or read blocks as memory"
+        remedy = "use a smaller k, or read blocks as memory"
     else:
         remedy = f"use k of at most {largest_k}" if largest_k else "ask something shorter"
     what = "states of the longest block" if apart else "selected states"
