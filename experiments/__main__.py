@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from rich.table import Table
 from experiments import pages
 from experiments.gpu import GPU
 from experiments.system.scales import SCALES, Scale
+from experiments.system.stand_in import stand_in
 from experiments.system.tables import Study
 
 CHOICES = {**SCALES, GPU.name: GPU}
@@ -26,16 +28,36 @@ def run(
     names: Annotated[list[str] | None, typer.Argument(help="Studies. [default: all]")] = None,
     scale: ScaleOption = "nano",
     data: Annotated[Path, typer.Option(help="Folder of the data files.")] = Path("data"),
-    only: Annotated[str | None, typer.Option(help="Only cells whose name contains this.")] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(help="Only studies whose name contains this; if none does, only such cells."),
+    ] = None,
     again: Annotated[
         bool, typer.Option("--again", help="Measure cells with a result too.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what it needs, and measure nothing.")
+    ] = False,
+    small: Annotated[
+        bool, typer.Option("--stand-in", help="Tiny backbones and records: does every cell run?")
     ] = False,
 ) -> None:
     """Measure every missing cell; train the models that it needs first."""
     from experiments.system.measures import measure_missing
 
-    chosen = [_study(name) for name in names or pages.STUDIES]
-    measure_missing(chosen, _scale(scale), data, only, again)
+    found = names or list(pages.STUDIES)
+    if matching := [name for name in found if only and only in name]:
+        found, only = matching, None
+    wanted = stand_in(_scale(scale)) if small else _scale(scale)
+    if dry_run:
+        from experiments.system.needs import print_needs
+
+        words = ["python", "-m", "experiments", *sys.argv[1:]]
+        again = " ".join(word for word in words if word != "--dry-run")
+        print_needs(map(_study, found), wanted, data, again)
+        return
+    if measure_missing(map(_study, found), wanted, data, only, again):
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from experiments.system import paper
@@ -65,6 +66,13 @@ def answers(
     )
 
 
+def studied(scale: Scale, variant: Variant) -> Variant:
+    """A variant on the backbone of the paper's depth studies, if that is not the first one."""
+    if scale.studied is None:
+        return variant
+    return replace(variant, name=f"{variant.name}-{scale.studied}", backbone=scale.studied)
+
+
 def _asked(scale: Scale, only: str | None) -> tuple[str, ...]:
     return (only,) if only and scale.name == "paper" else scale.ablation
 
@@ -103,7 +111,7 @@ def decompression(scale: Scale) -> Iterator[Number]:
             f"{key} f1": paper.number("tab:decompressor_ablation", f"{key}_f1", method=label)
             for key in ("hotpotqa", "qasper")
         }
-        rows.append((label, variant, printed))
+        rows.append((label, studied(scale, variant), printed))
     return ablation(scale, rows)
 
 
@@ -118,7 +126,7 @@ def lora(scale: Scale) -> Iterator[Number]:
             f"{key} f1": paper.number("tab:lora_ablation", column, dataset=paper.DATASETS[key])
             for key in ("hotpotqa", "qasper")
         }
-        rows.append((f"{name} decoder", variant, printed))
+        rows.append((f"{name} decoder", studied(scale, variant), printed))
     return ablation(scale, rows)
 
 
@@ -128,15 +136,21 @@ def learned_queries(scale: Scale) -> Iterator[Number]:
     queries = Variant("query", ("model.compressor=query",))
     for k in (2, 4, 8, "all"):
         label, blocks = f"K={k}", "ALL" if k == "all" else f"K={k}"
-        printed = paper.number("tab:query-ksweep", "token_f1", selected_blocks=blocks)
+        printed = {
+            metric: paper.number("tab:query-ksweep", column, selected_blocks=blocks)
+            for metric, column in (("f1", "token_f1"), ("rouge_l", "rouge_l"))
+        }
         for name, variant in (("learned queries", queries), ("mean pooling", BASE)):
             for key in _asked(scale, "hotpotqa"):
-                column = f"{scale.sets[key].title} F1, {name}"
                 known = variant is queries and key == "hotpotqa"
-                cell = answers(scale, variant, key, k=k)
-                yield Number(label, column, printed if known else None, cell)
+                for metric, value in printed.items():
+                    column = f"{scale.sets[key].title} {SCORES[metric]}, {name}"
+                    cell = answers(scale, variant, key, k=k)
+                    yield Number(label, column, value if known else None, cell, metric)
         if "hotpotqa" not in scale.ablation:
-            yield Number(label, "HotpotQA F1, learned queries", printed, metric="")
+            for metric, value in printed.items():
+                column = f"HotpotQA {SCORES[metric]}, learned queries"
+                yield Number(label, column, value, metric="")
 
 
 @study("Extraction and injection depth, layers run (Table layer_extraction_injection)")
@@ -158,7 +172,8 @@ def _at_layers(scale: Scale, extract: int, inject: int) -> Variant:
     if (extract, inject) == scale.layers:
         return BASE
     changes = (f"model.extract_layers=[{extract}]", f"model.inject_layer={inject}")
-    return Variant(f"layers-{extract}-{inject}", changes, stage2=_subset(scale))
+    name = f"layers-{extract}-{inject}"
+    return studied(scale, Variant(name, changes, stage2=_subset(scale)))
 
 
 @study(
@@ -168,7 +183,7 @@ def _at_layers(scale: Scale, extract: int, inject: int) -> Variant:
 )
 def probe(scale: Scale) -> Iterator[Number]:
     """Continuation loss after the training of the depth study, and after each probe budget."""
-    cell = Cell("probe", variant=main_model(scale))
+    cell = Cell("probe", variant=main_model(scale, scale.studied))
     budget = f"{steps_of(scale)} steps"
     for (extract, inject), end in zip(ends_of_grid(scale), ("best", "worst"), strict=True):
         row = f"{extract} to {inject} of {scale.depth}, {end} when trained"
@@ -200,15 +215,15 @@ def mixed_layers(scale: Scale) -> Iterator[Number]:
         yield Number(label, "weight", weight, cell, f"mixture.{metric}", digits=3)
 
 
-def _mixture(scale: Scale, studied: list[int], mixing: str) -> Variant:
-    layers = list(dict.fromkeys(scale.layer(layer) for layer in studied))
+def _mixture(scale: Scale, of_28: list[int], mixing: str) -> Variant:
+    layers = list(dict.fromkeys(map(scale.layer, of_28)))
     changes = (
         f"model.extract_layers={layers}",
         f"model.inject_layer={scale.layer(10)}",
         f"model.layer_mixing={mixing}",
     )
     name = f"mixed-{'-'.join(map(str, layers))}-{mixing}"
-    return Variant(name, changes, stage2=_subset(scale))
+    return studied(scale, Variant(name, changes, stage2=_subset(scale)))
 
 
 def _list(layers: Any) -> str:
@@ -228,7 +243,7 @@ def granularity(scale: Scale) -> Iterator[Number]:
     """Two sweeps; the paper draws them without printing numbers."""
     rows: list[Row] = [(f"T={t}", _of_size(scale, t, C), {}) for t in scale.segment_lengths]
     rows += [(f"C={c}", _of_size(scale, T, c), {}) for c in scale.compressions]
-    return ablation(scale, rows)
+    return ablation(scale, rows, only="qasper")
 
 
 def _of_size(scale: Scale, segment_length: int, compression: int) -> Variant:

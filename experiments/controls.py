@@ -14,6 +14,15 @@ from experiments.system.scales import Scale
 from experiments.system.tables import Number, markdown_table, scores, study
 
 SHIFT = 64
+SHIFTED = (
+    ("llama-3.2-1b", "hotpotqa"),
+    ("llama-3.2-1b", "2wiki"),
+    ("llama-3.2-3b", "hotpotqa"),
+    ("llama-3.2-3b", "2wiki"),
+    ("llama-3.2-1b-to-3b", "2wiki"),
+)
+"""Backbones and sets whose boundaries are moved at paper scale, with every block."""
+DISTANT = "inline_control_distant_supervision"
 METRICS = ("f1", "em")
 IDENTICAL, RAW = "inline_control_identical_input", "inline_control_raw_text_rag"
 
@@ -115,28 +124,41 @@ def _distant(scale: Scale) -> Iterator[Number]:
         "paper": '[{path: hotpotqa, records: "500:", label: answer}]',
     }
     distant = Variant("distant-supervision", stage2=(f"data.training={sources[scale.name]}",))
-    method = "SeDeM, answer-string selector"
-    known = paper.number("inline_control_distant_supervision", "f1", method=method)
-    for label, variant in (
-        ("labels from answer strings", distant),
-        ("labels from evidence", BASE),
+    main = main_model(scale) if scale.name == "paper" else BASE
+    for label, variant, method in (
+        ("labels from answer strings", distant, "SeDeM, answer-string selector"),
+        ("labels from evidence", main, "SeDeM learned-K=2"),
     ):
-        for key in scale.ablation:
-            cell = ablations.answers(scale, variant, key, k=2)
-            printed = {"f1": known if key == "hotpotqa" and variant is distant else None}
+        for key in ("hotpotqa",) if scale.name == "paper" else scale.ablation:
+            cell, printed = ablations.answers(scale, variant, key, k=2), {}
+            if scale.name == "paper":  # on the whole set
+                cell = Cell(variant=variant, questions=key, k=2)
+                printed["f1"] = paper.number(DISTANT, "f1", method=method)
             title = scale.sets[key].title
             yield from scores(label, title, cell, ("f1", "recall@2"), printed)
 
 
 def _shifted(scale: Scale) -> Iterator[Number]:
-    """Every segment boundary moved by 64 tokens, without selection."""
+    """Every segment boundary moved by 64 tokens, without selection.
+
+    The paper has five configurations with the full bank and names one, the first of ours.
+    """
     for shift, column in ((0, "f1_before"), (SHIFT, "f1_after")):
         label = f"boundaries moved by {shift} tokens"
-        known = paper.number("inline_control_boundary_shift", column)
-        for key in scale.ablation:
-            cell = ablations.answers(scale, BASE, key, shift=shift)
-            printed = {"f1": known if key == "hotpotqa" else None}
-            yield from scores(label, scale.sets[key].title, cell, paper=printed)
+        if scale.name != "paper":
+            for key in scale.ablation:
+                cell = ablations.answers(scale, BASE, key, shift=shift)
+                yield from scores(label, scale.sets[key].title, cell)
+            continue
+        known: float | None = paper.number("inline_control_boundary_shift", column)
+        for backbone, key in SHIFTED:
+            cell = Cell(
+                variant=full_bank(scale, key, backbone), questions=key, k="all", shift=shift
+            )
+            yield from scores(
+                f"{backbone}: {label}", scale.sets[key].title, cell, paper={"f1": known}
+            )
+            known = None
 
 
 KINDS = {"yes_no": "yes/no questions", "other": "other questions"}

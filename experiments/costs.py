@@ -15,6 +15,25 @@ from sedem.evaluation.registry import METHODS
 
 
 @study(
+    "The sets (Tables datasets and dataset_appendix_details)",
+    "Lengths of a question's documents in tokens of the backbone, over both splits.",
+)
+def data_sets(scale: Scale) -> Iterator[Number]:
+    """Mean and maximum length of a context, and questions to train on and to evaluate on."""
+    for key in ("hotpotqa", "2wiki", "musique", "qasper"):
+        cell = Cell("lengths", variant=main_model(scale), questions=key)
+        lengths = paper.row("tab:datasets", key)
+        counts = paper.row("tab:dataset_appendix_details", key)
+        for column, printed, metric in (
+            ("mean length", lengths["avg_len_tokens"], "tokens.mean"),
+            ("maximum length", lengths["max_len_tokens"], "tokens.max"),
+            ("training questions", counts["train"], "questions.train"),
+            ("validation questions", counts["val"], "questions.validation"),
+        ):
+            yield Number(scale.sets[key].title, column, printed, cell, metric, digits=0)
+
+
+@study(
     "Parameters by part (Table ours_inference_params)",
     "The paper's compressor has 6d to 7d parameters more than its equation; sedem follows the "
     "equation.",

@@ -59,7 +59,7 @@ def decoder_length(scale: Scale) -> Iterator[Number]:
         for level in ("low", "high"):
             k, length = row[f"k_{level}"], float(row[f"len_{level}"])
             label = f"{scale.sets[key].title}, K={k}"
-            fits = k <= max(scale.budgets)
+            fits = scale.name == "paper" or k <= max(scale.budgets)
             cell = Cell(variant=main_model(scale), questions=key, k=k) if fits else None
             yield Number(label, "positions", length, cell, "conditioning", digits=0)
 
@@ -79,7 +79,7 @@ def effective_rank(scale: Scale) -> Iterator[Number]:
 @study("What a first search with pooled keys misses", "The paper gives no numbers.", drawn=("%",))
 def coarse_search(scale: Scale) -> Iterator[Number]:
     """Percentage of the exact best two among the best C by pooled keys, and the search time."""
-    limit = scale.limit if scale.name == "smoke" else 200
+    limit = scale.limit if scale.size == "smoke" else 200
     cell = Cell(
         "coarse-search", variant=main_model(scale), questions=scale.ablation[0], limit=limit
     )
@@ -99,7 +99,7 @@ def coarse_search(scale: Scale) -> Iterator[Number]:
 
 def made_banks(scale: Scale) -> Cell:
     """The measurement of banks whose blocks are made from real ones."""
-    limit = scale.limit if scale.name == "smoke" else 40
+    limit = scale.limit if scale.size == "smoke" else 40
     return Cell("large-banks", questions=scale.ablation[0], limit=limit, shipped=True)
 
 
@@ -110,7 +110,7 @@ def made_banks(scale: Scale) -> Cell:
 )
 def large_banks(scale: Scale) -> Iterator[Number]:
     """Recall and cost by the number of candidates, for each bank size."""
-    for size in BANK_SIZES[scale.name]:
+    for size in BANK_SIZES[scale.size]:
         for count in CANDIDATES:
             yield from entries(
                 f"{size:,} blocks, C={count}",
@@ -130,7 +130,7 @@ def large_banks(scale: Scale) -> Iterator[Number]:
 def selecting(scale: Scale) -> Iterator[Number]:
     """Processor time per question by the number of blocks N."""
     for name, key in {"every block": "exact", "pooled keys of every block": "coarse"}.items():
-        for size in BANK_SIZES[scale.name]:
+        for size in BANK_SIZES[scale.size]:
             column = "CPU ms a question", f"sizes.{size}.cpu_ms_per_question.{key}", 0
             yield from entries(f"{name}, N={size}", made_banks(scale), column)
 
@@ -142,7 +142,7 @@ def selecting(scale: Scale) -> Iterator[Number]:
 )
 def confidence(scale: Scale) -> Iterator[Number]:
     """Metrics of the confidence by the number of paragraphs per question."""
-    limit = scale.limit if scale.name == "smoke" else None
+    limit = scale.limit if scale.size == "smoke" else None
     questions = "squad-10" if "squad-10" in scale.sets else scale.ablation[0]
     cell = Cell("confidence", variant=guided_model(scale), questions=questions, limit=limit)
     for paragraphs in (1 + distractors for distractors in DISTRACTORS):

@@ -174,8 +174,8 @@ def kept(scale: Scale) -> Iterator[Number]:
 )
 def arrivals(scale: Scale) -> Iterator[Number]:
     """Throughput and waiting time by rate and kind of batch; sedem-nano answers, if not smoke."""
-    cell = Cell("arrivals", variant=main_model(scale) if scale.name == "smoke" else None)
-    for rate in RATES[scale.name]:
+    cell = Cell("arrivals", variant=main_model(scale) if scale.size == "smoke" else None)
+    for rate in RATES[scale.size]:
         for way in WAYS:
             yield from entries(
                 f"{rate} a second, {way}",
@@ -213,7 +213,7 @@ def preparation(scale: Scale) -> Iterator[Number]:
 )
 def bank_size(scale: Scale) -> Iterator[Number]:
     """Costs by the number of blocks."""
-    for size in GROWN[scale.name]:
+    for size in GROWN[scale.size]:
         yield from entries(
             f"N={size}",
             Cell("bank-size"),

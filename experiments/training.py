@@ -11,6 +11,7 @@ from experiments.system.answers import BUDGETS
 from experiments.system.cells import Cell, answer_cell
 from experiments.system.learning import rate_name
 from experiments.system.models import (
+    ADAPTED_STEPS,
     Variant,
     equal_budget,
     further_trained,
@@ -47,7 +48,12 @@ def guided_training(scale: Scale) -> Iterator[Number]:
     "The paper gives no numbers. The main model has had many times the training of the others.",
 )
 def adapt(scale: Scale) -> Iterator[Number]:
-    """The untrained backbone, adapted, trained as long with labels, and the main model."""
+    """The untrained backbone, adapted, trained as long with labels, and the main model.
+
+    The study is about small backbones, so the paper's scale has none of it.
+    """
+    if scale.name not in ADAPTED_STEPS:
+        return iter(())
     rows = {
         "untrained (sedem init)": Variant("adapt-untrained", adapted="untrained"),
         "adapted without labels": Variant("adapt-adapted", adapted="without labels"),

@@ -6,14 +6,17 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
-from experiments.system.cells import SELECTING, Cell, checkpoint_of, examples_of
-from experiments.system.models import FORMS, PAPER_FORM, budget
+from experiments.system.cells import SELECTING, Cell, answer_tokens, checkpoint_of, examples_of
+from experiments.system.models import FORMS, PAPER_FORM, budget, recipe_of
 from experiments.system.scales import ROOT, SHIPPED, Scale
+from experiments.system.stand_in import fitted
 from sedem.baselines.registry import TRAINED
 from sedem.data.examples import Example
 from sedem.data.question_sets import identify, open_examples, sniff
+from sedem.data.tokenizer import open_tokenizer
 from sedem.evaluation.command import run_evaluation
 from sedem.evaluation.compare import compare
 from sedem.evaluation.config import EvaluationConfig, MethodSettings
@@ -21,7 +24,7 @@ from sedem.evaluation.metrics import normalize, token_f1
 from sedem.evaluation.readers import SedemMethod, evaluate_reader, open_sedem
 from sedem.evaluation.records import Record, measure, to_record
 from sedem.guidance.scores import Budget
-from sedem.training.recipe import DataSource, load_recipe
+from sedem.training.recipe import DataSource, load_recipe, read_entries
 from sedem.training.sources import located
 from sedem.training.stages import Stage2Recipe
 from sedem.types import Answer, Document
@@ -45,7 +48,7 @@ def answers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         k=questions.k if cell.k is None and cell.method in SELECTING else cell.k,
         control=cell.control,
         shift=cell.shift,
-        max_new_tokens=cell.max_new_tokens or questions.max_new_tokens,
+        max_new_tokens=answer_tokens(cell, scale),
         dtype=cell.dtype or scale.dtype,
         **({"memory": cell.slots} if cell.slots else {}),
     )
@@ -68,7 +71,7 @@ def budgets(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         checkpoint=str(checkpoint_of(cell, scale, data)),
         k=1,
         dtype=dtype,
-        max_new_tokens=cell.max_new_tokens or scale.sets[cell.questions].max_new_tokens,
+        max_new_tokens=answer_tokens(cell, scale),
         batch=BATCH,
         kept_dtype=cell.kept or None,
     )
@@ -139,6 +142,34 @@ def constant(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     return evaluate_reader(reader, examples_of(cell, scale, data), out, settings=settings)
 
 
+def lengths(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    """Tokens of every question's documents, and the number of questions of both splits.
+
+    At nano the training split is what the recipes train on.
+    """
+    assert cell.variant is not None
+    asked = scale.sets[cell.questions]
+    recipe, overrides = recipe_of(cell.variant, scale, "stage1", cell.questions)
+    overrides += fitted(read_entries(recipe, overrides), scale)
+    tokenizer = open_tokenizer(read_entries(recipe, overrides)["model"]["encoder"])
+    splits = {"validation": asked.examples(data)}
+    if asked.split:
+        splits["train"] = replace(asked, split="train").examples(data)
+    else:
+        splits["train"], _ = training_questions(scale, cell.questions, data)
+    texts = [d.text for examples in splits.values() for e in examples for d in e.documents]
+    own = dict(zip(texts, tokenizer.counts(texts), strict=True))
+    counts = [
+        sum(own[document.text] for document in example.documents)
+        for examples in splits.values()
+        for example in examples
+    ]
+    return {
+        "tokens": {"mean": mean(counts), "max": max(counts)},
+        "questions": {name: len(examples) for name, examples in splits.items()},
+    }
+
+
 class Constant:
     """A reader that never reads and always gives the same answer."""
 
@@ -193,7 +224,7 @@ def training_questions(
     if scale.name == "paper":
         path = scale.recipe("stage2", scale.backbones[0], questions)
     found, sources = [], []
-    for source in load_recipe(Stage2Recipe, path).data.training:
+    for source in load_recipe(Stage2Recipe, path, fitted(read_entries(path), scale)).data.training:
         if _schema(source, data) not in (scale.sets[questions].schema, questions):
             continue
         location, options = located(source, data)

@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.system.models import PAPER_FORM, Variant, baseline_checkpoint, checkpoint
+from experiments.system.models import (
+    PAPER_FORM,
+    PLANNED,
+    Planned,
+    Variant,
+    baseline_checkpoint,
+    checkpoint,
+    run_of_stage,
+)
 from experiments.system.scales import SHIPPED, Scale, recipe_exists
 from sedem.baselines.registry import TRAINED
 from sedem.data.examples import Example
@@ -109,7 +117,7 @@ class Cell:
 
 def results_of(scale: Scale) -> Path:
     """The folder of a scale's results; nano's and paper's are committed, others are with runs."""
-    committed = scale.name in ("nano", "paper")
+    committed = scale.name in ("nano", "paper") and not scale.stand_in
     return RESULTS / scale.name if committed else scale.runs / "results"
 
 
@@ -117,7 +125,9 @@ def checkpoint_of(cell: Cell, scale: Scale, data: Path) -> Path:
     """The checkpoint of a cell's method; it is trained first if it is missing."""
     variant = cell.variant
     assert variant is not None, f"{cell.name} needs a variant"
-    trained_for = cell.trained_for or cell.questions or scale.ablation[0]
+    asked = {**scale.sets, **scale.held_out}.get(cell.questions)
+    own = asked.trained_for if asked else ""
+    trained_for = cell.trained_for or own or cell.questions or scale.ablation[0]
     if cell.method not in TRAINED:
         return checkpoint(variant, scale, trained_for, data, cell.form or PAPER_FORM)
     if cell.shipped:
@@ -131,6 +141,40 @@ def checkpoint_of(cell: Cell, scale: Scale, data: Path) -> Path:
         setting=cell.setting,
         gold=cell.control == "gold" and scale.gold_trained,
     )
+
+
+def train(cell: Cell, scale: Scale, data: Path) -> None:
+    """Train the models that a cell is measured on, if they are missing."""
+    if cell.variant is None or cell.measure in ("lengths", "probe", "search"):
+        return
+    if cell.measure in ("memory", "training"):
+        run_of_stage(cell.variant, scale, cell.stage or "stage1", data)
+    else:
+        checkpoint_of(cell, scale, data)
+
+
+def trainings(cell: Cell, scale: Scale, data: Path) -> dict[Path, Planned]:
+    """The runs that a cell needs by their folders, finished ones too; nothing is trained."""
+    token = PLANNED.set({})
+    try:
+        train(cell, scale, data)
+        return PLANNED.get() or {}
+    finally:
+        PLANNED.reset(token)
+
+
+def shareable(cell: Cell, scale: Scale, data: Path, count: int) -> bool:
+    """Whether so many processes can share the batches of every run that a cell still needs."""
+    return all(
+        (folder / "training.json").is_file() or run.recipe.optimization.accumulation % count == 0
+        for folder, run in trainings(cell, scale, data).items()
+    )
+
+
+def answer_tokens(cell: Cell, scale: Scale) -> int:
+    """The limit of an answer of a cell, in tokens."""
+    limit = cell.max_new_tokens or scale.sets[cell.questions].max_new_tokens
+    return min(limit, scale.answer_tokens or limit)
 
 
 def examples_of(cell: Cell, scale: Scale, data: Path) -> list[Example]:
@@ -155,6 +199,8 @@ PEERS = {
 }
 SETTINGS = {"ComprExIT (matched)": "128"}
 """The recipes of a method that has several; the first recipe has no name."""
+PAPER_SETTINGS = {"Activation Beacon": "1024"}
+"""The same where they are the paper's own, but compress nothing in the contexts of other scales."""
 PAPER_SETS = {"comprexit": ("hotpotqa", "2wiki")}
 """The sets that the paper trains a method for, if not all; the paper scale trains no others."""
 SELECTING = ("sedem", "bm25", "rag")
@@ -166,6 +212,8 @@ def paper_cell(scale: Scale, method: str, variant: Variant, questions: str) -> C
     name = PEERS[method]
     k = scale.sets[questions].k if name == "sedem" else None
     setting = SETTINGS.get(method, "")
+    if scale.name == "paper":
+        setting = PAPER_SETTINGS.get(method, setting)
     return answer_cell(scale, variant, questions, name, k=k, setting=setting)
 
 

@@ -13,23 +13,23 @@ import torch
 
 from experiments.system.answers import BUDGETS
 from experiments.system.cells import Cell, checkpoint_of, examples_of
-from experiments.system.models import budget, run_of_stage
+from experiments.system.models import budget, run_of_stage, run_recipe
 from experiments.system.scales import Scale, recipe_exists
+from experiments.system.stand_in import fitted
 from sedem import Document, SeDeM
 from sedem.answering.decoding import context_prompt
 from sedem.baselines.icae import ICAE
-from sedem.data.corpus import TokenizedCorpus, read_texts
+from sedem.data.corpus import hub_id, read_texts
 from sedem.data.examples import Example, ExampleSet
-from sedem.data.windows import Windows
 from sedem.evaluation.continuation import continuation_losses
 from sedem.evaluation.metrics import summarize
 from sedem.evaluation.rank import block_slots, normalized_effective_rank
 from sedem.method.selector import resolve_budget
-from sedem.training import baseline
 from sedem.training.baseline import load_baseline_recipe
 from sedem.training.block_batch import BlockCollator, frozen_states
 from sedem.training.block_dataset import BlockDataset
-from sedem.training.recipe import load_recipe
+from sedem.training.recipe import load_recipe, read_entries
+from sedem.training.sources import open_windows
 from sedem.training.stage2 import Stage2, Stage2Losses
 from sedem.training.stages import Stage1Recipe
 
@@ -42,13 +42,10 @@ def memory(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     assert cell.variant is not None
     folder = run_of_stage(cell.variant, scale, "stage1", data) / "final"
     recipe = load_recipe(Stage1Recipe, folder.parent / "recipe.yaml")
-    source = recipe.text
     model = _open(folder, recipe.optimization.backbone_dtype)
-    path = Path(recipe.data_root) / source.path
-    corpus = TokenizedCorpus.open(path, model.encoder, Path(recipe.cache), source.exclude_titles)
-    held_out = range(len(corpus) - source.held_out, len(corpus))
-    lengths = model.config.segment_length, source.continuation
-    windows = Windows(corpus, *lengths, 0, held_out, source.evaluation_windows)
+    length = model.config.segment_length
+    _, windows = open_windows(recipe.text, recipe, model.encoder, length)
+    assert windows is not None, f"the recipe of {folder} holds no text out"
     losses = continuation_losses(model, windows, lambda done, total: None)
     return {**losses, "training": budget(folder)}
 
@@ -194,8 +191,7 @@ def search(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         rates = ", ".join(f"{part}: {rate:.1e}" for part in parts)
         output = scale.runs / "search" / f"{cell.method}-{rate_name(rate)}"
         overrides += [f"optimization.learning_rates={{{rates}}}", f"run.output={output}"]
-        if not (output / "training.json").is_file():
-            baseline.train_baseline(load_baseline_recipe(cell.method, path, overrides))
+        run_recipe(path, overrides, scale)
         summary = json.loads((output / "training.json").read_text(encoding="utf-8"))
         losses[rate_name(rate)] = {
             "loss": summary["evaluation"]["eval_loss"],
@@ -223,7 +219,7 @@ def best_rate(result: dict[str, Any]) -> float:
 
 def steps_of(scale: Scale) -> int:
     """The steps of each run of `probe`."""
-    return 2 if scale.name == "smoke" else 20
+    return 2 if scale.size == "smoke" else 20
 
 
 def ends_of_grid(scale: Scale) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -239,18 +235,23 @@ def probe(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     from sedem.training.probe import ProbeSettings
     from sedem.training.probe import probe as run_probe
 
-    path = scale.recipe("stage1", scale.backbones[0], scale.ablation[0])
-    recipe = load_recipe(Stage1Recipe, path, [*scale.overrides, *scale.stage1])
-    steps = steps_of(scale)
+    assert cell.variant is not None
+    path = scale.recipe("stage1", cell.variant.backbone or "", scale.ablation[0])
+    overrides = [*scale.overrides, *scale.stage1]
+    overrides += fitted(read_entries(path, overrides), scale)
+    recipe = load_recipe(Stage1Recipe, path, overrides)
+    steps, source = steps_of(scale), recipe.text.path
+    if hub_id(source) is None:
+        source = str(data / source)
     settings = ProbeSettings(
         layers=ends_of_grid(scale),
         compressions=(recipe.model.compression,),
         steps=steps,
-        **(PROBED_AT_SMOKE if scale.name == "smoke" else PROBED),
+        **(PROBED_AT_SMOKE if scale.size == "smoke" else PROBED),
     )
     result = run_probe(
         recipe.model.encoder,
-        read_texts(data / recipe.text.path, recipe.text.exclude_titles),
+        read_texts(source, recipe.text.exclude_titles, shard_seed=recipe.text.shard_seed),
         settings,
         scale.runs / "probe" / str(steps),
         lambda done, total: None,

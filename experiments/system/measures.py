@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 import typer
+from accelerate import PartialState
+from accelerate.utils import gather_object
 
 from experiments.system import answers, bench, convention, learning, search, timing
-from experiments.system.cells import Cell, results_of
+from experiments.system.cells import Cell, results_of, shareable, train
 from experiments.system.scales import Scale, tiny_backbone
+from experiments.system.stand_in import hub
 from experiments.system.tables import Study
 from sedem.durable_files import write_text
 from sedem.provenance import provenance
@@ -20,6 +31,7 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
     "answers": answers.answers,
     "constant": answers.constant,
     "budgets": answers.budgets,
+    "lengths": answers.lengths,
     "memory": learning.memory,
     "loss": learning.loss,
     "losses": learning.by_budget,
@@ -44,6 +56,15 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
 }
 """The function that measures each kind of cell; its docstring says what it measures."""
 
+TRAINING = ("search", "probe")
+"""Kinds that train small models of their own."""
+TIMED = (
+    *("bench", "batches", "memories", "kept", "peers", "arrivals", "condition-times"),
+    *("preparation", "bank-size", "coarse-search", "large-banks"),
+)
+"""Kinds that measure times, so nothing else may run beside them."""
+LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
 DIGITS = 6
 """Significant digits of a result, so that what is committed stays small."""
 
@@ -56,7 +77,8 @@ def measure(cell: Cell, scale: Scale, data: Path, study: str, results: Path | No
     """
     if scale.name == "smoke":
         tiny_backbone()
-    found = MEASURES[cell.measure](cell, scale, data)
+    with hub() if scale.stand_in else nullcontext():
+        found = MEASURES[cell.measure](cell, scale, data)
     # The bench and evaluations sign what they measure, since they resume the work of others.
     result = json.dumps(found if "machine" in found else {**found, **provenance()})
     few_digits = json.loads(result, parse_float=lambda text: float(f"{float(text):.{DIGITS}g}"))
@@ -72,25 +94,78 @@ def measure_missing(
     data: Path,
     only: str | None = None,
     again: bool = False,
-) -> None:
-    """Measure the missing cells of the given studies.
+) -> list[str]:
+    """Measure the missing cells of the given studies, and say how many were measured.
 
-    A cell shared by several studies is kept in the folder of the first of them.
+    A cell shared by several studies is kept in the folder of the first of them. A cell that fails
+    is reported and does not stop the others. Processes of a launcher train every model together.
+    Then each measures its share of the cells, and the first one alone those that measure times.
 
     Args:
         only: measure only cells whose name contains this.
         again: also measure cells that have a result, and replace it in its place.
+
+    Returns:
+        The names of the cells that failed.
     """
+    own = connected()
     owners: dict[Cell, str] = {}
     for study in studies:
         for cell in study.cells(scale):
             owners.setdefault(cell, study.name)
-    for number, (cell, owner) in enumerate(owners.items(), start=1):
-        if only and only not in cell.name:
-            continue
-        path = cell.path(scale)
-        done = path is not None and not again
-        state = "measured already" if done else "measuring"
-        typer.echo(f"{number}/{len(owners)} {cell.name}: {state}", err=True)
-        if not done:
-            measure(cell, scale, data, path.parent.name if path else owner)
+    chosen = {cell: owner for cell, owner in owners.items() if not only or only in cell.name}
+    missing = [cell for cell in chosen if again or cell.path(scale) is None]
+    alone = set()
+    failed: list[str] = []
+
+    def attempt(task: str, number: int, cell: Cell, do: Callable[[], None]) -> None:
+        typer.echo(f"{number}/{len(missing)} {cell.name}: {task}", err=True)
+        try:
+            do()
+        # Whatever goes wrong with one cell, the others are measured.
+        except Exception:
+            failed.append(cell.name)
+            typer.echo(traceback.format_exc(), err=True)
+
+    own.wait_for_everyone()  # results that are missing now are missing for every process
+    if own.num_processes > 1:
+        for number, cell in enumerate(missing, start=1):
+            if cell.measure in TRAINING or not shareable(cell, scale, data, own.num_processes):
+                alone.add(cell)
+            else:
+                attempt("training", number, cell, partial(train, cell, scale, data))
+    trained = [cell for cell in missing if cell.name not in failed]
+    quality = [cell for cell in trained if cell.measure not in TIMED]
+    times = [cell for cell in trained if cell.measure in TIMED]
+    own.wait_for_everyone()
+    mine = quality[own.process_index :: own.num_processes]
+    for cells in (mine, times if own.is_main_process else []):
+        for cell in cells:
+            path = cell.path(scale)
+            owner = path.parent.name if path else chosen[cell]
+            do = partial(measure, cell, scale, data, owner)
+            if cell in alone:
+                do = partial(_in_own_process, cell, scale, data, owner, again)
+            attempt("measuring", missing.index(cell) + 1, cell, do)
+        failed = sorted(set(gather_object(failed)))
+    for name in failed if own.is_main_process else ():
+        typer.echo(f"failed: {name}")
+    if own.is_main_process:
+        typer.echo(f"{len(chosen)} cells, {len(chosen) - len(failed)} ran")
+    return failed
+
+
+def connected() -> PartialState:
+    """The processes of a launcher, which may wait for each other for days."""
+    return PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(days=30))
+
+
+def _in_own_process(cell: Cell, scale: Scale, data: Path, owner: str, again: bool) -> None:
+    """Measure a cell in a process without the launcher, which trains on one device."""
+    command = [sys.executable, "-m", "experiments", "run", owner, "--scale", scale.name]
+    command += ["--data", str(data), "--only", cell.name]
+    command += ["--stand-in"] * scale.stand_in + ["--again"] * again
+    environment = {name: value for name, value in os.environ.items() if name not in LAUNCHER}
+    if torch.cuda.is_available():
+        environment["CUDA_VISIBLE_DEVICES"] = str(torch.cuda.current_device())
+    subprocess.run(command, env=environment, check=True)

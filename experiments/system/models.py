@@ -7,8 +7,11 @@ training.json; its model is in `final`.
 from __future__ import annotations
 
 import json
+import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -16,9 +19,11 @@ from typing import Any
 
 import torch
 import yaml
+from filelock import FileLock
 from safetensors.torch import load_file, save_file
 
 from experiments.system.scales import ROOT, Scale, recipe_exists
+from experiments.system.stand_in import fitted
 from sedem import Document, SeDeM
 from sedem.checkpoint.folder import ADAPTER, EXTRA_ENTRIES, WEIGHTS_FILE, unfinished, write
 from sedem.checkpoint.untrained import untrained
@@ -27,10 +32,12 @@ from sedem.data.articles import read_articles
 from sedem.data.question_sets import open_examples
 from sedem.guidance.scores import Guidance
 from sedem.method.selector import build_selector
-from sedem.training.baseline import load_baseline_recipe, train_baseline
-from sedem.training.recipe import DataSource, load_recipe, read_entries
+from sedem.training.baseline import BaselineRecipe, load_baseline_recipe, train_baseline
+from sedem.training.recipe import DataSource, Optimization, load_recipe, read_entries
+from sedem.training.run_setup import processes
+from sedem.training.shipped_recipes import what_trains
 from sedem.training.sources import located
-from sedem.training.stages import STAGES
+from sedem.training.stages import STAGES, Stage1Recipe, Stage2Recipe
 
 PAPER_FORM = "joint"
 FORMS = {
@@ -39,6 +46,8 @@ FORMS = {
 }
 """Settings of a checkpoint that can be changed without training, by form of attention."""
 TAU = "guidance.log_tau"
+WITHOUT_SELECTOR = "-all"
+"""Ends the name of a variant that restores every block."""
 GUIDED = ("stage2-guided",)
 """The recipes that train the main model further, with guided attention, in order."""
 SHORT = ("optimization.steps=200", "run.save_every=100", "run.keep=1")
@@ -89,6 +98,24 @@ class Variant:
     adapted: str = ""
 
 
+@dataclass(frozen=True)
+class Planned:
+    """A run that a cell needs.
+
+    Attributes:
+        trained: what is trained: "stage1", "stage2" or a baseline.
+        path: the recipe's file, and `overrides` of it.
+    """
+
+    trained: str
+    path: Path
+    overrides: list[str]
+    recipe: Stage1Recipe | Stage2Recipe | BaselineRecipe
+
+
+PLANNED: ContextVar[dict[Path, Planned] | None] = ContextVar("planned", default=None)
+"""Where runs are noted by their folder, instead of trained; None trains."""
+
 BASE = Variant("base")
 """The model that the variants differ from; it is trained like them."""
 
@@ -118,14 +145,17 @@ def without_selector(scale: Scale, variant: Variant) -> Variant:
     """
     if scale.disabled[0] != "all":
         return variant
-    return replace(variant, name=f"{variant.name}-all", every_block=True)
+    return replace(variant, name=f"{variant.name}{WITHOUT_SELECTOR}", every_block=True)
 
 
-def full_bank(scale: Scale, questions: str) -> Variant:
+def full_bank(scale: Scale, questions: str, backbone: str | None = None) -> Variant:
     """The model of the paper's full bank: trained without selector on HotpotQA, main on 2Wiki."""
+    main = main_model(scale, backbone)
     if scale.disabled[0] != "all" or questions != "hotpotqa":
-        return main_model(scale)
-    return without_selector(scale, BASE)
+        return main
+    own = main.backbone == scale.backbones[0]
+    base = BASE if own else replace(BASE, name=f"base-{backbone}", backbone=backbone)
+    return without_selector(scale, base)
 
 
 def equal_budget(scale: Scale, compression: int | None = None) -> Variant:
@@ -203,7 +233,8 @@ def run_of_stage(variant: Variant, scale: Scale, stage: str, data: Path) -> Path
     # Each recipe of the shipped model starts from the end of the previous one.
     stages = (*scale.stages, *GUIDED)
     for name in stages[: stages.index(stage) + 1]:
-        folder = run_recipe(ROOT / "recipes" / scale.name / f"{name}.yaml", [f"data_root={data}"])
+        path = ROOT / "recipes" / scale.name / f"{name}.yaml"
+        folder = run_recipe(path, [f"data_root={data}"], scale)
     return folder
 
 
@@ -214,10 +245,7 @@ def _has_own_recipes(variant: Variant, scale: Scale) -> bool:
 
 def _stage(variant: Variant, scale: Scale, stage: str, questions: str, data: Path) -> Path:
     """The checkpoint of a stage of the study recipes."""
-    in_stage2 = replace(BASE, name=variant.name, stage2=variant.stage2)
-    if stage == "stage1" and variant == replace(in_stage2, every_block=variant.every_block):
-        # A variant that differs only in stage 2 starts from the same memory.
-        variant = BASE
+    variant = _trained_as(variant, scale, stage)
     shared = f"-{questions}" if scale.name == "paper" and stage == "stage2" else ""
     output = scale.runs / variant.name / f"{stage}{shared}"
     if (output / "training.json").is_file():
@@ -227,7 +255,18 @@ def _stage(variant: Variant, scale: Scale, stage: str, questions: str, data: Pat
     if stage == "stage2":
         start = _stage(variant, scale, "stage1", questions, data)
         overrides.append(f"start_from={start}")
-    return run_recipe(recipe, overrides) / "final"
+    return run_recipe(recipe, overrides, scale) / "final"
+
+
+def _trained_as(variant: Variant, scale: Scale, stage: str) -> Variant:
+    """The first of all variants with the same training in a stage, so that it is trained once."""
+    if stage == "stage1":
+        variant = replace(
+            variant, name=variant.name.removesuffix(WITHOUT_SELECTOR), stage2=(), every_block=False
+        )
+    if variant.changes or variant.stage1 or variant.stage2 or variant.every_block:
+        return variant
+    return BASE if scale.shipped else main_model(scale, variant.backbone)
 
 
 def recipe_of(variant: Variant, scale: Scale, stage: str, questions: str) -> tuple[Path, list[str]]:
@@ -255,29 +294,65 @@ def _further(variant: Variant, scale: Scale, data: Path) -> Path:
     for recipe in variant.further:
         overrides = [*_overrides(variant, scale, recipe.split("-")[0]), f"data_root={data}"]
         overrides += [f"start_from={start}", f"run.output={folder / recipe}"]
-        start = run_recipe(recipes / f"{recipe}.yaml", overrides) / "final"
+        start = run_recipe(recipes / f"{recipe}.yaml", overrides, scale) / "final"
     return start
 
 
-def run_recipe(recipe_file: Path, overrides: list[str]) -> Path:
-    """The folder of a SeDeM recipe's run, trained if it is not finished.
+def run_recipe(path: Path, overrides: list[str], scale: Scale) -> Path:
+    """The folder of a recipe's run, trained if it is not finished.
 
-    The name of the file begins with the stage. Overrides are as `--set` takes them.
+    Overrides are as `--set` takes them.
     """
-    kind, train = STAGES[recipe_file.stem.split("-")[0]]
-    recipe = load_recipe(kind, recipe_file, overrides)
-    folder = Path(recipe.run.output)
-    if not (folder / "training.json").is_file():
+    overrides = [*overrides, *fitted(read_entries(path, overrides), scale)]
+    trained = what_trains(path)
+    recipe: Stage1Recipe | Stage2Recipe | BaselineRecipe
+    if trained in STAGES:
+        kind, train = STAGES[trained]
+        recipe = load_recipe(kind, path, overrides)
+    else:
+        recipe, train = load_baseline_recipe(trained, path, overrides), train_baseline
+    recipe = recipe.with_changes(optimization=divided(recipe.optimization))
+    folder, planned = Path(recipe.run.output), PLANNED.get()
+    if planned is not None:
+        planned[folder] = Planned(trained, path, overrides, recipe)
+    elif not (folder / "training.json").is_file():
         train(recipe)
     return folder
+
+
+def divided(optimization: Optimization) -> Optimization:
+    """The same steps in batches that the processes of a launcher can share, if there are any."""
+    together = math.lcm(optimization.accumulation, processes().num_processes)
+    examples = optimization.batch_size * optimization.accumulation
+    if examples % together:
+        return optimization  # `start_run` says why not
+    return optimization.with_changes(batch_size=examples // together, accumulation=together)
 
 
 def with_settings(checkpoint: Path, settings: Mapping[str, Any], folder: Path) -> Path:
     """Write a checkpoint with other settings and the same weights.
 
-    None of the settings changes a shape. Guidance uses the checkpoint's tau, or the initial one. An
-    existing folder is replaced.
+    None of the settings changes a shape. Guidance uses the checkpoint's tau, or the initial one.
     """
+    with _made_from(checkpoint, folder) as missing:
+        if missing:
+            _write_with_settings(checkpoint, settings, folder)
+    return folder
+
+
+@contextmanager
+def _made_from(checkpoint: Path, folder: Path) -> Iterator[bool]:
+    """Whether a folder that is made from a checkpoint is missing or older; other processes wait."""
+    if PLANNED.get() is not None:
+        yield False
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(f".{folder.name}.lock")):
+        made, source = folder / WEIGHTS_FILE, checkpoint / WEIGHTS_FILE
+        yield not made.is_file() or made.stat().st_mtime < source.stat().st_mtime
+
+
+def _write_with_settings(checkpoint: Path, settings: Mapping[str, Any], folder: Path) -> None:
     config = SedemConfig.load(checkpoint, extra=EXTRA_ENTRIES)
     if (checkpoint / config.encoder).is_dir():
         config = config.with_changes(encoder=str((checkpoint / config.encoder).resolve()))
@@ -292,15 +367,16 @@ def with_settings(checkpoint: Path, settings: Mapping[str, Any], folder: Path) -
         save_file(weights, place / WEIGHTS_FILE)
         if (checkpoint / ADAPTER).is_dir():
             shutil.copytree(checkpoint / ADAPTER, place / ADAPTER)
-    return folder
 
 
 def with_new_selector(checkpoint: Path, folder: Path) -> Path:
     """Write a checkpoint with an untrained selector, which is the same every time."""
-    model = SeDeM.from_pretrained(checkpoint, device="cpu", engine="eager")
-    torch.manual_seed(0)
-    model.selector = build_selector(model.config, model.encoder.width, model.decoder.width)
-    model.save_pretrained(folder)
+    with _made_from(checkpoint, folder) as missing:
+        if missing:
+            model = SeDeM.from_pretrained(checkpoint, device="cpu", engine="eager")
+            torch.manual_seed(0)
+            model.selector = build_selector(model.config, model.encoder.width, model.decoder.width)
+            model.save_pretrained(folder)
     return folder
 
 
@@ -340,9 +416,7 @@ def baseline_checkpoint(
                 output = output.with_name(f"{output.name}-{questions}")
                 overrides += supervision(path, scale.recipe("stage2", backbone, questions))
         final = output / "final"
-        if not (output / "training.json").is_file():
-            overrides += [f"data_root={data}", f"run.output={output}"]
-            train_baseline(load_baseline_recipe(method, path, overrides))
+        run_recipe(path, [*overrides, f"data_root={data}", f"run.output={output}"], scale)
         start = [f"start_from={final}"]
     return final
 
@@ -404,7 +478,7 @@ ARTICLES = 40
 ADAPTED_COMPRESSION = 2
 """C, as in sedem-nano."""
 ADAPTED_STEPS = {"smoke": (2, 2), "nano": (150, 100)}
-"""Steps of both stages by scale; the study is about small backbones."""
+"""Steps of both stages, by scales that have the study."""
 
 
 def _adapted(kind: str, scale: Scale, data: Path) -> Path:
@@ -425,7 +499,7 @@ def _adapted(kind: str, scale: Scale, data: Path) -> Path:
         "data.evaluation=[]",
         f"run.output={folder / 'labelled'}",
     ]
-    return run_recipe(adapted.parent.with_name("stage2.yaml"), overrides) / "final"
+    return run_recipe(adapted.parent.with_name("stage2.yaml"), overrides, scale) / "final"
 
 
 def _without_labels(backbone: str, scale: Scale, data: Path, out: Path) -> Path:

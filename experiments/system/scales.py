@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 RUNS = Path("runs")
 FACTS = ROOT / "experiments" / "data" / "exact-facts-evaluation.jsonl.xz"
 SHIPPED = ROOT / "checkpoints" / "sedem-nano"
+SMALLEST = "smoke"
 STUDIED_DEPTH = 28
 """Layers of Llama-3.2-3B, the backbone of the paper's depth studies."""
 
@@ -40,6 +41,7 @@ class Questions:
         limit: size of a seeded sample.
         k: the paper's K for this set.
         split: split of a public name.
+        trained_for: the set that a model which answers it is trained for; empty means itself.
     """
 
     title: str
@@ -51,6 +53,7 @@ class Questions:
     max_new_tokens: int = 64
     split: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    trained_for: str = ""
 
     def found(self, data: Path) -> Path | str:
         """The file under the data folder, or the public name."""
@@ -71,7 +74,8 @@ class Scale:
 
     Attributes:
         backbones: backbones by the paper's short names; the small ones are `nano` and `smoke`.
-        depth: number of decoder layers of the backbone of the ablations.
+        depth: number of decoder layers of the backbone of the depth studies.
+        studied: the backbone of the depth studies; None means the first.
         sets: evaluation questions by the paper's keys.
         ablation: sets used for the ablations.
         held_out: questions besides the training questions; choices are made on them, so that the
@@ -94,6 +98,8 @@ class Scale:
         gold_trained: a trained baseline that is given only gold documents was also trained only on
             them, as in the paper. At nano, its training was already close to that.
         dtype: type of the backbones in an evaluation.
+        answer_tokens: most tokens of any answer; None means the limits of sets and cells.
+        stand_in: whether backbones and records are stand-ins; see `stand_in`.
     """
 
     name: str
@@ -124,11 +130,19 @@ class Scale:
     )
     gold_trained: bool = True
     dtype: str = "bfloat16"
+    studied: str | None = None
+    answer_tokens: int | None = None
+    stand_in: bool = False
 
     @property
     def runs(self) -> Path:
         """Folder of the scale's runs, relative to the working folder of a command."""
-        return RUNS / self.name
+        return RUNS / (f"{self.name}-stand-in" if self.stand_in else self.name)
+
+    @property
+    def size(self) -> str:
+        """The scale whose sizes are measured: stand-ins are as small as `smoke`."""
+        return SMALLEST if self.stand_in else self.name
 
     def layer(self, studied: int) -> int:
         """The layer of this scale's backbone at the relative depth of one of the paper's 28."""
@@ -188,6 +202,7 @@ def ruler(
             max_new_tokens=128,
             split=split,
             options={"length": length, "count": limit, **options},
+            trained_for="hotpotqa",
         )
         for length in lengths
     }
@@ -234,7 +249,7 @@ SMALL_BASELINE = (
 )
 
 SMOKE = Scale(
-    name="smoke",
+    name=SMALLEST,
     backbones=("smoke",),
     depth=7,
     sets={
@@ -350,6 +365,7 @@ PAPER = Scale(
     name="paper",
     backbones=("llama-3.2-1b", "llama-3.2-3b", "llama-3.2-1b-to-3b"),
     depth=STUDIED_DEPTH,
+    studied="llama-3.2-3b",
     sets={
         "hotpotqa": Questions("HotpotQA", "hotpotqa", "hotpotqa", split="validation"),
         "2wiki": Questions("2Wiki", "2wikimultihopqa", "2wikimultihopqa", split="validation"),
@@ -362,7 +378,12 @@ PAPER = Scale(
     ablation=("hotpotqa", "qasper"),
     held_out={
         "held-out-musique": Questions(
-            "MuSiQue, training part", "musique", "musique", ":500", split="train"
+            "MuSiQue, training part",
+            "musique",
+            "musique",
+            ":500",
+            split="train",
+            trained_for="hotpotqa",
         ),
     },
     disabled=("all", "selected"),

@@ -186,7 +186,7 @@ def large_banks(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
 
     A sample of a set is asked, and its documents give the real blocks.
     """
-    sizes, limit = BANK_SIZES[scale.name], cell.limit
+    sizes, limit = BANK_SIZES[scale.size], cell.limit
     assert limit is not None
     model, asked = SeDeM.from_pretrained(SHIPPED), scale.sets[cell.questions]
     examples = random.Random(0).sample([*asked.examples(data)], limit)

@@ -62,7 +62,7 @@ def arrivals(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         phrase = " ".join(words[start : start + length])
         requests.append(Request(bank, f"What is said about '{phrase}'?", random.choice([1, 2, 4])))
     found: dict[str, Any] = {}
-    for rate in RATES[scale.name]:
+    for rate in RATES[scale.size]:
         clock = Random(SEED)
         times = np.cumsum([clock.expovariate(rate) for _ in requests]).tolist()
         for way in WAYS:  # allocates what later runs use
@@ -301,7 +301,7 @@ def bank_size(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         with store.creating(Meta(PRINT, {}, SLOTS, WIDTH)):
             pass
         commits = 0
-        for size in GROWN[scale.name]:
+        for size in GROWN[scale.size]:
             times: list[float] = []
             while commits * DOCUMENTS * BLOCKS_OF_ONE < size:
                 times.append(_commit(store, commits))

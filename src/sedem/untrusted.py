@@ -178,16 +178,6 @@ def check_depth(value: Any, place: str, error: type[SedemError]) -> None:
     raise error(f"{place} {_TOO_DEEP}")
 
 
-def read_yaml(path: Path, error: type[SedemError]) -> Any:
-    """Read a YAML file of settings.
-
-    Raises:
-        SedemError: as `read_text` and `parse_yaml`.
-        FileNotFoundError: there is no such file.
-    """
-    return parse_yaml(read_text(path, error, YAML_BYTES), f"'{path}' is", error)
-
-
 def parse_yaml(text: str, subject: str, error: type[SedemError]) -> Any:
     """Parse YAML without aliases, which may expand to more than fits in memory.
 

@@ -17,7 +17,7 @@ from sedem.training.stages import STAGES, Stage1Recipe, Stage2Recipe
 RECIPES = Path(__file__).parents[2] / "recipes" / "paper"
 NAMES = [name.removeprefix("paper/") for name in shipped_recipes() if name.startswith("paper/")]
 BASELINES = {name for name in NAMES if not name.startswith("stage")}
-OURS = {"stage2-guided", "stage2-conditions"}
+OURS = {"stage2-guided", "stage2-conditions", "stage2-text"}
 """Recipes of what the paper does not have."""
 WITHOUT_SELECTOR = ("stage2-hotpotqa-all", "stage2-qasper-all")
 BACKBONES = backbones_of("paper/stage1")

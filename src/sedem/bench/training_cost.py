@@ -36,10 +36,12 @@ from sedem.evaluation.storage import BFLOAT16, head_width
 from sedem.method.compressor import build_compressor
 from sedem.method.decompressor import build_decompressor
 from sedem.method.selector import build_selector, resolve_budget
-from sedem.training.recipe import DataSource, Optimization, load_recipe
+from sedem.training.baseline import BaselineRecipe, WindowSource
+from sedem.training.recipe import DataSource, Optimization, TextSource, load_recipe
 from sedem.training.shipped_recipes import what_trains
 from sedem.training.stages import STAGES, Stage1Recipe, Stage2Recipe
 
+AnyRecipe = Stage1Recipe | Stage2Recipe | BaselineRecipe
 FLOAT32 = 4
 TRAINED_BYTES = 4 * FLOAT32
 """Numbers kept per trained parameter: itself, its gradient and the two moments of AdamW."""
@@ -111,8 +113,8 @@ def training_cost(path: Path, overrides: list[str], assumed: Assumed) -> dict[st
         )
     recipe = load_recipe(STAGES[stage][0], path, overrides)
     config, optimization = recipe.model, recipe.optimization
-    encoder = _shape(config.encoder)
-    shapes = Shapes(config, encoder, _shape(config.decoder) if config.decoder else encoder)
+    encoder = shape_of(config.encoder)
+    shapes = Shapes(config, encoder, shape_of(config.decoder) if config.decoder else encoder)
     count = _examples(recipe, assumed)
     steps, seen = _steps(optimization, count)
     workload, of_questions = assumed.workload, {}
@@ -263,7 +265,7 @@ def _states(config: SedemConfig, slots: int) -> int:
 # Examples, steps and bytes
 
 
-def _shape(name: str) -> PretrainedConfig:
+def shape_of(name: str) -> PretrainedConfig:
     """The configuration of a recipe's backbone; those of the paper are part of the package."""
     short = name.rpartition("/")[2].lower()
     if name.startswith("meta-llama/") and short in PRESETS:
@@ -271,17 +273,29 @@ def _shape(name: str) -> PretrainedConfig:
     return backbone_shape(str(embedded(name) or name))
 
 
-def _examples(recipe: Stage1Recipe | Stage2Recipe, assumed: Assumed) -> int | None:
+def examples_of_run(recipe: AnyRecipe, assumed: Assumed) -> tuple[int, int]:
+    """Optimizer steps of a run, and the examples in them.
+
+    Raises:
+        ConfigError: the length of an epoch is needed and unknown.
+    """
+    return _steps(recipe.optimization, _examples(recipe, assumed))
+
+
+def _examples(recipe: AnyRecipe, assumed: Assumed) -> int | None:
     """Examples of an epoch; None if the recipe counts steps and the number is unknown."""
     if assumed.examples is not None:
         return assumed.examples
-    if isinstance(recipe, Stage1Recipe):
-        width = recipe.model.segment_length + recipe.text.continuation
+    text: TextSource | None = getattr(recipe, "text", None)
+    if text is not None:
+        length = text.context if isinstance(text, WindowSource) else recipe.model.segment_length
+        width = length + text.continuation
         # An upper bound: windows never span two texts.
-        read = recipe.text.tokens and recipe.text.tokens // width
-        known = [number for number in (recipe.text.windows, read) if number is not None]
+        read = text.tokens and text.tokens // width
+        known = [number for number in (text.windows, read) if number is not None]
         count = min(known, default=None)
     else:
+        assert not isinstance(recipe, Stage1Recipe) and recipe.data is not None
         sizes = [_questions(source) for source in recipe.data.training]
         count = None if None in sizes else sum(size or 0 for size in sizes)
     if count is None and recipe.optimization.steps is None:

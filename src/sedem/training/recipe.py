@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
@@ -19,7 +21,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from sedem.engine.device import multiplies_bfloat16
 from sedem.errors import ConfigError
-from sedem.untrusted import DEPTH, parse_yaml, read_yaml
+from sedem.untrusted import DEPTH, YAML_BYTES, parse_yaml, read_text
 from sedem.validation import (
     Flag,
     NumberAbove0,
@@ -294,12 +296,22 @@ def merge(base: dict[str, Any], entries: dict[str, Any]) -> dict[str, Any]:
 
 def variants(file: Path) -> dict[Path, Any]:
     """The entries of each recipe under `variants` of a file, by the path that reads it."""
-    entries = read_yaml(file, ConfigError)
+    entries = _of_file(file)
     found = entries.get(VARIANTS) if isinstance(entries, dict) else None
     if not isinstance(found, dict):
         return {}
     shared = file.stem.removeprefix("_")
     return {file.with_name(f"{shared}-{name}.yaml"): own for name, own in found.items()}
+
+
+def _of_file(file: Path) -> Any:
+    """The entries of a file as they are written; many recipes share one, and parsing is slow."""
+    return deepcopy(_parsed(read_text(file, ConfigError, YAML_BYTES), f"'{file}' is"))
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: str, subject: str) -> Any:
+    return parse_yaml(text, subject, ConfigError)
 
 
 def _place(path: Path) -> tuple[Path, dict[str, Any] | None]:
@@ -338,7 +350,7 @@ def _filled(value: Any, backbone: str) -> Any:
 def _read(path: Path, heirs: Sequence[Path]) -> dict[str, Any]:
     file, variant = _place(path)
     try:
-        entries = read_yaml(file, ConfigError) if variant is None else {BASE: file.name, **variant}
+        entries = _of_file(file) if variant is None else {BASE: file.name, **variant}
     except FileNotFoundError:
         named_by = f", which '{heirs[-1]}' names as its {BASE}" if heirs else ""
         raise ConfigError(
