@@ -1,16 +1,20 @@
-"""ICAE against its equations in plain loops, on a tiny random backbone."""
+"""ICAE against numbers of the official code and against its equations in plain loops."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from unit.baselines.conftest import make, naive_loss, tokens
+from unit.baselines.waves import fill
 
-from sedem.baselines.icae import ICAE
+from sedem.backbone.loading import open_backbone
+from sedem.baselines.icae import ICAE, ICAEConfig, SegmentSlots
 from sedem.baselines.trained import generator_for
 from sedem.errors import ConfigError
 from sedem.training.targets import targets
@@ -19,6 +23,90 @@ from sedem.training.targets import targets
 @pytest.fixture
 def reader(tiny_folder: Callable[..., str]) -> Any:
     return make("icae", tiny_folder())
+
+
+@pytest.fixture
+def official(fixtures: Path) -> dict[str, Any]:
+    return dict(json.loads((fixtures / "icae-official.json").read_text()))
+
+
+def as_official(folder: str, numbers: dict[str, Any], **changes: Any) -> ICAE:
+    backbone = open_backbone(folder)
+    fill(backbone.model.named_parameters())
+    settings = {name: numbers[name] for name in ("memory", "compression", "unscored")}
+    config = ICAEConfig(backbone=folder, lora_rank=4, lora_alpha=8, **settings, **changes)
+    reader = ICAE(config, backbone)
+    fill([*adapters(reader), *reader.parts().named_parameters()])
+    return reader.eval()
+
+
+def adapters(reader: ICAE) -> list[tuple[str, nn.Parameter]]:
+    return [(n, p) for n, p in reader.backbone.model.named_parameters() if "lora_" in n]
+
+
+# Against the official code
+
+
+@torch.no_grad()
+def test_slots_match_the_official_code(
+    official: dict[str, Any], tiny_folder: Callable[..., str]
+) -> None:
+    reader = as_official(tiny_folder(), official)
+    for length, expected in official["slots"].items():
+        (slots,) = reader._slots([torch.tensor(official["tokens"][: int(length)])])
+        torch.testing.assert_close(slots, torch.tensor(expected), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("share", "part"), [(1.0, "autoencode"), (0.0, "continue")])
+@torch.no_grad()
+def test_the_text_losses_match_the_official_code(
+    share: float, part: str, official: dict[str, Any], tiny_folder: Callable[..., str]
+) -> None:
+    reader = as_official(tiny_folder(), official, autoencode=share)
+    ids, length = torch.tensor([official["tokens"]]), official["context"]
+    after = ids[:, length : length + official["continuation"]]
+    loss = reader.text_loss(ids[:, :length], after)["loss"]
+    assert float(loss) == pytest.approx(official[part], rel=1e-5)
+
+
+def test_the_question_loss_and_its_gradients_match_the_official_code(
+    official: dict[str, Any], tiny_folder: Callable[..., str]
+) -> None:
+    reader = as_official(tiny_folder(), official)
+    ids, asked = official["tokens"], official["question"]
+    question, answer = (ids[slice(*asked[name])] for name in ("question", "answer"))
+    start, end = reader.backbone.bos_token_id, reader.backbone.eos_token_id
+    batch = targets([([start, *question], [*answer, end])])
+    loss = reader.question_loss([torch.tensor(ids[: official["context"]])], **batch)["loss"]
+    assert float(loss.detach()) == pytest.approx(asked["loss"], rel=1e-5)
+    loss.backward()
+    learned, expected = reader.parts()["tokens"].weight.grad, torch.tensor(asked["gradient"])
+    torch.testing.assert_close(learned, expected, rtol=1e-4, atol=1e-5)
+    norms = [float(parameter.grad.norm()) for _, parameter in sorted(adapters(reader))]
+    assert norms == pytest.approx(asked["adapters"], rel=1e-4, abs=1e-5)
+
+
+@torch.no_grad()
+def test_the_generated_answer_matches_the_official_code(
+    official: dict[str, Any], tiny_folder: Callable[..., str]
+) -> None:
+    reader = as_official(tiny_folder(), official)
+    ids, asked = official["tokens"], official["question"]
+    segments = reader.segments(torch.tensor(ids[: official["context"]]))
+    content = SegmentSlots(reader.encode(segments), len(segments[0]))
+    prompt = [reader.backbone.bos_token_id, *ids[slice(*asked["question"])]]
+    with reader.decoding_mode():
+        filled = reader.prefill([content], [official["context"]], [prompt])
+        logits, generated = filled.logits, []
+        for _ in asked["generated"]:
+            generated.append(int(logits.argmax()))
+            logits = filled.advance(torch.tensor(generated[-1:]))
+    expected = torch.tensor(asked["logits"])
+    torch.testing.assert_close(filled.logits[0], expected, rtol=1e-4, atol=1e-4)
+    assert generated == asked["generated"]
+
+
+# Against the equations
 
 
 def naive_slots(reader: ICAE, ids: list[int]) -> Tensor:
