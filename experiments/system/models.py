@@ -14,19 +14,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
 from experiments.system.scales import ROOT, Scale, recipe_exists
-from sedem import Document, SeDeM
+from sedem import Document
 from sedem.checkpoint.folder import ADAPTER, EXTRA_ENTRIES, WEIGHTS_FILE, unfinished, write
 from sedem.checkpoint.untrained import untrained
 from sedem.config import SedemConfig
 from sedem.data.articles import read_articles
 from sedem.data.question_sets import open_examples
 from sedem.guidance.scores import Guidance
-from sedem.method.selector import build_selector
 from sedem.training.baseline import load_baseline_recipe, train_baseline
 from sedem.training.recipe import DataSource, load_recipe, read_entries
 from sedem.training.sources import located
@@ -70,7 +68,6 @@ class Variant:
         further: recipes that train it from the main model in its guided form, in order; empty means
             the recipes of the study, from the beginning.
         start: settings of the main model that are changed, with their values, before `further`.
-        new_selector: replace the main model's selector with an untrained one before `further`.
         adapted: a model of `sedem adapt`, or one compared with it: "untrained", "without labels" or
             "with labels".
     """
@@ -85,7 +82,6 @@ class Variant:
     every_block: bool = False
     further: tuple[str, ...] = ()
     start: tuple[tuple[str, Any], ...] = ()
-    new_selector: bool = False
     adapted: str = ""
 
 
@@ -250,8 +246,6 @@ def _further(variant: Variant, scale: Scale, data: Path) -> Path:
     start = checkpoint(main, scale, scale.ablation[0], data, "guided")
     if variant.start:
         start = with_settings(start, dict(variant.start), folder / "start")
-    if variant.new_selector:
-        start = with_new_selector(start, folder / "new-selector")
     for recipe in variant.further:
         overrides = [*_overrides(variant, scale, recipe.split("-")[0]), f"data_root={data}"]
         overrides += [f"start_from={start}", f"run.output={folder / recipe}"]
@@ -292,15 +286,6 @@ def with_settings(checkpoint: Path, settings: Mapping[str, Any], folder: Path) -
         save_file(weights, place / WEIGHTS_FILE)
         if (checkpoint / ADAPTER).is_dir():
             shutil.copytree(checkpoint / ADAPTER, place / ADAPTER)
-    return folder
-
-
-def with_new_selector(checkpoint: Path, folder: Path) -> Path:
-    """Write a checkpoint with an untrained selector, which is the same every time."""
-    model = SeDeM.from_pretrained(checkpoint, device="cpu", engine="eager")
-    torch.manual_seed(0)
-    model.selector = build_selector(model.config, model.encoder.width, model.decoder.width)
-    model.save_pretrained(folder)
     return folder
 
 
