@@ -29,15 +29,15 @@ from sedem.baselines.registry import TRAINED
 )
 def guided_training(scale: Scale) -> Iterator[Number]:
     """Losses of the main model in guided form, and of ways to train it further."""
-    labels = ("losses.select=0", "losses.conditioning=selected")
+    labels, new = ("losses.select=0", "losses.conditioning=selected"), ("new_selector=shared",)
     rows = {
         "before training": main_model(scale),
         "stage 2, guided": further_trained(scale, "guided-base"),
         "a new selector, with evidence labels": further_trained(
-            scale, "guided-new-selector", new_selector=True
+            scale, "guided-new-selector", stage2=new
         ),
         "a new selector, from answers alone": further_trained(
-            scale, "guided-unlabelled", stage2=labels, new_selector=True
+            scale, "guided-unlabelled", stage2=(*labels, *new)
         ),
     }
     return _held_out(scale, rows)

@@ -17,21 +17,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from filelock import FileLock
 from safetensors.torch import load_file, save_file
 
 from experiments.system.scales import ROOT, Scale, recipe_exists
 from experiments.system.stand_in import fitted
-from sedem import Document, SeDeM
+from sedem import Document
 from sedem.checkpoint.folder import ADAPTER, EXTRA_ENTRIES, WEIGHTS_FILE, unfinished, write
 from sedem.checkpoint.untrained import untrained
 from sedem.config import SedemConfig
 from sedem.data.articles import read_articles
 from sedem.data.question_sets import open_examples
 from sedem.guidance.scores import Guidance
-from sedem.method.selector import build_selector
 from sedem.training.baseline import BaselineRecipe, load_baseline_recipe, train_baseline
 from sedem.training.recipe import DataSource, Optimization, load_recipe, read_entries
 from sedem.training.run_setup import processes
@@ -79,7 +77,6 @@ class Variant:
         further: recipes that train it from the main model in its guided form, in order; empty means
             the recipes of the study, from the beginning.
         start: settings of the main model that are changed, with their values, before `further`.
-        new_selector: replace the main model's selector with an untrained one before `further`.
         adapted: a model of `sedem adapt`, or one compared with it: "untrained", "without labels" or
             "with labels".
     """
@@ -94,7 +91,6 @@ class Variant:
     every_block: bool = False
     further: tuple[str, ...] = ()
     start: tuple[tuple[str, Any], ...] = ()
-    new_selector: bool = False
     adapted: str = ""
 
 
@@ -289,8 +285,6 @@ def _further(variant: Variant, scale: Scale, data: Path) -> Path:
     start = checkpoint(main, scale, scale.ablation[0], data, "guided")
     if variant.start:
         start = with_settings(start, dict(variant.start), folder / "start")
-    if variant.new_selector:
-        start = with_new_selector(start, folder / "new-selector")
     for recipe in variant.further:
         overrides = [*_overrides(variant, scale, recipe.split("-")[0]), f"data_root={data}"]
         overrides += [f"start_from={start}", f"run.output={folder / recipe}"]
@@ -367,17 +361,6 @@ def _write_with_settings(checkpoint: Path, settings: Mapping[str, Any], folder: 
         save_file(weights, place / WEIGHTS_FILE)
         if (checkpoint / ADAPTER).is_dir():
             shutil.copytree(checkpoint / ADAPTER, place / ADAPTER)
-
-
-def with_new_selector(checkpoint: Path, folder: Path) -> Path:
-    """Write a checkpoint with an untrained selector, which is the same every time."""
-    with _made_from(checkpoint, folder) as missing:
-        if missing:
-            model = SeDeM.from_pretrained(checkpoint, device="cpu", engine="eager")
-            torch.manual_seed(0)
-            model.selector = build_selector(model.config, model.encoder.width, model.decoder.width)
-            model.save_pretrained(folder)
-    return folder
 
 
 def baseline_checkpoint(

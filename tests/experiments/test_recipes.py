@@ -42,6 +42,8 @@ def test_a_baseline_learns_at_paper_scale_what_sedem_learns_for_a_set(method: st
             if method == "rag":
                 assert recipe.model.k == theirs.model.k == PAPER.sets[key].k  # type: ignore[attr-defined]
                 assert data.max_paragraphs == theirs.data.max_blocks
+                assert data.evidence_only == theirs.data.evidence_only
+                assert recipe.new_selector == theirs.new_selector
 
 
 @pytest.mark.parametrize("method", TRAINED)

@@ -32,7 +32,7 @@ STAGE2 = [
 
 def test_the_paper_recipes_read_the_papers_text() -> None:
     paper = [load_recipe(Stage1Recipe, path) for path in STAGE1]
-    assert len(paper) == 4
+    assert len(paper) == 5
     for recipe in paper:
         text, width = recipe.text, recipe.model.segment_length + recipe.text.continuation
         assert text.path == "hub:DKYoon/SlimPajama-6B" and recipe.optimization.epochs == 5
@@ -51,7 +51,8 @@ def test_the_paper_recipes_have_the_papers_numbers() -> None:
         assert (model.segment_length, model.compression) == (128, 4)
         assert (model.lora_rank, model.lora_alpha) == (64, 128)
         assert recipe.optimization.epochs == 3 and recipe.optimization.bf16
-        assert recipe.data.max_blocks == 64 and recipe.optimization.weight_decay == 0
+        assert recipe.data.max_blocks == "all" and recipe.optimization.weight_decay == 0
+        assert recipe.data.evidence_only and recipe.new_selector == "independent"
         # "Up to three epochs": the best weights on questions that are not trained on.
         assert recipe.best and recipe.run.eval_every
         for source, followed in zip(recipe.data.training, recipe.data.evaluation, strict=True):
@@ -66,11 +67,12 @@ def test_the_full_bank_is_trained_with_every_block_and_without_evidence(name: st
     recipe = load_recipe(Stage2Recipe, folder / f"{name}.yaml")
     selects = load_recipe(Stage2Recipe, folder / f"{name.removesuffix('-all')}.yaml")
     assert (recipe.data.max_blocks, recipe.data.budgets, recipe.model.k) == ("all", ("all",), "all")
+    assert not recipe.data.evidence_only
     assert (recipe.losses.select, recipe.losses.conditioning) == (0, "selected")
     rates = {**selects.optimization.learning_rates, "selector": 0}
     assert recipe == selects.with_changes(
         model=selects.model.with_changes(k="all"),
-        data=selects.data.with_changes(max_blocks="all", budgets=("all",)),
+        data=selects.data.with_changes(evidence_only=False, budgets=("all",)),
         losses=selects.losses.with_changes(select=0.0),
         optimization=selects.optimization.with_changes(learning_rates=rates),
         run=recipe.run,
@@ -78,13 +80,20 @@ def test_the_full_bank_is_trained_with_every_block_and_without_evidence(name: st
     assert recipe.run.eval_every == selects.run.eval_every
 
 
-def test_a_second_setting_of_1b_extracts_where_the_flop_table_fits() -> None:
+def test_further_training_keeps_the_selector() -> None:
+    for name in OURS:
+        recipe = load_recipe(Stage2Recipe, RECIPES / "llama-3.2-1b" / f"{name}.yaml")
+        assert recipe.new_selector is None
+
+
+@pytest.mark.parametrize("backbone", ["llama-3.2-1b", "llama-3.2-3b"])
+def test_a_second_setting_extracts_after_layer_14(backbone: str) -> None:
     for path in [*STAGE1, *STAGE2]:
-        if path.parent.name != "llama-3.2-1b-layer14":
+        if path.parent.name != f"{backbone}-layer14":
             continue
         kind = Stage1Recipe if path.name == "stage1.yaml" else Stage2Recipe
         recipe = load_recipe(kind, path)
-        first = load_recipe(kind, RECIPES / "llama-3.2-1b" / path.name)
+        first = load_recipe(kind, RECIPES / backbone / path.name)
         assert first.model.extract_layers == (11,)
         assert recipe.model == first.model.with_changes(extract_layers=(14,))
         assert recipe.optimization == first.optimization
@@ -189,7 +198,7 @@ PAPER: dict[str, list[dict[str, Any]]] = {
     "full-context-tuned-questions": [{"model": LORA, "data": {"answer_limit": 64}}],
     "rag-questions": [
         {"model": {"heads": 4, "k": 2, "extract_layer": 11, **LORA}},
-        {"data": {"answer_limit": 64, "max_paragraphs": 64}},
+        {"data": {"answer_limit": 64, "max_paragraphs": "all", "evidence_only": True}},
         {"losses": {"select": 1.0, "margin_weight": 0.5, "margin": 2.0}},
         {"losses": {"selection_temperature": 0.07}},
         {"optimization": {"learning_rates": {"parts": 5e-4, "lora": 1e-4}}},

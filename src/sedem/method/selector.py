@@ -6,6 +6,8 @@ width, D decoder width.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,6 +17,9 @@ from sedem.config import SedemConfig
 from sedem.errors import ConfigError
 
 ALL = "all"
+
+SelectorStart = Literal["independent", "shared"]
+"""How the two projections of a head start."""
 
 
 def block_scores(
@@ -48,11 +53,15 @@ def block_scores(
 class Selector(nn.Module):
     """Projections of question states and memory slots into R scoring spaces (equation 5).
 
-    When the widths agree, W_Q and W_K of a head start as the same random orthogonal projection, so
-    that selection works before any training; docs/deviations.md has the measurement.
+    Args:
+        start: how W_Q and W_K of a head start: as independent random orthogonal projections, or as
+            the same one if the widths agree, so that selection works before any training;
+            docs/deviations.md has the measurement.
     """
 
-    def __init__(self, d_enc: int, d_dec: int, heads: int, dim: int) -> None:
+    def __init__(
+        self, d_enc: int, d_dec: int, heads: int, dim: int, start: SelectorStart = "shared"
+    ) -> None:
         super().__init__()
         self.heads = heads
         self._digest: tuple[tuple[int, ...], str] | None = None
@@ -65,8 +74,17 @@ class Selector(nn.Module):
                 rows = slice(head * dim, (head + 1) * dim)
                 nn.init.orthogonal_(self.w_query.weight[rows])
                 nn.init.orthogonal_(self.w_key.weight[rows])
-            if d_enc == d_dec:
+            if start == "shared" and d_enc == d_dec:
                 self.w_key.weight.copy_(self.w_query.weight)
+
+    def restart(self, start: SelectorStart, seed: int) -> None:
+        """Replace all weights with initial ones, which depend only on the seed."""
+        sizes = self.w_query.in_features, self.w_key.in_features
+        dim = self.w_key.out_features // self.heads
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            new = Selector(*sizes, self.heads, dim, start)
+        self.load_state_dict(new.state_dict())
 
     def digest(self) -> str:
         """Hash of the weights that keys depend on; keys of another selector cannot be used."""

@@ -19,7 +19,7 @@ from sedem.checkpoint.folder import open_named
 from sedem.checkpoint.portable import portable_name
 from sedem.data.windows import collate_windows
 from sedem.errors import ConfigError
-from sedem.method.selector import resolve_budget
+from sedem.method.selector import SelectorStart, resolve_budget
 from sedem.training.block_batch import (
     BlockBatch,
     BlockCollator,
@@ -70,16 +70,16 @@ class QuestionData(Mixture):
         documents: "all" takes every document of an example in order, "gold" only those with
             evidence.
         context_limit: maximum tokens of a context; None means as many as the method takes.
-        max_paragraphs: maximum paragraphs of one example in a training step; None means all. Those
-            with evidence are kept, others are sampled: once for a method that reads them all, in
-            every step for a method that picks among them.
+        max_paragraphs: maximum paragraphs of one example in a training step, or "all". Those with
+            evidence are kept, others are sampled: once for a method that reads them all, in every
+            step for a method that picks among them.
         cache_states: cache frozen states on disk, for a method that picks; too large for big sets.
     """
 
     answer_limit: WholeAbove0 = 64
     documents: Literal["all", "gold"] = "all"
     context_limit: WholeAbove0 | None = None
-    max_paragraphs: WholeAbove0 | None = None
+    max_paragraphs: WholeAbove0 | Literal["all"] = "all"
     cache_states: Flag = False
 
 
@@ -89,6 +89,7 @@ class BaselineRecipe(Recipe):
     Attributes:
         text: the text to train on; give either `text` or `data`.
         losses: selection losses of a method that picks paragraphs; None means the defaults.
+        new_selector: how the selector of such a method starts, as in `Stage2Recipe`.
     """
 
     method: str
@@ -101,6 +102,7 @@ class BaselineRecipe(Recipe):
     cache: str = "runs/cache"
     start_from: str | None = None
     losses: ConditionedLosses | None = None
+    new_selector: SelectorStart | None = None
 
     @model_validator(mode="after")
     def _learns_from_one(self) -> Self:
@@ -313,6 +315,8 @@ def train_rag(recipe: BaselineRecipe, output: Path) -> Path:
         )
     reader = open_reader(recipe)
     assert isinstance(reader, RAG)
+    if recipe.new_selector:
+        reader.selector.restart(recipe.new_selector, recipe.optimization.seed)
     losses = recipe.losses or ConditionedLosses()
     dataset = BlockDataset(blocks_of(reader), chosen.answer_limit, cache=Path(recipe.cache))
     training, evaluation = read_mixture(
@@ -320,7 +324,7 @@ def train_rag(recipe: BaselineRecipe, output: Path) -> Path:
     )
     collator = BlockCollator(
         dataset,
-        max_blocks=chosen.max_paragraphs or dataset.most_blocks,
+        max_blocks=resolve_budget(chosen.max_paragraphs, dataset.most_blocks),
         budgets=(resolve_budget(reader.config.k, sys.maxsize),),
         seed=recipe.optimization.seed,
         cache=Path(recipe.cache) if chosen.cache_states else None,
@@ -350,10 +354,11 @@ def train_baseline(recipe: BaselineRecipe) -> Path:
     if reader_class(recipe.method).has_selection_budget:
         return train_rag(recipe, output)
     reader, chosen = open_reader(recipe), recipe.data
-    if (chosen and chosen.cache_states) or recipe.losses is not None:
+    of_data = chosen and (chosen.cache_states or chosen.evidence_only)
+    if of_data or recipe.losses is not None or recipe.new_selector:
         raise ConfigError(
-            f"losses and data.cache_states apply only to methods that pick paragraphs, but "
-            f"'{recipe.method}' reads all of them; remove these settings"
+            "losses, new_selector, data.cache_states and data.evidence_only apply only to methods "
+            f"that pick paragraphs, but '{recipe.method}' reads all of them; remove these settings"
         )
     if recipe.text is not None:
         length = recipe.text.context

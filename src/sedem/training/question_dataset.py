@@ -45,7 +45,7 @@ class QuestionDataset(ExampleDataset[QuestionItem]):
             with answer labels, those that contain an answer string.
         context_limit: maximum tokens of a context, to bound memory use; None means as many as the
             method takes.
-        max_paragraphs: maximum documents of an example; None means all.
+        max_paragraphs: maximum documents of an example, or "all".
         seed: decides which documents are sampled.
     """
 
@@ -53,7 +53,7 @@ class QuestionDataset(ExampleDataset[QuestionItem]):
     answer_limit: int
     documents: Documents = "all"
     context_limit: int | None = None
-    max_paragraphs: int | None = None
+    max_paragraphs: int | Literal["all"] = "all"
     seed: int = 0
 
     @property
@@ -125,7 +125,7 @@ class QuestionDataset(ExampleDataset[QuestionItem]):
             if not documents:
                 self.dropped["no gold document"] += 1
             return documents
-        if self.max_paragraphs is not None:
+        if isinstance(self.max_paragraphs, int):
             return some_documents(example, self.max_paragraphs, own, self.seed)
         return example.documents
 

@@ -149,10 +149,13 @@ class Mixture(Settings):
 
     Attributes:
         evaluation: sets whose losses are evaluated; never those of a reported evaluation.
+        evidence_only: leave out and count the training examples without any positive block, for a
+            method that selects blocks. The evaluated ones stay.
     """
 
     training: Annotated[tuple[DataSource, ...], Field(min_length=1)]
     evaluation: tuple[DataSource, ...] = ()
+    evidence_only: Flag = False
 
 
 class TextSource(Settings):

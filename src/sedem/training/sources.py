@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from sedem.training.example_dataset import ExampleDataset
 from sedem.training.recipe import DataSource, Mixture, Recipe, TextSource
 
 logger = logging.getLogger(__name__)
+
+UNLABELLED = "without any positive block"
 
 
 def open_windows(
@@ -65,54 +68,74 @@ def read_mixture(
     Returns:
         The items to train on, and the items to evaluate; None without `data.evaluation`.
     """
+    trained: list[int] = []
     for source in data.training:
-        read_source(dataset, source, data_root, selects=selects)
-    training = Subset(dataset, range(len(dataset)))
+        trained += read_source(
+            dataset, source, data_root, selects=selects, evidence_only=data.evidence_only
+        )
+    first = len(dataset)
     for source in data.evaluation:
         read_source(dataset, source, data_root, selects=selects)
-    evaluated = range(len(training), len(dataset))
-    return training, Subset(dataset, evaluated) if evaluated else None
+    evaluated = range(first, len(dataset))
+    return Subset(dataset, trained), Subset(dataset, evaluated) if evaluated else None
 
 
 def read_source(
-    dataset: ExampleDataset[Any], source: DataSource, data_root: Path, *, selects: bool = False
-) -> None:
+    dataset: ExampleDataset[Any],
+    source: DataSource,
+    data_root: Path,
+    *,
+    selects: bool = False,
+    evidence_only: bool = False,
+) -> list[int]:
     """Read one source into a dataset, and log how many examples it gave and how they are labelled.
 
     Args:
         selects: whether a selector learns from the labels of the dataset's blocks.
+        evidence_only: leave out and count the examples without any positive block.
+
+    Returns:
+        The indices of the source's items that are not left out.
 
     Raises:
-        DataError: a selector would learn from a source without any positive block.
+        DataError: positive blocks are needed, and the source has none.
     """
     location, options = located(source, data_root)
     examples = open_examples(location, source.set, records=source.records, **options)
     before, dropped, by_answer = len(dataset), dataset.dropped.copy(), dataset.by_answer
     dataset.add(examples, source.label, source.repeat)
     told = {"labelled by answer string": dataset.by_answer - by_answer}
-    if selects:
-        told["without any positive block"] = _count_unlabelled(dataset, before, source)
+    used = list(range(before, len(dataset)))
+    if selects or evidence_only:
+        labelled = _labelled(dataset, used, source)
+        unlabelled = (len(used) - len(labelled)) // source.repeat
+        if evidence_only:
+            used = labelled
+            dataset.dropped += Counter({UNLABELLED: unlabelled})
+        else:
+            told[UNLABELLED] = unlabelled
     logger.info(
         "%s: %d examples (%d in an epoch); left out: %s%s",
         examples.name,
         len(examples.examples),
-        len(dataset) - before,
+        len(used),
         dict(examples.dropped + (dataset.dropped - dropped)) or "none",
         "".join(f"; {what}: {count}" for what, count in told.items() if count),
     )
+    return used
 
 
-def _count_unlabelled(dataset: ExampleDataset[Any], before: int, source: DataSource) -> int:
-    """Number of a source's examples, from `before` on, without a positive block; never all."""
-    added = range(before, len(dataset), source.repeat)
-    unlabelled = sum(not any(dataset[index].evidence) for index in added)
-    if added and unlabelled == len(added):
+def _labelled(dataset: ExampleDataset[Any], added: list[int], source: DataSource) -> list[int]:
+    """Those of a source's items that have a positive block; never none of them."""
+    labelled = [index for index in added if any(dataset[index].evidence)]
+    if added and not labelled:
         raise DataError(
-            f"'{source.path}' cannot train a selector: none of its {len(added)} examples has a "
-            "block with evidence or with an answer string; label the evidence, give answers in the "
-            "words of the documents, or set losses.select to 0"
+            f"'{source.path}' cannot train a selector: none of its {len(added) // source.repeat} "
+            "examples has a block with evidence or with an answer string; label the evidence, give "
+            "answers in the words of the documents, or set losses.select to 0 and "
+            "data.evidence_only to false"
         )
-    return unlabelled
+    return labelled
 
 
 def located(source: DataSource, data_root: Path) -> tuple[str | Path, dict[str, Any]]:

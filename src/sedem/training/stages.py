@@ -15,7 +15,7 @@ from sedem.checkpoint.portable import portable
 from sedem.config import Condition, SedemConfig
 from sedem.errors import ConfigError
 from sedem.guidance.scores import Guidance
-from sedem.method.selector import resolve_budget
+from sedem.method.selector import SelectorStart, resolve_budget
 from sedem.model import SeDeM
 from sedem.training.block_batch import BlockCollator
 from sedem.training.block_dataset import BlockDataset
@@ -84,6 +84,8 @@ class Stage2Recipe(Recipe):
     """All settings of a stage-2 run.
 
     Attributes:
+        new_selector: start from a random selector instead of the checkpoint's, with W_Q and W_K
+            "independent", as in the paper, or "shared"; null keeps the checkpoint's.
         best: write the weights with the lowest loss of all evaluations (`run.eval_every`), instead
             of the last ones.
     """
@@ -93,6 +95,7 @@ class Stage2Recipe(Recipe):
     optimization: Optimization
     run: RunSettings
     start_from: str | None = None
+    new_selector: SelectorStart | None = None
     losses: Stage2Losses = Stage2Losses()
     data_root: str = "data"
     cache: str = "runs/cache"
@@ -160,6 +163,8 @@ def train_stage2(recipe: Stage2Recipe) -> Path:
     model = open_model(recipe.model, recipe.optimization, recipe.start_from)
     if recipe.model.lora_rank and not model.decoder.has_lora:
         model.decoder.add_lora(recipe.model.lora_rank, recipe.model.lora_alpha)
+    if recipe.new_selector:
+        model.selector.restart(recipe.new_selector, recipe.optimization.seed)
     shard(model, recipe.optimization)
     dataset = BlockDataset(model, recipe.data.answer_limit, cache=Path(recipe.cache))
     training, evaluation = read_mixture(
@@ -174,7 +179,10 @@ def train_stage2(recipe: Stage2Recipe) -> Path:
         cache=Path(recipe.cache) if recipe.data.cache_states else None,
     )
     stage = Stage2(model, recipe.losses, collator, recipe.optimization.logits_at_once)
-    return fit(stage, model, recipe, output, training, evaluation, best=recipe.best)
+    left_out = {"left_out": dict(dataset.dropped)}
+    return fit(
+        stage, model, recipe, output, training, evaluation, data_summary=left_out, best=recipe.best
+    )
 
 
 def open_model(config: SedemConfig, optimization: Optimization, start_from: str | None) -> SeDeM:

@@ -23,6 +23,7 @@ from sedem.evaluation.command import run_evaluation
 from sedem.evaluation.config import EvaluationConfig, MethodSettings
 from sedem.evaluation.trained import Trained
 from sedem.guidance import independent
+from sedem.training import baseline
 from sedem.training.baseline import BaselineRecipe, RAGTraining, blocks_of, train_baseline
 from sedem.training.block_batch import BlockCollator
 from sedem.training.block_dataset import BlockDataset
@@ -259,6 +260,23 @@ def test_a_trained_model_answers_with_any_budget(
     assert 0 <= one["recall@1"]["mean"] <= 100
 
 
+def test_training_starts_from_the_selector_and_the_examples_that_the_recipe_asks_for(
+    question_recipe: Callable[..., BaselineRecipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(baseline, "fit", lambda *fitted, **_: given.extend(fitted))
+    recipe = question_recipe("rag", new_selector="independent")
+    assert recipe.data is not None
+    train_baseline(recipe.with_changes(data=recipe.data.with_changes(evidence_only=True)))
+    stage, reader, _, _, training, _ = given
+    weights = reader.selector.w_query.weight.clone()
+    assert not torch.equal(weights, reader.selector.w_key.weight)
+    reader.selector.restart("independent", recipe.optimization.seed)
+    assert torch.equal(reader.selector.w_query.weight, weights)
+    assert all(any(item.evidence) for item in training)
+    assert stage.collator.max_blocks == stage.collator.dataset.most_blocks
+
+
 def test_an_interrupted_run_resumes_with_equal_weights(
     question_recipe: Callable[..., BaselineRecipe],
 ) -> None:
@@ -272,7 +290,9 @@ def test_settings_of_other_methods_are_rejected(
     assert recipe.data is not None
     with pytest.raises(ConfigError, match="rag learns to pick among all documents"):
         train_baseline(recipe.with_changes(data=recipe.data.with_changes(documents="gold")))
-    with pytest.raises(ConfigError, match="only to methods that pick paragraphs, but 'icae'"):
-        train_baseline(question_recipe("icae", losses=ConditionedLosses()))
+    data = recipe.data.with_changes(evidence_only=True)
+    for only in ({"losses": ConditionedLosses()}, {"new_selector": "shared"}, {"data": data}):
+        with pytest.raises(ConfigError, match="only to methods that pick paragraphs, but 'icae'"):
+            train_baseline(question_recipe("icae").with_changes(**only))
     with pytest.raises(ConfigError, match="shift is 1, but rag has no shift; leave it out"):
         Trained(reader, MethodSettings(checkpoint="some", shift=1))

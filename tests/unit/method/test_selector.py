@@ -176,6 +176,27 @@ def test_queries_and_keys_have_length_one_under_autocast() -> None:
         torch.testing.assert_close(vectors, project(states), rtol=0, atol=0.03)
 
 
+def test_a_selector_restarts_with_weights_that_depend_only_on_the_seed() -> None:
+    torch.manual_seed(3)
+    selector = Selector(8, 8, heads=2, dim=4)
+    torch.nn.init.zeros_(selector.norm_key.weight)
+    digest, state = selector.digest(), torch.get_rng_state()
+    selector.restart("independent", seed=3)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert selector.digest() != digest
+    assert torch.equal(selector.norm_key.weight, torch.ones(8))
+    weights = selector.w_query.weight, selector.w_key.weight
+    for weight in weights:
+        for head in weight.unflatten(0, (2, 4)):
+            torch.testing.assert_close(head @ head.T, torch.eye(4))
+    assert not torch.isclose(*weights).any(1).all()
+    drawn = weights[0].clone()
+    selector.restart("shared", seed=3)
+    assert torch.equal(selector.w_key.weight, selector.w_query.weight)
+    selector.restart("independent", seed=3)
+    assert torch.equal(selector.w_query.weight, drawn)
+
+
 def test_both_projections_start_as_the_same_orthogonal_one_when_widths_agree() -> None:
     selector = Selector(8, 8, heads=2, dim=4)
     assert torch.equal(selector.w_query.weight, selector.w_key.weight)

@@ -14,8 +14,8 @@ from sedem.data.windows import Windows
 from sedem.errors import ConfigError, DataError
 from sedem.training import sources
 from sedem.training.block_dataset import BlockDataset
-from sedem.training.recipe import DataSource, TextSource
-from sedem.training.sources import open_windows, read_source
+from sedem.training.recipe import DataSource, Mixture, TextSource
+from sedem.training.sources import open_windows, read_mixture, read_source
 
 # Text
 
@@ -148,6 +148,25 @@ def test_own_questions_without_evidence_are_labelled_by_their_answers(
     ]
 
 
+def test_examples_without_a_positive_block_can_be_left_out_of_training_alone(
+    model: SeDeM, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = BlockDataset(model, answer_limit=100)
+    source = own(tmp_path / "own.jsonl", "rent", "a thousand", "welcome")
+    mixture = Mixture(training=(source,), evaluation=(source,), evidence_only=True)
+    with caplog.at_level(logging.INFO):
+        training, evaluation = read_mixture(dataset, mixture, tmp_path)
+    assert evaluation is not None
+    assert [training[index].question for index in range(len(training))] == [0, 0, 2, 2]
+    assert [evaluation[index].question for index in range(len(evaluation))] == [3, 3, 4, 4, 5, 5]
+    assert dataset.dropped == {"without any positive block": 1}
+    assert caplog.messages == [
+        "own: 3 examples (4 in an epoch); left out: {'without any positive block': 1}; "
+        "labelled by answer string: 3",
+        "own: 3 examples (6 in an epoch); left out: none; labelled by answer string: 3",
+    ]
+
+
 def test_questions_with_evidence_keep_its_labels(model: SeDeM, fixtures: Path) -> None:
     by_evidence, by_answer = BlockDataset(model, 100), BlockDataset(model, 100)
     read_source(by_evidence, DataSource(path="squad.json", records=":1"), fixtures)
@@ -163,6 +182,7 @@ def test_a_set_without_any_positive_block_trains_no_selector(model: SeDeM, tmp_p
     source = own(tmp_path / "own.jsonl", "a thousand", "nobody")
     with pytest.raises(DataError, match=r"'own\.jsonl' cannot train a selector: none of its 2 "):
         read_source(BlockDataset(model, 100), source, tmp_path, selects=True)
+    with pytest.raises(DataError, match=r"to 0 and data\.evidence_only to false"):
+        read_source(BlockDataset(model, 100), source, tmp_path, evidence_only=True)
     dataset = BlockDataset(model, 100)
-    read_source(dataset, source, tmp_path)
-    assert len(dataset) == 4
+    assert read_source(dataset, source, tmp_path) == [0, 1, 2, 3]

@@ -33,7 +33,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> Prepared:
     """Return what a recipe hands to `fit`, which does not train."""
     given: dict[str, Any] = {}
 
-    def fit(stage: Any, model: Any, *rest: Any, best: bool = False) -> None:
+    def fit(stage: Any, model: Any, *rest: Any, **_: Any) -> None:
         given.update(stage=stage, model=model, training=rest[2], evaluation=rest[3])
         raise StoppedError
 
@@ -91,6 +91,27 @@ def test_a_seed_decides_fresh_parts(stage2_recipe: Stage2Recipe, prepared: Prepa
 
 
 # Stage 2
+
+
+def test_stage_2_starts_from_the_selector_that_the_recipe_asks_for(
+    stage2_recipe: Stage2Recipe, prepared: Prepared, tmp_path: Path
+) -> None:
+    start = prepared(stage2_recipe)["model"]
+    start.save_pretrained(tmp_path / "start")
+    recipe = stage2_recipe.with_changes(start_from=str(tmp_path / "start"))
+
+    def weights(**changes: Any) -> dict[str, torch.Tensor]:
+        found = prepared(recipe.with_changes(**changes))["model"].selector.state_dict()
+        return {name: tensor.clone() for name, tensor in found.items()}
+
+    for name, tensor in weights().items():
+        assert torch.equal(tensor, start.selector.state_dict()[name])
+    new, again = weights(new_selector="independent"), weights(new_selector="independent")
+    assert all(torch.equal(new[name], again[name]) for name in new)
+    assert not torch.equal(new["w_query.weight"], new["w_key.weight"])
+    other = recipe.optimization.with_changes(seed=1)
+    seeded = weights(new_selector="independent", optimization=other)
+    assert not torch.equal(seeded["w_key.weight"], new["w_key.weight"])
 
 
 def test_every_block_can_be_restored_and_none_ranked(
