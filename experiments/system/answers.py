@@ -12,7 +12,7 @@ from typing import Any
 from experiments.system.cells import SELECTING, Cell, answer_tokens, checkpoint_of, examples_of
 from experiments.system.models import FORMS, PAPER_FORM, budget, recipe_of
 from experiments.system.scales import ROOT, SHIPPED, Scale
-from experiments.system.stand_in import fitted
+from experiments.system.stand_in import SHORTER, fitted
 from sedem.baselines.registry import TRAINED
 from sedem.data.examples import Example
 from sedem.data.question_sets import identify, open_examples, sniff
@@ -47,7 +47,7 @@ def answers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         limit=cell.limit or questions.limit,
         k=questions.k if cell.k is None and cell.method in SELECTING else cell.k,
         control=cell.control,
-        shift=cell.shift,
+        shift=cell.shift // SHORTER if scale.stand_in else cell.shift,
         max_new_tokens=answer_tokens(cell, scale),
         dtype=cell.dtype or scale.dtype,
         **({"memory": cell.slots} if cell.slots else {}),

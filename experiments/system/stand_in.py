@@ -34,7 +34,10 @@ TWO = 2
 ANSWER_TOKENS = 3
 HEAD_WIDTH, VOCABULARY = 4, 512
 SHORTER = 8
-"""Contexts of RULER are so many times shorter."""
+"""Segments, windows and contexts are so many times shorter than in a recipe."""
+LENGTHS = ("segment_length", "sensory", "memory", "limit", "window", "piece", "paragraph")
+"""Settings of methods that are lengths in tokens; numbers below `SHORT` stay."""
+SHORT = 32
 MAKER = "meta-llama/"
 """The account whose backbones the paper's recipes name."""
 
@@ -73,13 +76,18 @@ def fitted(entries: Mapping[str, Any], scale: Scale) -> list[str]:
         "cache": str(scale.runs / "cache"),
     }
     if entries["run"].get("eval_every"):
-        changes["run.eval_every"] = 1
+        changes["run.eval_every"] = TWO
     for key in ("encoder", "decoder", "backbone"):
         if name := entries["model"].get(key):
             changes[f"model.{key}"] = str(backbone(name.removeprefix(MAKER).lower(), scale))
     if entries.get("text"):
         changes |= {f"text.{key}": TWO for key in ("windows", "evaluation_windows")}
         changes |= {"text.tokens": 4 * TEXT_WORDS, "text.held_out": 1}
+        lengths = [key for key in ("context", "continuation") if key in entries["text"]]
+        changes |= {f"text.{key}": max(1, entries["text"][key] // SHORTER) for key in lengths}
+    for key in LENGTHS:
+        if (length := entries["model"].get(key) or 0) >= SHORT:
+            changes[f"model.{key}"] = length // SHORTER
     for part in ("training", "evaluation"):
         if sources := (entries.get("data") or {}).get(part):
             changes[f"data.{part}"] = [
@@ -151,7 +159,7 @@ def _tokenizer() -> PreTrainedTokenizerFast:
 # Records, in the hub's schemas
 
 RECORDS = {"train": 2 * TWO, "validation": TWO}
-TEXT_WORDS = 8000
+TEXT_WORDS = 1000
 """Words of a text: as many as the longest window of a recipe needs."""
 LEXICON = (
     "harbour lease tenant cocoa rent signed river storm winter ledger captain garden music engine "
@@ -202,7 +210,7 @@ def _paragraphs(rng: random.Random, number: int, count: int) -> list[tuple[str, 
     return [
         (
             f"{rng.choice(LEXICON).capitalize()} {number}-{at}",
-            [_words(rng, 20), " " + _words(rng, 10)],
+            [_words(rng, 10), " " + _words(rng, 10)],
         )
         for at in range(count)
     ]
@@ -298,7 +306,7 @@ def _page(rng: random.Random, number: int) -> dict[str, Any]:
 
 
 def _abstract(rng: random.Random, number: int) -> dict[str, Any]:
-    return {"id": str(number), "title": f"Paper {number}", "abstract": _words(rng, 2000)}
+    return {"id": str(number), "title": f"Paper {number}", "abstract": _words(rng, 200)}
 
 
 SCHEMAS = {
