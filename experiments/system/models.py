@@ -317,7 +317,8 @@ def baseline_checkpoint(
     Args:
         questions: set that it is trained for; at smoke and nano one mixture serves all sets.
         data: folder that the recipes' data paths are relative to.
-        setting: which recipe for questions; the text recipe of that name if there is one.
+        setting: which recipe for questions; the text recipe of that name if there is one. A recipe
+            for questions that ends in the set's name is for this set only.
         gold: train only on documents with evidence.
     """
     start: list[str] = []
@@ -331,6 +332,8 @@ def baseline_checkpoint(
         if scale.name == "paper":
             output = scale.runs / backbone / path.stem
         if stage == "questions":
+            own = path.with_stem(f"{path.stem}-{questions}")
+            path = own if recipe_exists(own) else path
             if gold:
                 overrides.append("data.documents=gold")
                 output = output.with_name(f"{output.name}-gold")

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from experiments.pages import STUDIES
+from experiments.system import models
 from experiments.system.cells import Cell
 from experiments.system.learning import best_rate, search
-from experiments.system.models import main_model, supervision
+from experiments.system.models import baseline_checkpoint, main_model, supervision
 from experiments.system.scales import NANO, PAPER, ROOT
 from sedem.baselines.registry import TRAINED
 from sedem.training.baseline import BaselineRecipe, load_baseline_recipe
@@ -50,6 +51,24 @@ def test_a_baseline_learns_at_paper_scale_what_sedem_learns_for_a_set(method: st
             if method == "rag":
                 assert recipe.model.k == theirs.model.k == PAPER.sets[key].k  # type: ignore[attr-defined]
                 assert data.max_paragraphs == theirs.data.max_blocks
+
+
+@pytest.mark.parametrize("questions", ["hotpotqa", "qasper"])
+def test_only_on_qasper_500xcompressor_reads_every_window(
+    questions: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    trained: list[BaselineRecipe] = []
+    monkeypatch.setattr(models, "train_baseline", trained.append)
+    final = baseline_checkpoint("500x", PAPER, "llama-3.2-1b", questions, tmp_path)
+    text, recipe = trained
+    assert (
+        Path(recipe.run.output)
+        == final.parent
+        == PAPER.runs / (f"llama-3.2-1b/500x-questions-{questions}")
+    )
+    assert recipe.start_from == f"{text.run.output}/final"
+    wanted = "windows" if questions == "qasper" else "cut"
+    assert (text.model.long_contexts, recipe.model.long_contexts) == ("cut", wanted)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("method", TRAINED)
