@@ -118,7 +118,7 @@ HMT = {
     "model": {
         "memory": 10,
         "sensory": 32,
-        "segment_length": 1024,
+        "segment_length": 564,
         "recall_width": 4096,
         "recall_context": 100 * 10,
         "lora_rank": 8,
@@ -159,7 +159,11 @@ PAPER: dict[str, list[dict[str, Any]]] = {
         {"optimization": {"learning_rates": {"parts": 5e-5, "lora": 5e-5}}},
         {"optimization": {"warmup": 0, "warmup_ratio": 0.05}},
     ],
-    "hmt-text": [HMT, {"optimization": {"learning_rates": {"parts": 1e-4, "lora": 1e-4}}}],
+    "hmt-text": [
+        HMT,
+        {"text": {"context": 5 * 512, "continuation": 512}},
+        {"optimization": {"learning_rates": {"parts": 1e-4, "lora": 1e-4}}},
+    ],
     "hmt-questions": [HMT, {"optimization": {"learning_rates": {"parts": 1e-5, "lora": 1e-5}}}],
     "beacon-text": [BEACON, {"model": {"window": 128, "ratios": (2, 4, 8, 16, 32)}}],
     "beacon-text1024": [BEACON, {"model": {"window": 1024, "ratios": (2, 4, 8, 16, 32)}}],
@@ -217,7 +221,7 @@ BUDGETS = {
             ("beacon-text", 200_000_000),
             ("beacon-text1024", 200_000_000),
             ("comprexit-text", 1_000_000_000),
-            ("hmt-text", 600 * 2 * 6 * 972),
+            ("hmt-text", 600 * 2 * 6 * 512),
         )
     },
 }
