@@ -57,8 +57,6 @@ NEXT_TOKEN_ALONE = (
     "losses.regress_first=0",
 )
 """Stage 1 of a model without restored states (section Is Decompression Necessary?)."""
-FOLLOWED = {"qasper": 50}
-"""Records that choose the checkpoint instead of training: papers of QASPER; 500 of other sets."""
 
 
 @dataclass(frozen=True)
@@ -378,7 +376,8 @@ def baseline_checkpoint(
     Args:
         questions: set that it is trained for; at smoke and nano one mixture serves all sets.
         data: folder that the recipes' data paths are relative to.
-        setting: which recipe for questions; the text recipe of that name if there is one.
+        setting: which recipe for questions; the text recipe of that name if there is one. A recipe
+            for questions that ends in the set's name is for this set only.
         gold: train only on documents with evidence.
     """
     start: list[str] = []
@@ -392,6 +391,8 @@ def baseline_checkpoint(
         if scale.name == "paper":
             output = scale.runs / backbone / path.stem
         if stage == "questions":
+            own = path.with_stem(f"{path.stem}-{questions}")
+            path = own if recipe_exists(own) else path
             if gold:
                 overrides.append("data.documents=gold")
                 output = output.with_name(f"{output.name}-gold")
@@ -405,19 +406,15 @@ def baseline_checkpoint(
 
 
 def supervision(baseline: Path, sedem: Path) -> list[str]:
-    """Overrides that give a baseline's recipe the training data of SeDeM's stage 2 for a set.
+    """Overrides that give a baseline's recipe the questions of SeDeM's stage 2 for a set.
 
-    If the paper limits the answers of the method itself, that limit is kept. If the recipe tracks
-    losses on held-out data, the first records of the set are kept for that.
+    It learns from the same records and is evaluated on the same ones, as many examples apart. If
+    the paper limits the answers of the method itself, that limit is kept.
     """
     own, theirs = read_entries(baseline), read_entries(sedem)
-    training, result = theirs["data"]["training"], []
-    if "evaluation" in own["data"]:
-        first = [(source, FOLLOWED.get(source["path"], 500)) for source in training]
-        followed = [{**source, "records": f":{count}"} for source, count in first]
-        training = [{**source, "records": f"{count}:"} for source, count in first]
-        result.append(f"data.evaluation={flow(followed)}")
-    result.append(f"data.training={flow(training)}")
+    result = [f"data.{part}={flow(theirs['data'][part])}" for part in ("training", "evaluation")]
+    apart = theirs["run"]["eval_every"] * _examples_of_a_step(theirs)
+    result.append(f"run.eval_every={max(1, apart // _examples_of_a_step(own))}")
     if own["method"] != "500x":
         result.append(f"data.answer_limit={theirs['data']['answer_limit']}")
     if "max_paragraphs" in own["data"]:
@@ -425,6 +422,11 @@ def supervision(baseline: Path, sedem: Path) -> list[str]:
     if "k" in own["model"]:
         result.append(f"model.k={theirs['model']['k']}")
     return result
+
+
+def _examples_of_a_step(recipe: Mapping[str, Any]) -> int:
+    optimization = recipe["optimization"]
+    return int(optimization["batch_size"] * optimization.get("accumulation", 1))
 
 
 def budget(folder: Path) -> dict[str, Any]:

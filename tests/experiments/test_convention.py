@@ -17,6 +17,7 @@ from experiments.system.convention import (
     generation_flops,
 )
 from experiments.system.scales import NANO
+from sedem.baselines.hmt import HMTConfig
 from sedem.evaluation.cost import cost
 
 PRESETS = ("llama-3.2-1b", "llama-3.2-3b")
@@ -40,7 +41,7 @@ COUNTED = {
     "Activation Beacon": (1, 1536 + 1536 // 4, 1 + 1536 // 4),
     # One chunk with 4 memory tokens.
     "500xCompressor": (1, 504, 4),
-    # 32 sensory tokens, and 10 memory tokens at either end; nothing is recalled.
+    # 32 sensory tokens, and 10 memory tokens at either end, as by default; nothing is recalled.
     "HMT": (3, 10 + 32 + 512 + 10, 10),
 }
 
@@ -64,6 +65,17 @@ def test_every_token_of_a_segment_looks_at_every_other(preset: str, method: str)
     assert giga(generation_flops(full, states + 30, 16)) == pytest.approx(
         decode, abs=0.01 if method == "ICAE" else 0.11
     )
+
+
+def test_the_default_segment_of_hmt_is_the_papers() -> None:
+    assert HMTConfig(backbone="").segment_length == COUNTED["HMT"][1]
+    # The official default does not fit, neither with two nor with three segments.
+    for preset in PRESETS:
+        full = shape(preset)
+        found = {
+            giga(full.num_hidden_layers * count * all_pairs_flops(full, 1024)) for count in (2, 3)
+        }
+        assert printed(preset, "HMT")[0] not in found
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -9,14 +9,19 @@ from pathlib import Path
 import pytest
 
 from experiments.pages import STUDIES
+from experiments.system import models
 from experiments.system.cells import Cell
 from experiments.system.learning import best_rate, search
-from experiments.system.models import main_model, supervision
+from experiments.system.models import baseline_checkpoint, main_model, supervision
 from experiments.system.scales import NANO, PAPER, ROOT
 from sedem.baselines.registry import TRAINED
 from sedem.training.baseline import BaselineRecipe, load_baseline_recipe
-from sedem.training.recipe import load_recipe
+from sedem.training.recipe import Optimization, load_recipe
 from sedem.training.stages import Stage2Recipe
+
+
+def examples_of_a_step(optimization: Optimization) -> int:
+    return optimization.batch_size * optimization.accumulation
 
 
 @pytest.mark.parametrize("method", TRAINED)
@@ -34,16 +39,38 @@ def test_a_baseline_learns_at_paper_scale_what_sedem_learns_for_a_set(method: st
             assert data.answer_limit == limit
             (source,) = data.training
             assert source.path == name
-            if data.evaluation:
-                (followed,) = data.evaluation
-                assert followed.path == name
-                first = "50" if key == "qasper" else "500"
-                assert (followed.records, source.records) == (f":{first}", f"{first}:")
+            (followed,) = data.evaluation
+            assert followed.path == name
+            first = "50" if key == "qasper" else "500"
+            assert (followed.records, source.records) == (f":{first}", f"{first}:")
+            apart = recipe.run.eval_every * examples_of_a_step(recipe.optimization)
+            wanted = theirs.run.eval_every * examples_of_a_step(theirs.optimization)
+            assert apart == wanted or (method == "comprexit" and wanted / 2 < apart < wanted)
+            if key == "hotpotqa":
+                assert load_baseline_recipe(method, path).run.eval_every == recipe.run.eval_every
             if method == "rag":
                 assert recipe.model.k == theirs.model.k == PAPER.sets[key].k  # type: ignore[attr-defined]
                 assert data.max_paragraphs == theirs.data.max_blocks
                 assert data.evidence_only == theirs.data.evidence_only
                 assert recipe.new_selector == theirs.new_selector
+
+
+@pytest.mark.parametrize("questions", ["hotpotqa", "qasper"])
+def test_only_on_qasper_500xcompressor_reads_every_window(
+    questions: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    trained: list[BaselineRecipe] = []
+    monkeypatch.setattr(models, "train_baseline", trained.append)
+    final = baseline_checkpoint("500x", PAPER, "llama-3.2-1b", questions, tmp_path)
+    text, recipe = trained
+    assert (
+        Path(recipe.run.output)
+        == final.parent
+        == PAPER.runs / (f"llama-3.2-1b/500x-questions-{questions}")
+    )
+    assert recipe.start_from == f"{text.run.output}/final"
+    wanted = "windows" if questions == "qasper" else "cut"
+    assert (text.model.long_contexts, recipe.model.long_contexts) == ("cut", wanted)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("method", TRAINED)

@@ -7,19 +7,21 @@ memory is the KV cache of the M tokens in every layer. The same backbone without
 prompt and answer after that cache. It is trained first to reproduce the text, then to answer.
 
 The limit applies to a whole context, as in the paper: later tokens are dropped, and the answer says
-so. Other deviations: docs/deviations.md.
+so. Optionally, every window of that many tokens is compressed on its own. Other deviations:
+docs/deviations.md.
 
-Letters: B batch, T context tokens, M memory tokens, P prompt and answer tokens, A answer tokens,
-L layers, G key-value heads, H head width, D width.
+Letters: B batch, W windows, T context tokens, M memory tokens, U memory tokens of a context, P
+prompt and answer tokens, A answer tokens, L layers, G key-value heads, H head width, D width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import DynamicCache, PretrainedConfig
 
@@ -40,11 +42,13 @@ class Compressor500xConfig(ReaderConfig):
     Attributes:
         memory: M, learned tokens whose keys and values are the memory.
         limit: context tokens that are read; a shorter context is padded to this length.
+        long_contexts: "cut" drops the tokens after the limit. "windows" compresses every window of
+            `limit` tokens in the same way, and the decoder reads the memory of all of them.
         positions: position of the decoder's first token. Cached keys carry the positions where
-            they were computed, limit to limit + M - 1. "restart" continues at M, so the memory has
-            higher positions than the tokens that attend to it. The official code does this, since
-            it counts only the cache, so the paper used it. "continue" continues at limit + M, in
-            reading order.
+            they were computed, limit to limit + M - 1. "restart" continues at the number of cached
+            tokens, M of each window, so the memory has higher positions than the tokens that attend
+            to it. The official code does this, so the paper used it. "continue" continues at
+            limit + M, in reading order.
     """
 
     lora_rank: WidthFrom0 = 64
@@ -53,7 +57,10 @@ class Compressor500xConfig(ReaderConfig):
     lora_dropout: Share = 0.05
     memory: WidthAbove0 = 4
     limit: WholeAbove0 = 500
+    long_contexts: Literal["cut", "windows"] = "cut"
     positions: Literal["restart", "continue"] = "restart"
+
+    free: ClassVar[frozenset[str]] = frozenset({"long_contexts"})
 
 
 class Compressor500x(TrainedReader):
@@ -75,73 +82,80 @@ class Compressor500x(TrainedReader):
         """The learned tokens; initialized standard normal, as officially."""
         return nn.ModuleDict({"tokens": nn.Embedding(config.memory, shape.hidden_size)})
 
-    @property
-    def first_position(self) -> int:
-        """Position of the decoder's first token."""
+    def first_position(self, memory: int) -> int:
+        """Position of the decoder's first token after so many memory tokens."""
         config = self.config
-        return int(config.memory + (config.limit if config.positions == "continue" else 0))
+        return int(config.limit + config.memory if config.positions == "continue" else memory)
 
     # Memory
 
-    def encode(self, contexts: Sequence[Tensor]) -> Tensor:
-        """Keys and values of the memory tokens `[B, L, 2, G, M, H]`, with adapters.
+    def encode(self, contexts: Sequence[Tensor]) -> list[Tensor]:
+        """Keys and values of each context's memory tokens `[L, 2, G, U, H]`, with adapters.
 
         Args:
-            contexts: tokens of each context, at most `limit`.
+            contexts: tokens of each context; `long_contexts` says whether they exceed the limit.
         """
         backbone, config = self.backbone, self.config
-        ids_BT = contexts[0].new_full((len(contexts), config.limit), backbone.eos_token_id)
-        for row, context in zip(ids_BT, contexts, strict=True):
-            row[: len(context)] = context
-        embedded_BTD = backbone.embed(ids_BT)
-        numbers_M = torch.arange(config.memory, device=ids_BT.device)
-        tokens_MD = self.parts()["tokens"](numbers_M).to(embedded_BTD)
-        tokens_BMD = tokens_MD.expand(len(contexts), -1, -1)
-        rows_BPD = torch.cat([embedded_BTD, tokens_BMD], dim=1)
-        positions_BP = torch.arange(rows_BPD.shape[1], device=ids_BT.device).expand(
-            len(contexts), -1
-        )
+        windows = [context.split(config.limit) for context in contexts]
+        rows = [window for own in windows for window in own]
+        ids_WT = rows[0].new_full((len(rows), config.limit), backbone.eos_token_id)
+        for row, window in zip(ids_WT, rows, strict=True):
+            row[: len(window)] = window
+        embedded_WTD = backbone.embed(ids_WT)
+        numbers_M = torch.arange(config.memory, device=ids_WT.device)
+        tokens_MD = self.parts()["tokens"](numbers_M).to(embedded_WTD)
+        rows_WPD = torch.cat([embedded_WTD, tokens_MD.expand(len(rows), -1, -1)], dim=1)
+        positions_WP = torch.arange(rows_WPD.shape[1], device=ids_WT.device).expand(len(rows), -1)
         cache = DynamicCache()
-        backbone.run(rows_BPD, 0, backbone.depth, positions_BP, cache=cache)
+        backbone.run(rows_WPD, 0, backbone.depth, positions_WP, cache=cache)
         pairs = [torch.stack([layer.keys, layer.values], dim=1) for layer in cache.layers]
-        return torch.stack([pair[..., -config.memory :, :] for pair in pairs], dim=1)
+        memory_WLKGMH = torch.stack([pair[..., -config.memory :, :] for pair in pairs], dim=1)
+        return [
+            torch.cat(own.unbind(), dim=-2) for own in memory_WLKGMH.split([*map(len, windows)])
+        ]
 
     def compress(self, ids: list[int]) -> CompressedContext:
         """Keys and values of the memory tokens, in bfloat16."""
-        ids_T = torch.tensor(ids[: self.config.limit], device=self.backbone.device)
-        memory_LKGMH = self.encode([ids_T])[0].bfloat16()
-        return CompressedContext(memory_LKGMH, 2 * memory_LKGMH.numel())
+        read = ids if self.config.long_contexts == "windows" else ids[: self.config.limit]
+        (memory_LKGUH,) = self.encode([torch.tensor(read, device=self.backbone.device)])
+        return CompressedContext(memory_LKGUH.bfloat16(), 2 * memory_LKGUH.numel())
 
     def decode(
-        self, memory_BLKGMH: Tensor, ids_BP: Tensor, valid_BP: Tensor
+        self, memories: Sequence[Tensor], ids_BP: Tensor, valid_BP: Tensor
     ) -> tuple[Tensor, Stream]:
         """Run every layer on tokens that follow the memory.
 
         Args:
-            memory_BLKGMH: keys and values; axis K has keys first.
+            memories: keys and values of each row `[L, 2, G, U, H]`, keys first; rows may differ
+                in U.
             ids_BP: tokens, padded on the left.
             valid_BP: False where a token is padding.
 
         Returns:
             States before the final norm `[B, P, D]`, and the state to decode from.
         """
-        backbone, memory, first = self.backbone, self.config.memory, self.first_position
+        backbone, device = self.backbone, ids_BP.device
+        counts = [memory.shape[-2] for memory in memories]
+        longest = max(counts)
+        # The memory of every row ends at the last column.
+        memory_BLKGUH = torch.stack(
+            [F.pad(m, (0, 0, longest - n, 0)) for m, n in zip(memories, counts, strict=True)]
+        )
         cache = DynamicCache()
-        for layer, (keys_BGMH, values_BGMH) in enumerate(
-            pair.unbind(1) for pair in memory_BLKGMH.unbind(1)
-        ):
-            cache.update(keys_BGMH, values_BGMH, layer)
-        positions_BP = first + (valid_BP.long().cumsum(1) - 1).clamp_min(0)
+        for layer, pair_BKGUH in enumerate(memory_BLKGUH.unbind(1)):
+            cache.update(*pair_BKGUH.unbind(1), layer)
+        first_B1 = torch.tensor([[self.first_position(n)] for n in counts], device=device)
+        positions_BP = first_B1 + (valid_BP.long().cumsum(1) - 1).clamp_min(0)
         # Masks compare positions: in them the memory always ends right before the first token.
-        columns_BM = torch.arange(first - memory, first, device=ids_BP.device)
-        columns_BM = columns_BM.expand(len(ids_BP), -1)
-        padded = not bool(valid_BP.all())
-        axis = KeyAxis(columns_BM, torch.ones_like(columns_BM, dtype=torch.bool), padded, memory)
+        back_U = torch.arange(longest, 0, -1, device=device)
+        held_BU = back_U <= torch.tensor(counts, device=device)[:, None]
+        padded = min(counts) < longest or not bool(valid_BP.all())
+        axis = KeyAxis(first_B1 - back_U, held_BU, padded, longest)
         axis = axis.extended(positions_BP, valid_BP)
         states_BPD = backbone.run(
             backbone.embed(ids_BP), 0, backbone.depth, positions_BP, valid_BP, axis, cache
         )
-        return states_BPD, Stream(cache, axis, axis, first + valid_BP.sum(1))
+        return states_BPD, Stream(cache, axis, axis, first_B1[:, 0] + valid_BP.sum(1))
 
     # Answering
 
@@ -150,25 +164,30 @@ class Compressor500x(TrainedReader):
         return self.backbone.without_lora()
 
     def context_tokens_used(self, tokens: int, prompt: int, limit: int) -> int:
-        """Return the number of context tokens up to `limit`."""
-        if free_positions(self.backbone, prompt, limit) < self.first_position:
+        """Return the number of context tokens up to `limit`, or those in the windows that fit."""
+        config, free = self.config, free_positions(self.backbone, prompt, limit)
+        if free < (first := self.first_position(config.memory)):
             raise DataError(
                 f"the question's {prompt - 1:,} tokens and an answer of up to {limit}, from "
-                f"position {self.first_position} on, exceed the "
-                f"{self.backbone.max_positions:,} positions of '{self.backbone.name}'; "
-                "ask something shorter"
+                f"position {first} on, exceed the {self.backbone.max_positions:,} positions of "
+                f"'{self.backbone.name}'; ask something shorter"
             )
-        return min(tokens, int(self.config.limit))
+        windows = free // config.memory if config.long_contexts == "windows" else 1
+        return min(tokens, int(windows * config.limit))
 
     def prefill(
         self, contents: Sequence[Any], used: Sequence[int], prompts: Sequence[list[int]]
     ) -> PrefillResult:
         """Prefill start token and prompt after the memory."""
-        memory_BLKGMH = torch.stack(list(contents)).to(self.backbone.dtype)
+        counts = [self.config.memory * -(-count // self.config.limit) for count in used]
+        memories = [
+            memory_LKGUH[..., :count, :].to(self.backbone.dtype)
+            for memory_LKGUH, count in zip(contents, counts, strict=True)
+        ]
         rows = [torch.tensor(prompt, device=self.backbone.device) for prompt in prompts]
         ids_BP, valid_BP = pad_left(rows)
-        states_BPD, stream = self.decode(memory_BLKGMH, ids_BP, valid_BP)
-        conditioning = [self.config.memory + len(prompt) for prompt in prompts]
+        states_BPD, stream = self.decode(memories, ids_BP, valid_BP)
+        conditioning = [n + len(prompt) for n, prompt in zip(counts, prompts, strict=True)]
         return prefill_result(self.backbone, states_BPD[:, -1], stream, conditioning)
 
     # Training
@@ -177,9 +196,9 @@ class Compressor500x(TrainedReader):
         self, contexts: Sequence[Tensor], ids: Tensor, valid: Tensor, labels: Tensor
     ) -> dict[str, Tensor]:
         """Cross-entropy of the answer after memory and prompt."""
-        memory_BLKGMH = self.encode(contexts)
+        memories = self.encode(contexts)
         with self.backbone.without_lora():
-            states_BPD, _ = self.decode(memory_BLKGMH, ids, valid)
+            states_BPD, _ = self.decode(memories, ids, valid)
             return self.answer_loss(states_BPD, labels)
 
     def text_loss(self, context: Tensor, continuation: Tensor) -> dict[str, Tensor]:
@@ -193,10 +212,10 @@ class Compressor500x(TrainedReader):
                 f"text.context is {context.shape[1]} tokens and model.limit {self.config.limit}; "
                 "tokens beyond the limit cannot be reproduced, make the context shorter"
             )
-        memory_BLKGMH = self.encode(list(context))
+        memories = self.encode(list(context))
         start_B1 = context.new_full((len(context), 1), self.backbone.bos_token_id)
         end_B1 = context.new_full((len(context), 1), self.backbone.eos_token_id)
         ids_BP = torch.cat([start_B1, context], dim=1)
         with self.backbone.without_lora():
-            states_BPD, _ = self.decode(memory_BLKGMH, ids_BP, torch.ones_like(ids_BP).bool())
+            states_BPD, _ = self.decode(memories, ids_BP, torch.ones_like(ids_BP).bool())
             return self.answer_loss(states_BPD, torch.cat([context, end_B1], dim=1))

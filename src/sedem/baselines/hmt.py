@@ -47,7 +47,9 @@ ID_BYTES = 4
 
 
 class HMTConfig(ReaderConfig):
-    """Settings of HMT; the defaults are the official ones, except M, which is the paper's.
+    """Settings of HMT; the defaults are the official ones.
+
+    M and the length of a segment are those that the paper's tables imply.
 
     Attributes:
         memory: M, memory vectors of a segment.
@@ -65,7 +67,7 @@ class HMTConfig(ReaderConfig):
     lora_dropout: Share = 0.1
     memory: WidthAbove0 = 10
     sensory: WholeFrom0 = 32
-    segment_length: WholeAbove0 = 1024
+    segment_length: WholeAbove0 = 564
     recall_width: WidthAbove0 = 4096
     recall_context: WholeAbove0 = 1000
     recall_from: Share = 0.5

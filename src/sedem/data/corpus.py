@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
+from sedem.answering.decoding import context_prompt
 from sedem.backbone.decoder import Backbone
 from sedem.data import hub
 from sedem.data.hub import Home, commit
@@ -22,6 +23,8 @@ from sedem.errors import DataError
 from sedem.untrusted import DOCUMENT_BYTES, exists, is_folder
 
 TEXT_ENDINGS = (".txt", ".md", ".jsonl", ".parquet")
+TEXT = "text"
+"""The field of a line or row that has its text, unless another is named."""
 HUB = "hub:"
 """Prefix of a hub id, such as hub:DKYoon/SlimPajama-6B."""
 
@@ -31,11 +34,12 @@ def read_texts(
     exclude_titles: Collection[str] = (),
     revision: str | None = None,
     shard_seed: int | None = None,
+    field: str = TEXT,
 ) -> Iterator[str]:
     """Texts of a file, of every text file of a folder in order of name, or of the hub.
 
-    A .txt or .md file is one text; a line of a .jsonl file and a row of a .parquet file have a
-    field `text`. Files may be compressed (.gz, .xz, .bz2, .zst).
+    A .txt or .md file is one text; a line of a .jsonl file and a row of a .parquet file have it in
+    a field. Files may be compressed (.gz, .xz, .bz2, .zst).
 
     Args:
         source: "hub:" and the id of a dataset streams its training split.
@@ -43,20 +47,21 @@ def read_texts(
         revision: commit of the dataset on the hub; None means the newest.
         shard_seed: seed of the order in which the files of a folder, or the shards of a dataset on
             the hub, are read; None reads them in order of their names.
+        field: name of the field that has the text.
 
     Raises:
         DataError: the source cannot be read, or a line has no text.
     """
     repository = hub_id(source)
     if repository is not None:
-        yield from _texts(hub.stream(repository, revision, shard_seed), exclude_titles)
+        yield from _texts(hub.stream(repository, revision, shard_seed), exclude_titles, field)
         return
     files = text_files(Path(source))
     if shard_seed is not None:
         random.Random(shard_seed).shuffle(files)
     for file in files:
         if kind(file) in (".jsonl", ".parquet"):
-            yield from _texts(read_records(file), exclude_titles)
+            yield from _texts(read_records(file), exclude_titles, field)
         elif kind(file) in TEXT_ENDINGS:
             with open_text(file) as opened:
                 text = opened.read(DOCUMENT_BYTES + 1)
@@ -97,16 +102,31 @@ def holds_texts(source: str | Path) -> bool:
     file = min(text_files(path))
     if kind(file) in (".jsonl", ".parquet"):
         _, first = next(read_records(file), ("", {}))
-        return isinstance(first.get("text"), str) and "question" not in first
+        return isinstance(first.get(TEXT), str) and "question" not in first
     return kind(file) in TEXT_ENDINGS
 
 
-def _texts(records: Records, exclude_titles: Collection[str]) -> Iterator[str]:
+def _texts(records: Records, exclude_titles: Collection[str], field: str) -> Iterator[str]:
     for place, entry in records:
-        if not isinstance(entry.get("text"), str):
-            raise DataError(f"{place}: a string field 'text' is needed")
+        if not isinstance(entry.get(field), str):
+            raise DataError(f"{place}: a string field '{field}' is needed")
         if entry.get("title") not in exclude_titles:
-            yield entry["text"]
+            yield entry[field]
+
+
+def join_texts(texts: Iterable[str], characters: int) -> Iterator[str]:
+    """Join consecutive texts into texts of at least so many characters, except the last.
+
+    A blank line separates two texts, and white space around a text is removed.
+    """
+    together: list[str] = []
+    for text in texts:
+        together.append(text)
+        if sum(map(len, together)) >= characters:
+            yield context_prompt(together)
+            together.clear()
+    if together:
+        yield context_prompt(together)
 
 
 TOKENIZED_TOGETHER = 64
@@ -137,12 +157,15 @@ class TokenizedCorpus:
         exclude_titles: Collection[str] = (),
         limit: int | None = None,
         shard_seed: int | None = None,
+        field: str = TEXT,
+        join: int | None = None,
     ) -> TokenizedCorpus:
         """Open a tokenized corpus; tokenize it first, or continue after a killed run.
 
         Args:
             cache: folder of the arrays; their names depend on the corpus and the tokenizer.
             limit: stop after this many tokens, which cuts the last text; None means all.
+            join: join texts to at least so many characters; None keeps each one apart.
 
         Raises:
             DataError: the corpus cannot be read or is empty.
@@ -153,13 +176,19 @@ class TokenizedCorpus:
             chosen += f" {limit}"
         if shard_seed is not None:
             chosen += f" shards {shard_seed}"
+        if field != TEXT:
+            chosen += f" field {field}"
+        if join is not None:
+            chosen += f" joined {join}"
         folder = cache / f"tokens-{hashlib.sha256(chosen.encode()).hexdigest()[:16]}"
 
         def build(partial: Path) -> None:
             if not _is_complete(partial):
                 _check_room(source, limit, _dtype(backbone), partial)
                 revision = _revision(source, partial)
-                texts = read_texts(source, exclude_titles, revision, shard_seed)
+                texts = read_texts(source, exclude_titles, revision, shard_seed, field)
+                if join is not None:
+                    texts = join_texts(texts, join)
                 _write_parts(texts, backbone, partial, limit, str(source))
                 _join_parts(partial, str(source))
             for part in _parts(partial):

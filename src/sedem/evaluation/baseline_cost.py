@@ -85,7 +85,7 @@ def baseline_flops(
     encode, decode = count(settings, backbone_shape(backbone), workload)
     assumed = {**workload.assumptions(), **{name: getattr(settings, name) for name in names}}
     if method == "500x":
-        assumed["context_tokens_read"] = min(settings.limit, workload.context)
+        assumed["context_tokens_read"] = _read_by_500x(settings, workload)
     return {"encode": encode, "decode": decode, "total": encode + decode, "assumptions": assumed}
 
 
@@ -139,9 +139,18 @@ def _hmt(config: Any, shape: PretrainedConfig, workload: Workload) -> tuple[int,
 
 
 def _500x(config: Any, shape: PretrainedConfig, workload: Workload) -> tuple[int, int]:
-    """500xCompressor: the first `limit` tokens, padded if there are fewer, and memory tokens."""
-    encode = shape.num_hidden_layers * layer_flops(shape, config.limit + config.memory)
-    return encode, answer_flops(shape, 1 + workload.question, config.memory, workload.answer)
+    """500xCompressor: windows of `limit` tokens, padded if there are fewer, and memory tokens."""
+    windows = -(-_read_by_500x(config, workload) // config.limit)
+    encode = shape.num_hidden_layers * windows * layer_flops(shape, config.limit + config.memory)
+    before = windows * config.memory
+    return encode, answer_flops(shape, 1 + workload.question, before, workload.answer)
+
+
+def _read_by_500x(config: Any, workload: Workload) -> int:
+    """Tokens of the context that 500xCompressor reads."""
+    if config.long_contexts == "windows":
+        return workload.context
+    return min(int(config.limit), workload.context)
 
 
 def _beacon(config: Any, shape: PretrainedConfig, workload: Workload) -> tuple[int, int]:

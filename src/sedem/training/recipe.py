@@ -164,6 +164,9 @@ class TextSource(Settings):
     Attributes:
         path: file or folder, relative to the recipe's data_root; or "hub:" and the id of a dataset
             on the hub, which is streamed.
+        field: name of the field of lines and rows that has the text.
+        join: join consecutive texts, a blank line between them, until they have this many
+            characters, so that windows may span several short texts; None keeps each text apart.
         continuation: A, tokens after each context.
         held_out: number of texts at the end that are kept for evaluation.
         evaluation_windows: maximum windows of the held-out texts to evaluate.
@@ -178,6 +181,8 @@ class TextSource(Settings):
     """
 
     path: str
+    field: str = "text"
+    join: WholeAbove0 | None = None
     continuation: WholeAbove0 = 64
     held_out: WholeFrom0 = 0
     evaluation_windows: WholeAbove0 = 256

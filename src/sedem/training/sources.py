@@ -38,6 +38,8 @@ def open_windows(
         source.exclude_titles,
         source.tokens,
         source.shard_seed,
+        source.field,
+        source.join,
     )
     if source.held_out >= len(corpus):
         raise ConfigError(

@@ -82,7 +82,7 @@ def test_the_answer_loss_of_a_short_context_matches_the_official_code(
 
 
 def naive_memory(reader: Compressor500x, context: list[int]) -> list[tuple[Tensor, Tensor]]:
-    """Keys and values of the memory tokens after the context, padded with end tokens."""
+    """Keys and values of the memory tokens after a window, padded with end tokens."""
     backbone, config = reader.backbone, reader.config
     filled = [*context, *[backbone.eos_token_id] * (config.limit - len(context))]
     row = torch.cat([backbone.embed(torch.tensor(filled)), reader.parts()["tokens"].weight])
@@ -94,10 +94,11 @@ def naive_memory(reader: Compressor500x, context: list[int]) -> list[tuple[Tenso
 def naive_logits(reader: Compressor500x, context: list[int], ids: list[int]) -> Tensor:
     """Logits of tokens after the memory, at the positions of the variant."""
     cache = DynamicCache()
-    for layer, (keys, values) in enumerate(naive_memory(reader, context)):
-        cache.update(keys, values, layer)
     memory, limit = reader.config.memory, reader.config.limit
-    first = {"restart": memory, "continue": limit + memory}[reader.config.positions]
+    for start in range(0, len(context), limit):
+        for layer, pair in enumerate(naive_memory(reader, context[start : start + limit])):
+            cache.update(*pair, layer)
+    first = {"restart": cache.get_seq_length(), "continue": limit + memory}[reader.config.positions]
     with reader.backbone.without_lora():
         return reader.backbone.model(
             input_ids=torch.tensor([ids]),
@@ -106,13 +107,16 @@ def naive_logits(reader: Compressor500x, context: list[int], ids: list[int]) -> 
         ).logits[0]
 
 
+@pytest.mark.parametrize(
+    ("long_contexts", "lengths"), [("cut", (48, 9)), ("windows", (48, 9)), ("windows", (20, 110))]
+)
 @pytest.mark.parametrize("positions", ["restart", "continue"])
 @torch.no_grad()
 def test_both_variants_of_positions_match_hugging_face(
-    positions: str, tiny_folder: Callable[..., str]
+    positions: str, long_contexts: str, lengths: tuple[int, int], tiny_folder: Callable[..., str]
 ) -> None:
-    reader: Any = make("500x", tiny_folder(), positions=positions)
-    contexts = tokens(48, 9)
+    reader: Any = make("500x", tiny_folder(), positions=positions, long_contexts=long_contexts)
+    contexts = tokens(*lengths)
     pairs = [([0, 5, 6, 7], [8, 9, 1]), ([0, 4], [11, 12, 13, 1])]
     expected = []
     for context, (prefix, answer) in zip(contexts, pairs, strict=True):
@@ -127,18 +131,20 @@ def test_both_variants_of_positions_match_hugging_face(
 def test_stepwise_decoding_equals_one_forward_pass(
     positions: str, tiny_folder: Callable[..., str]
 ) -> None:
-    reader: Any = make("500x", tiny_folder(), positions=positions)
-    contents = [reader.compress(list(range(2, n))).content for n in (40, 20)]
+    reader: Any = make("500x", tiny_folder(), positions=positions, long_contexts="windows")
+    used = [98, 18]
+    contents = [reader.compress(list(range(2, 2 + count))).content for count in used]
     prompts, more = [[0, 5, 6, 7], [0, 4]], [8, 9]
     with reader.decoding_mode():
-        filled = reader.prefill(contents, [38, 18], prompts)
+        filled = reader.prefill(contents, used, prompts)
         steps = [
             filled.logits,
             *(filled.advance(torch.tensor([token, token])) for token in more),
         ]
         for row, prompt in enumerate(prompts):
             for count in range(3):
-                alone = reader.prefill([contents[row]], [0], [[*prompt, *more[:count]]])
+                prefix = [*prompt, *more[:count]]
+                alone = reader.prefill([contents[row]], [used[row]], [prefix])
                 torch.testing.assert_close(steps[count][row], alone.logits[0], rtol=1e-4, atol=1e-4)
 
 
@@ -160,6 +166,35 @@ def test_a_context_is_truncated_at_the_limit_and_the_answer_says_so(reader: Comp
     assert answer.cut[0] == "the context has 99 tokens, 500x took its first 48"
     (citation,) = answer.citations
     assert (citation.document, citation.end) == ("a", 48)
+
+
+def test_every_window_of_a_long_context_is_compressed_alone(
+    tiny_folder: Callable[..., str],
+) -> None:
+    reader = make("500x", tiny_folder(), long_contexts="windows")
+    ids = tokens(110)[0].tolist()
+    compressed = reader.compress(ids)
+    # Three windows of four memory tokens, the last one short.
+    assert compressed.content.shape == (4, 2, 2, 12, 8)
+    assert compressed.stored_bytes == 3 * 2 * 4 * 2 * 2 * 4 * 8
+    apart = [reader.compress(ids[at : at + 48]).content for at in (0, 48, 96)]
+    torch.testing.assert_close(compressed.content, torch.cat(apart, dim=-2))
+    memory = reader.read([Document("a", "The rent is 900 euros. " * 5)])
+    answer = reader.answer(memory, "What is the rent?")
+    assert len(memory.token_ends) > 2 * 48
+    assert not any("took its first" in note for note in answer.cut)
+
+
+@torch.no_grad()
+def test_windows_whose_memory_does_not_fit_are_not_read(tiny_folder: Callable[..., str]) -> None:
+    reader = make("500x", tiny_folder(), long_contexts="windows", limit=8, memory=40)
+    # 512 positions, 400 of which the memory of ten windows fills.
+    assert reader.context_tokens_used(1000, 40, 60) == 80
+    content = reader.compress(tokens(100)[0].tolist()).content
+    filled = reader.prefill([content], [80], [[0, 5, 6]])
+    assert filled.conditioning == [10 * 40 + 3]
+    kept = reader.prefill([content[..., :400, :]], [80], [[0, 5, 6]])
+    assert torch.equal(filled.logits, kept.logits)
 
 
 def test_questions_and_texts_that_do_not_fit_are_rejected(tiny_folder: Callable[..., str]) -> None:

@@ -157,6 +157,29 @@ def test_the_cache_knows_the_files_of_a_folder_and_their_order(
     assert found.tokens.tolist() == backbone.token_ids("much lat")
 
 
+def test_short_texts_are_joined_until_they_are_long_enough(
+    write: Write, backbone: Backbone, tmp_path: Path
+) -> None:
+    abstracts = ["  We show a.\n", "We show b.", "We do not show c.", "d"]
+    path = write("abstracts.jsonl", [{"abstract": text, "text": "no"} for text in abstracts])
+    cache = tmp_path / "cache"
+    joined = TokenizedCorpus.open(path, backbone, cache, field="abstract", join=20)
+    texts = ["We show a.\n\nWe show b.", "We do not show c.\n\nd"]
+    found = [
+        backbone.tokenizer.decode(joined.tokens[start:end].tolist())
+        for start, end in pairwise(joined.bounds)
+    ]
+    assert found == texts
+    # What is read, and how it is joined, decides which tokens are kept.
+    assert len(TokenizedCorpus.open(path, backbone, cache, field="abstract", join=12)) == 3
+    assert len(TokenizedCorpus.open(path, backbone, cache, field="abstract")) == 4
+    assert TokenizedCorpus.open(path, backbone, cache).tokens.tolist() == 4 * backbone.token_ids(
+        "no"
+    )
+    with pytest.raises(DataError, match=r"line 1.*: a string field 'body' is needed"):
+        TokenizedCorpus.open(path, backbone, cache, field="body")
+
+
 def interrupted(texts: Iterable[str], after: int) -> Iterator[str]:
     for number, text in enumerate(texts):
         if number == after:

@@ -34,6 +34,9 @@ CASES = [
     # Three memory vectors are kept of the four that two segments have.
     pytest.param("hmt", 70, 7, {"recall_context": 3}, ([36, 20, 40], [18, 20]), id="hmt-newest"),
     pytest.param("500x", 70, 7, {}, ([52], [8]), id="500x"),
+    pytest.param(
+        "500x", 110, 7, {"long_contexts": "windows"}, ([52, 52, 52], [8]), id="500x-windows"
+    ),
     # Windows of 16 tokens and 4 beacons, then 3 tokens that fill none.
     pytest.param("beacon", 34, 7, {}, ([20, 20, 3], [7]), id="beacon"),
     pytest.param("beacon", 31, 7, {"ratio": 2}, ([24, 24], [7]), id="beacon-no-rest"),

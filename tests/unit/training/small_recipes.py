@@ -107,6 +107,7 @@ def _small_baseline(recipe: BaselineRecipe, tiny_folder: Callable[..., str]) -> 
     # The articles are short: nine of about 3,000 tokens.
     text = recipe.text and recipe.text.with_changes(
         path="articles.jsonl",
+        field="text",
         held_out=0,
         tokens=None,
         evaluation_windows=2,

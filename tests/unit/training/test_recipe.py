@@ -120,7 +120,7 @@ BOTH_WARMUPS = {"learning_rates": {"a": 1}, "steps": 9, "warmup": 3, "warmup_rat
         ("losses.conditioning", "golden", "conditioning is 'golden'; it can be selected, mixed"),
         # Unknown keys
         ("text", {}, "recipe.yaml: text: missing key 'path'"),
-        ("text.zzz", 1, "unknown key 'zzz'; known are path, continuation"),
+        ("text.zzz", 1, "unknown key 'zzz'; known are path, field, join"),
         ("data.training", [{"path": "a", "repeats": 2}], r"\[0\].*unknown key 'repeats'.*'repeat'"),
         # Together
         ("optimization.epochs", 2, r"optimization: steps is 10 and epochs 2\.0; give exactly one"),

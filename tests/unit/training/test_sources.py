@@ -65,7 +65,7 @@ def test_text_of_the_hub_is_not_looked_for_in_a_folder(
 
     monkeypatch.setattr(sources.TokenizedCorpus, "open", local)
     windows_of(path=source, tokens=9000, held_out=0)
-    assert asked == [(source, ((), 9000, None))]
+    assert asked == [(source, ((), 9000, None, "text", None))]
 
 
 def test_tokens_and_windows_can_be_limited(
