@@ -69,6 +69,8 @@ class Compressor500x(TrainedReader):
                 f"{backbone.max_positions:,} positions of '{backbone.name}'; make limit smaller"
             )
         super().__init__(config, backbone)
+        # Kept, because a bench takes the end token away from the backbone.
+        self.padding = backbone.eos_token_id
 
     @staticmethod
     def build_parts(config: Any, shape: PretrainedConfig) -> nn.ModuleDict:
@@ -90,7 +92,7 @@ class Compressor500x(TrainedReader):
             contexts: tokens of each context, at most `limit`.
         """
         backbone, config = self.backbone, self.config
-        ids_BT = contexts[0].new_full((len(contexts), config.limit), backbone.eos_token_id)
+        ids_BT = contexts[0].new_full((len(contexts), config.limit), self.padding)
         for row, context in zip(ids_BT, contexts, strict=True):
             row[: len(context)] = context
         embedded_BTD = backbone.embed(ids_BT)
