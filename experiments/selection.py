@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from experiments.speed import beside_comprexit
 from experiments.system import paper
 from experiments.system.cells import PEERS, Cell, paper_cell
 from experiments.system.models import full_bank, guided_model, main_model
 from experiments.system.scales import Scale
 from experiments.system.search import BANK_SIZES, BEST, CANDIDATES, COUNTS, DISTRACTORS, POOLED
-from experiments.system.tables import Number, entries, scores, study
+from experiments.system.tables import Number, entries, mean_of, scores, study
 from sedem.bank import search
 
 
@@ -28,7 +29,7 @@ def selection_budget(scale: Scale) -> Iterator[Number]:
 @study(
     "Operating points beside ComprExIT (Table comprexit_operating_points)",
     "If the full bank exceeds the decoder's positions, its best blocks are used as far as they "
-    "fit.",
+    "fit. Times are as in Table comprexit_ttft.",
 )
 def operating_points(scale: Scale) -> Iterator[Number]:
     """F1, EM and time to the first token, with few blocks or all of them."""
@@ -48,7 +49,7 @@ def operating_points(scale: Scale) -> Iterator[Number]:
             else:
                 cell = paper_cell(scale, method, variant, key)
             yield from scores(label, "", cell, ("f1", "em"), row)
-            yield Number(label, "TTFT, ms (A100)", row["ttft_ms"], metric="")
+            yield beside_comprexit(scale, label, "TTFT, ms", method, row["ttft_ms"])
 
 
 @study("Decoder-side positions by selection budget (Table length_matched_controls)")
@@ -67,13 +68,17 @@ def decoder_length(scale: Scale) -> Iterator[Number]:
 @study("Normalized effective rank of memory slots (Table normalized_erank)")
 def effective_rank(scale: Scale) -> Iterator[Number]:
     """Percentage of the number of slots, for ICAE and SeDeM."""
-    for key in ("hotpotqa", "qasper", "musique", "2wiki"):
-        for method in ("ICAE", "SeDeM"):
-            row = paper.row("tab:normalized_erank", key, method=method)
-            printed = row["normalized_effective_rank_pct"]
+    table, column = "tab:normalized_erank", "normalized_effective_rank_pct"
+    for method in ("ICAE", "SeDeM"):
+        sets = []
+        for key in ("hotpotqa", "qasper", "musique", "2wiki"):
+            printed = paper.row(table, key, method=method)[column]
             cell = Cell("rank", PEERS[method], main_model(scale), questions=key, limit=100)
             title = scale.sets[key].title
-            yield Number(title, f"{method}, %", printed, cell, "effective_rank")
+            sets.append(Number(title, f"{method}, %", printed, cell, "effective_rank"))
+        yield from sets
+        printed = paper.number(table, column, dataset="Average", method=method)
+        yield mean_of("Average", f"{method}, %", printed, sets)
 
 
 @study("What a first search with pooled keys misses", "The paper gives no numbers.", drawn=("%",))

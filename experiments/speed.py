@@ -15,6 +15,10 @@ from experiments.system.bench import (
     SEDEM_CONTEXTS,
     SLOT_TYPES,
     bench_cells,
+    comprexit_times,
+    icae_times,
+    timed_context,
+    timed_shapes,
 )
 from experiments.system.cells import Cell
 from experiments.system.models import main_model
@@ -27,6 +31,8 @@ from experiments.system.tables import (
     load_of,
     made_on,
     markdown_table,
+    mean_of,
+    ratio_of,
     study,
     versions_of,
 )
@@ -69,22 +75,104 @@ def _rows(
                 yield from entries(f"{name}, {tokens:,} tokens: {label}", cell, *own)
 
 
+def _timed(
+    scale: Scale, cell: Cell, method: str, row: str, column: str, printed: float | None, within: str
+) -> Number:
+    """One time of a method in a cell of the paper's tables of times."""
+    place = f"results.{method}.{timed_context(cell, scale)}.{within}"
+    return Number(row, column, printed, cell, place)
+
+
+OTHER_MACHINE = (
+    "Random weights, batch 1, greedy. The paper's times are of an A100-SXM4-40GB, ours of another "
+    "machine, so compare ratios, not times. A small scale times the shape of its own backbone."
+)
+BESIDE_ICAE = {"ours": ("SeDeM", "sedem"), "icae": ("ICAE", "icae")}
+"""The paper's columns of the comparison: our label, and the method of the bench."""
+
+
 @study(
     "Online time to the first token and decoding speed (Table efficiency_varb_icae)",
-    "The paper's times are of one A100-SXM4-40GB and its own sets. Ours are of the bench, on "
-    "another backbone and the machine that docs/performance.md names. The two do not compare.",
+    f"{OTHER_MACHINE} The average ratio is that of the average times.",
 )
 def efficiency(scale: Scale) -> Iterator[Number]:
-    """Online times: the paper's on its four sets, the bench's at its own lengths."""
-    columns = {"TTFT, ms (paper, A100)": "{}_ttft_{}_ms", "tok/s (paper, A100)": "{}_tok_s_{}"}
-    for row in paper.rows("tab:efficiency_varb_icae"):
-        for short in ("1b", "3b"):
-            for method, own in (("SeDeM", "ours"), ("ICAE", "icae")):
-                label = f"{short.upper()}, {row['dataset']}: {method}"
-                for column, name in columns.items():
-                    yield Number(label, column, row.get(name.format(short, own)), metric="")
-    ours = ("TTFT, ms (bench)", ONLINE[1]), ("tok/s (bench)", "decode_tok_s.median")
-    yield from _rows(scale, "bench", CONTEXTS, {"SeDeM": "sedem"}, *ours)
+    """SeDeM, ICAE and their ratio on contexts of each set's mean length, and the averages."""
+    columns = {
+        "TTFT, ms": ("ttft", "_ms", ONLINE[1], ("icae", "ours")),
+        "tok/s": ("tok_s", "", "decode_tok_s.median", ("ours", "icae")),
+    }
+    keys = {name: key for key, name in paper.DATASETS.items()}
+    for shape, short in timed_shapes(scale).items():
+        for column, (name, unit, within, order) in columns.items():
+            sets: dict[str, list[Number]] = {own: [] for own in BESIDE_ICAE}
+            for row in paper.rows("tab:efficiency_varb_icae"):
+                group, key, pair = f"{shape}, {row['dataset']}", keys.get(row["dataset"]), {}
+                for own, (label, method) in BESIDE_ICAE.items():
+                    line, printed = f"{group}: {label}", row[f"{short}_{name}_{own}{unit}"]
+                    if key:
+                        cell = icae_times(scale, shape, key)
+                        pair[own] = _timed(scale, cell, method, line, column, printed, within)
+                        sets[own].append(pair[own])
+                    else:
+                        pair[own] = mean_of(line, column, printed, sets[own])
+                yield from pair.values()
+                printed = row[f"{short}_{name}_ratio"]
+                yield ratio_of(f"{group}: ratio", column, printed, [pair[own] for own in order])
+
+
+@study(
+    "Early exit of the encoder (section Inference Efficiency)",
+    f"{OTHER_MACHINE} The paper gives no numbers but those of selection at 3B, about.",
+)
+def early_exit(scale: Scale) -> Iterator[Number]:
+    """Times of SeDeM whose encoder ends at the extraction layer, or runs all layers.
+
+    The times of selection are those of encoding and scoring a question.
+    """
+    rows = {True: ("ends at extraction", "sedem"), False: ("all layers", "sedem-all-layers")}
+    columns = {
+        "selection, ms": "stages.select_ms.median",
+        "reading, ms": "stages.build_ms.median",
+        "TTFT, ms": ONLINE[1],
+    }
+    printed = {
+        (paper.backbone_of(row), row["early_exit"]): row["selection_ms"]
+        for row in paper.rows("inline_early_exit")
+    }
+    for shape in timed_shapes(scale):
+        cell = icae_times(scale, shape, "hotpotqa")
+        for exits, (label, method) in rows.items():
+            for column, within in columns.items():
+                known = printed.get((shape, exits)) if column == "selection, ms" else None
+                line = f"{shape}: {label}"
+                yield _timed(scale, cell, method, line, column, known, within)
+
+
+BESIDE_COMPREXIT = {
+    "SeDeM learned-K=2": "sedem",
+    "SeDeM full-bank": "sedem-all-blocks",
+    "ComprExIT (reference)": "comprexit",
+    "ComprExIT (matched)": "comprexit-128",
+}
+"""The methods of the bench by the paper's names."""
+
+
+def beside_comprexit(scale: Scale, row: str, column: str, method: str, printed: float) -> Number:
+    """The time to the first token of a configuration, by the paper's name; one for all sets."""
+    cell = comprexit_times(scale)
+    return _timed(scale, cell, BESIDE_COMPREXIT[method], row, column, printed, ONLINE[1])
+
+
+@study(
+    "Online time to the first token beside ComprExIT (Table comprexit_ttft)",
+    f"{OTHER_MACHINE} The context has 1,536 tokens for both sets, so both columns show one time.",
+)
+def comprexit_ttft(scale: Scale) -> Iterator[Number]:
+    """SeDeM with two blocks or all, and ComprExIT with pieces of 512 and of 128 tokens."""
+    for row in paper.rows("tab:comprexit_ttft"):
+        for key in ("hotpotqa", "2wiki"):
+            column, printed = f"{scale.sets[key].title} TTFT, ms", row[f"{key}_ttft_ms"]
+            yield beside_comprexit(scale, row["method"], column, row["method"], printed)
 
 
 def _draw_bench(one: Study, scale: Scale, path: Path) -> None:

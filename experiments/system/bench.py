@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from experiments.system import paper
 from experiments.system.cells import Cell, checkpoint_of
 from experiments.system.floors import (
     Ceilings,
@@ -26,7 +27,7 @@ from experiments.system.floors import (
 )
 from experiments.system.models import guided_model, main_model
 from experiments.system.peers import PEERS, PrefixCached, TextBlocks
-from experiments.system.scales import Scale
+from experiments.system.scales import RUNS, SHIPPED, Scale
 from sedem.answering.requests import encode_questions
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
@@ -77,6 +78,12 @@ SEDEM_CONTEXTS = {"smoke": (64,), "nano": (8192,), "gpu": (32768,), "paper": (32
 """Context lengths at which SeDeM is timed alone."""
 BATCHES = {"smoke": (1, 2), "nano": (1, 8, 64), "gpu": (1, 8, 64), "paper": (1, 8, 64)}
 """Numbers of questions asked of one bank together."""
+OWN_SHAPES = {"smoke": RUNS / "smoke" / "backbone", "nano": SHIPPED / "backbone"}
+"""Folders whose shapes stand for those of the paper, by backbone of a scale."""
+RIVALS = {"icae": ("sedem-all-layers",), "comprexit": ("sedem-all-blocks", "comprexit-128")}
+"""Methods that the paper times beside SeDeM, and the peers that are measured with each."""
+COMPREXIT_CONTEXT = 1536
+"""Tokens of the context of Table comprexit_ttft."""
 KEPT_CONTEXTS = {
     "smoke": (64,),
     "nano": (256, 1024, 4096, 16384),
@@ -98,10 +105,38 @@ def bench_cells(scale: Scale, kind: str = "bench") -> dict[str, Cell]:
     return {scale.backbones[0]: Cell(kind, variant=model)}
 
 
+def timed_shapes(scale: Scale) -> dict[str, str]:
+    """The shapes of the paper's tables of times, and the paper's short names of them.
+
+    A small scale has its own shape in place of the 1B backbone.
+    """
+    names = SHAPES if scale.name in ("gpu", "paper") else scale.backbones
+    return dict(zip(names, ("1b", "3b"), strict=False))
+
+
+def icae_times(scale: Scale, shape: str, questions: str) -> Cell:
+    """SeDeM and ICAE on contexts of a set's mean length (Table efficiency_varb_icae)."""
+    return Cell("bench", "icae", backbone=shape, questions=questions, k=scale.sets[questions].k)
+
+
+def comprexit_times(scale: Scale) -> Cell:
+    """SeDeM and ComprExIT on the first shape (Table comprexit_ttft)."""
+    return Cell("bench", "comprexit", backbone=next(iter(timed_shapes(scale))), k=2)
+
+
+def timed_context(cell: Cell, scale: Scale) -> int:
+    """Tokens of the context of one of these cells, as in the paper if the scale has room."""
+    tokens = COMPREXIT_CONTEXT
+    if cell.questions:
+        tokens = paper.row("tab:datasets", cell.questions)["avg_len_tokens"]
+    return min(tokens, max(CONTEXTS[scale.name]))
+
+
 def bench(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     """Run the bench; a killed run resumes after its last finished context.
 
-    - bench: times and memory of the scale's methods.
+    - bench: times and memory of the scale's methods; with another method than SeDeM, of both, on
+      random weights.
     - batches: SeDeM's questions per second.
     - memories: SeDeM by type of the stored slots.
     - kept: what is kept of blocks, and when it pays off.
@@ -110,12 +145,16 @@ def bench(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     name = scale.name
     plan: dict[str, Any] = {
         "methods": ("sedem",),
-        "backbone": cell.backbone or None,
+        "backbone": str(OWN_SHAPES.get(cell.backbone, cell.backbone)) or None,
         "runs": 1 if name == "smoke" else 20,
         "answer_tokens": ANSWER_TOKENS[name],
     }
     more: dict[str, Any] = {}
     match cell.measure:
+        case "bench" if cell.method in RIVALS:
+            plan |= {"methods": ("sedem", cell.method), "k": cell.k}
+            plan |= {"contexts": (timed_context(cell, scale),)}
+            more = {"peers": RIVALS[cell.method]}
         case "bench":
             plan |= {"methods": METHODS[name], "contexts": CONTEXTS[name]}
             more = {"peers": PEERS_BESIDE.get(name, ()), "blocks": BLOCKS.get(name, ())}
@@ -133,8 +172,11 @@ def bench(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     checkpoint = None if cell.variant is None else checkpoint_of(cell, scale, data)
     plan["checkpoint"] = str(checkpoint or DEFAULT_MODEL)
     result = run_bench(Plan(**plan), scale.runs / "bench" / cell.name, **more)
-    # Checkpoint folders differ between machines; the result contains the digest of the weights.
+    # Folders differ between machines; the result contains the digests of their files.
     result["settings"]["checkpoint"] = None if checkpoint is None else checkpoint.name
+    if cell.backbone:
+        result["settings"]["backbone"] = cell.backbone
+        result["notes"] = [n.replace(plan["backbone"], cell.backbone) for n in result["notes"]]
     if cell.measure == "peers":
         result["times_sooner"] = times_sooner(result["results"])
     if cell.measure == "kept":

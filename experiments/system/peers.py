@@ -1,4 +1,4 @@
-"""Peers of the methods: Hugging Face's forward over the whole context, and kept blocks of text.
+"""Peers of the methods: Hugging Face's forward, kept blocks of text, and other settings.
 
 The first three have the prompt of `full-context`, token for token. Documents are tokenized when
 they are read, so the time of a question is the model's alone.
@@ -14,7 +14,14 @@ they are read, so the time of a question is the model's alone.
   with injection at layer 0 and token embeddings as the states, so it runs on SeDeM's engine.
   SeDeM's selector chooses the blocks, in the same time as for SeDeM, and the same text is read.
 
-Letters: K blocks, J tokens of the longest block, D decoder width.
+Other settings of a method, on the random weights of a shape:
+
+- `sedem-all-blocks`: every block is decompressed.
+- `sedem-all-layers`: the encoder runs all layers, and the states of the deeper ones are dropped.
+- `comprexit-128`: ComprExIT with pieces of 128 tokens.
+
+Letters: B batch, T tokens, X extraction layers, E encoder width, K blocks, J tokens of the longest
+block, D decoder width.
 """
 
 from __future__ import annotations
@@ -34,16 +41,20 @@ from sedem.backbone.decoder import Backbone, check_compiler
 from sedem.bank.keys import prepare
 from sedem.bank.memory_bank import MemoryBank
 from sedem.baselines.full_context import generate_timed, text_bytes
-from sedem.bench.subjects import Opener, Subject, every_block_bytes
+from sedem.bench.subjects import Opener, Subject, every_block_bytes, write_random_baseline
 from sedem.config import SedemConfig
 from sedem.engine.device import Clock
+from sedem.engine.fused import FusedEncoder
 from sedem.engine.interface import AnswerInputs
 from sedem.engine.static import Static, open_engine
 from sedem.errors import ConfigError, DataError
 from sedem.evaluation.config import MethodSettings
-from sedem.evaluation.readers import frozen_decoder, open_model
-from sedem.evaluation.registry import decoding_of
+from sedem.evaluation.readers import BoundSedem, frozen_decoder, open_model
+from sedem.evaluation.registry import decoding_of, open_method
+from sedem.evaluation.trained import BoundTrained
 from sedem.guidance.scores import Budget
+from sedem.method.encoder import encode
+from sedem.method.selector import ALL
 from sedem.model import SeDeM
 from sedem.modules import SedemModules
 from sedem.types import Answer, Document, check_documents
@@ -385,7 +396,59 @@ def _opener(kind: type[HuggingFace] | type[TextBlocks]) -> Opener:
     return open_peer
 
 
+class AllLayers(FusedEncoder):
+    """An encoder without early exit: it runs its deeper layers too, and drops their states."""
+
+    def states(self, ids_BT: Tensor) -> Tensor:
+        """Return states `[X, B, T, E]` at the extraction layers, without the start token's."""
+        return encode(self, ids_BT, (*self.extract_layers, len(self.layers)))[:-1]
+
+
+def without_early_exit(model: SeDeM) -> SeDeM:
+    """Make the encoder of a model run all layers of its backbone, for documents and questions.
+
+    The deeper layers are the decoder's, with merged adapters, and as fast as frozen ones.
+
+    Raises:
+        ConfigError: the engine is not fused, or encoder and decoder are two backbones.
+    """
+    engine = model.engine
+    if not isinstance(engine, Static) or model.config.cross_model:
+        raise ConfigError(
+            "running all layers of the encoder needs a fused engine and one backbone that reads "
+            f"and answers; the engine is '{engine.name}'"
+        )
+    encoder, decoder = engine.encoder, engine.decoder
+    layers = [*encoder.layers, *decoder.layers[len(encoder.layers) :]]
+    engine.encoder = AllLayers(**{**vars(encoder), "layers": layers})
+    return model
+
+
+def _open_all_blocks(settings: MethodSettings) -> Subject:
+    model = open_model(settings)
+    reader = BoundSedem(model, ALL, decoding_of(settings))
+    return Subject("sedem-all-blocks", reader, model.decoder)
+
+
+def _open_all_layers(settings: MethodSettings) -> Subject:
+    model = without_early_exit(open_model(settings))
+    reader = BoundSedem(model, settings.k, decoding_of(settings))
+    return Subject("sedem-all-layers", reader, model.decoder)
+
+
+def _open_short_pieces(settings: MethodSettings) -> Subject:
+    settings = write_random_baseline("comprexit", settings.with_changes(k=None))
+    method = open_method("comprexit", settings)
+    reader = method.reader
+    assert isinstance(reader, BoundTrained)
+    reader.trained.config = reader.trained.config.with_changes(piece=128)
+    return Subject("comprexit-128", reader, method.backbone)
+
+
 PEERS: dict[str, Opener] = {
-    kind.name: _opener(kind) for kind in (HuggingFace, Compiled, PrefixCached, TextBlocks)
+    **{kind.name: _opener(kind) for kind in (HuggingFace, Compiled, PrefixCached, TextBlocks)},
+    "sedem-all-blocks": _open_all_blocks,
+    "sedem-all-layers": _open_all_layers,
+    "comprexit-128": _open_short_pieces,
 }
 """Methods of the studies in addition to those of `sedem eval --list`."""

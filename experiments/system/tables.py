@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from experiments.system import figures
@@ -35,6 +36,8 @@ class Number:
             the paper's number is shown.
         per: divisor of our number, for example 1e6 for millions.
         digits: number of decimals.
+        parts: numbers that our number is computed from; it is shown if all of them are measured.
+        computed: computes it from theirs, in their order; it has no interval.
     """
 
     row: str
@@ -44,6 +47,8 @@ class Number:
     metric: str = "f1"
     per: float = 1.0
     digits: int = 1
+    parts: tuple[Number, ...] = ()
+    computed: Callable[[Sequence[float]], float] | None = None
 
     def value(self, scale: Scale) -> Any:
         """The entry of the result, unformatted; None if it was not measured."""
@@ -54,6 +59,10 @@ class Number:
 
     def ours(self, scale: Scale) -> tuple[float, tuple[float, float] | None] | None:
         """Our mean and its interval; None if it was not measured or is a text."""
+        if self.computed is not None:
+            found = [part.ours(scale) for part in self.parts]
+            values = [mean for mean, _ in filter(None, found)]
+            return (self.computed(values), None) if len(values) == len(found) else None
         value = self.value(scale)
         if value is None or isinstance(value, str):
             return None
@@ -80,6 +89,21 @@ class Number:
             return [shown]
         difference = "" if ours is None else f", {ours[0] - self.paper:+.{self.digits}f}"
         return [shown, f"paper {self.paper:g}{difference}"]
+
+
+def mean_of(row: str, column: str, paper: float | None, parts: Sequence[Number]) -> Number:
+    """The mean of numbers."""
+    return Number(row, column, paper, parts=tuple(parts), computed=fmean)
+
+
+def ratio_of(row: str, column: str, paper: float | None, parts: Sequence[Number]) -> Number:
+    """The ratio of two numbers."""
+    return Number(row, column, paper, parts=tuple(parts), computed=_ratio, digits=2)
+
+
+def _ratio(values: Sequence[float]) -> float:
+    above, below = values
+    return above / below
 
 
 def entries(row: str, cell: Cell | None, *columns: tuple[Any, ...]) -> list[Number]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,21 @@ def test_a_bench_is_printed_saved_and_plotted(
     assert " of 600" in table[4] and "all" in table[3]
 
 
+def test_baselines_are_benched_on_random_weights_of_a_folder(
+    tiny_folder: Callable[..., str],
+) -> None:
+    folder = tiny_folder(max_position_embeddings=2048)
+    result = sedem(
+        "bench", "sedem", "icae", "--backbone", folder, "--context", 200, "--runs", 1,
+        "--answer-tokens", 3, "--device", "cpu",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert f"{folder} on random weights" in result.stderr and "left out" not in result.stderr
+    assert [line.split()[:2] for line in result.stdout.splitlines()[1:]] == [
+        ["200", "sedem"], ["200", "icae"]
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -48,6 +64,7 @@ def test_a_bench_is_printed_saved_and_plotted(
         (["sedem", "--runs", "0"], "runs is 0"),
         (["sedem", "--text", "nowhere.txt"], "there is no file 'nowhere.txt'"),
         (["sedem", "-m", "/nowhere/at/all"], "checkpoint '/nowhere/at/all' is not a local folder"),
+        (["--backbone", "/nowhere"], "there is no shape '/nowhere'; there are llama-3.2-1b"),
         (["sedem", "--out", "/dev/null/out"], "'/dev/null/out' cannot be a folder for results"),
     ],
 )

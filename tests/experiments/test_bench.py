@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from experiments.speed import efficiency
 from experiments.system import bench
-from experiments.system.bench import EncoderLayers, run_bench, worth
+from experiments.system.bench import (
+    EncoderLayers,
+    comprexit_times,
+    icae_times,
+    run_bench,
+    timed_context,
+    timed_shapes,
+    worth,
+)
 from experiments.system.floors import Ceilings
-from experiments.system.peers import PEERS, QUESTION_ROOM
+from experiments.system.measures import measure
+from experiments.system.peers import PEERS, QUESTION_ROOM, without_early_exit
+from experiments.system.scales import PAPER, SMOKE
 from sedem import Answer, Document, SeDeM
 from sedem.answering.decoding import question_ids
+from sedem.answering.requests import encode_questions
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
 from sedem.bench.memory import measure_memory
 from sedem.bench.plan import Plan
 from sedem.bench.report import lines
-from sedem.bench.subjects import Subject
+from sedem.bench.subjects import Subject, checkpoint_of, open_subjects
 from sedem.engine.interface import AnswerInputs
+from sedem.errors import ConfigError
 from sedem.evaluation.config import MethodSettings
 from sedem.evaluation.readers import open_full_context
 from sedem.evaluation.storage import kv_bytes_per_token
@@ -81,6 +96,67 @@ def test_hugging_faces_encoder_layers_are_the_encoder(
     for ids_BP in layers.batches(documents):
         expected = encode(model.encoder, ids_BP[:, 1:], model.config.extract_layers)[0]
         torch.testing.assert_close(layers.states(ids_BP)[:, 1:], expected)
+
+
+def test_an_encoder_that_runs_all_layers_gives_the_same_states(
+    tiny_checkpoint: str, documents: list[Document]
+) -> None:
+    ran: list[int] = []
+    encodings = []
+    for prepare in (lambda model: model, without_early_exit):
+        model = prepare(SeDeM.from_pretrained(tiny_checkpoint, engine="static"))
+        engine: Any = model.engine
+        bank = model.read(documents)
+        states, _ = encode_questions(model, engine, [QUESTION])
+        encodings.append((bank.memory(range(len(bank))), states, model.scores(bank, QUESTION)))
+        ran.append(len(engine.encoder.layers))
+    assert ran == [model.config.extract_layer, model.encoder.depth] == [3, 4]
+    assert all(torch.equal(one, other) for one, other in zip(*encodings, strict=True))
+    with pytest.raises(ConfigError, match="the engine is 'eager'"):
+        without_early_exit(SeDeM.from_pretrained(tiny_checkpoint, engine="eager"))
+
+
+def test_the_papers_tables_of_times_are_measured_at_smoke_scale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench, "measure_ceilings", lambda device, dtype: Ceilings(1e10, 1e11))
+    (shape,) = timed_shapes(SMOKE)
+    cells = [icae_times(SMOKE, shape, "qasper"), comprexit_times(SMOKE)]
+    rows = [["sedem", "icae", "sedem-all-layers"]]
+    rows.append(["sedem", "comprexit", "sedem-all-blocks", "comprexit-128"])
+    for cell, methods in zip(cells, rows, strict=True):
+        measure(cell, SMOKE, tmp_path, "efficiency")
+        result = cell.read(SMOKE)
+        assert result is not None and list(result["results"]) == methods
+        assert not result["left_out"] and result["settings"]["k"] == cell.k
+        # The path of the folder, which is another one on every machine, is not in the result.
+        assert result["settings"]["backbone"] == "smoke"
+        assert not any(str(tmp_path) in note or "runs/" in note for note in result["notes"])
+    number = next(n for n in efficiency.numbers(SMOKE) if n.cell == cells[0])
+    assert number.ours(SMOKE) is not None
+
+
+def test_a_peer_compresses_pieces_of_128_tokens(tiny_folder: Callable[..., str]) -> None:
+    plan = Plan(backbone=tiny_folder(), methods=("comprexit",), device="cpu", answer_tokens=3)
+    with checkpoint_of(plan) as checkpoint:
+        (method, short), _ = open_subjects(
+            plan, checkpoint, {"comprexit-128": PEERS["comprexit-128"]}
+        )
+    readers: list[Any] = [method.reader, short.reader]
+    assert [reader.trained.config.piece for reader in readers] == [512, 128]
+
+
+def test_contexts_of_the_papers_times_have_its_lengths() -> None:
+    sizes = {}
+    for key in PAPER.sets:
+        if key in ("hotpotqa", "2wiki", "musique", "qasper"):
+            cell = icae_times(PAPER, "llama-3.2-3b", key)
+            sizes[key] = (cell.k, timed_context(cell, PAPER))
+    assert sizes == {
+        "hotpotqa": (2, 1299), "2wiki": (2, 834), "musique": (4, 2288), "qasper": (8, 5248)
+    }  # fmt: skip
+    assert timed_context(comprexit_times(PAPER), PAPER) == 1536
 
 
 def test_memory_counts_hugging_faces_static_cache(

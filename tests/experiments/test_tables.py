@@ -8,11 +8,21 @@ from pathlib import Path
 
 import pytest
 
+from experiments.selection import effective_rank
+from experiments.speed import efficiency
 from experiments.system import cells, paper
 from experiments.system.cells import Cell
 from experiments.system.models import Variant
 from experiments.system.scales import NANO, PAPER, SMOKE
-from experiments.system.tables import NOT_RUN, Number, Study, load_of, made_on
+from experiments.system.tables import (
+    NOT_RUN,
+    Number,
+    Study,
+    load_of,
+    made_on,
+    mean_of,
+    ratio_of,
+)
 
 
 @pytest.fixture
@@ -52,6 +62,37 @@ def test_a_text_stands_as_it_is_and_parts_are_added(one_cell: Callable[..., Stud
     parts = Number("row", "parts", None, number.cell, "counts", digits=0)
     assert (text.lines(NANO), text.ours(NANO)) == (["Abacus"], None)
     assert parts.lines(NANO) == ["3"]
+
+
+def test_a_mean_and_a_ratio_are_shown_once_all_of_their_parts_are_measured(
+    one_cell: Callable[..., Study],
+) -> None:
+    (number,) = one_cell({"f1": {"mean": 8.0, "interval": [7.0, 9.0]}, "ms": 2.0}).numbers(NANO)
+    time = Number("row", "ms", None, number.cell, "ms")
+    mean = mean_of("average", "F1", 4.5, [number, time])
+    assert mean.ours(NANO) == (5.0, None) and mean.lines(NANO) == ["5.0", "paper 4.5, +0.5"]
+    ratio = ratio_of("ratio", "F1", 3.0, [number, mean])
+    assert ratio.lines(NANO) == ["1.60", "paper 3, -1.40"]
+    missing = Number("row", "ms", None, number.cell, "seconds")
+    for part in (missing, mean_of("average", "F1", None, [number, missing])):
+        assert ratio_of("ratio", "F1", 3.0, [number, part]).lines(NANO) == [NOT_RUN, "paper 3"]
+
+
+def test_averages_of_the_paper_are_those_of_its_rows() -> None:
+    """The rules that compute our averages and ratios give the paper's from its own numbers."""
+    for one in (efficiency, effective_rank):
+        computed = [number for number in one.numbers(PAPER) if number.computed is not None]
+        assert len(computed) == {"efficiency": 28, "effective_rank": 2}[one.name]
+        for number in computed:
+            assert _printed(number) == pytest.approx(number.paper, abs=0.0501), number.row
+
+
+def _printed(number: Number) -> float:
+    """A number of the paper, computed from the numbers of its parts."""
+    if number.computed is None:
+        assert number.paper is not None
+        return number.paper
+    return number.computed([_printed(part) for part in number.parts])
 
 
 def test_a_number_of_the_paper_is_one_number() -> None:

@@ -76,6 +76,8 @@ class Compressor500x(TrainedReader):
                 f"{backbone.max_positions:,} positions of '{backbone.name}'; make limit smaller"
             )
         super().__init__(config, backbone)
+        # Kept, because a bench takes the end token away from the backbone.
+        self.padding = backbone.eos_token_id
 
     @staticmethod
     def build_parts(config: Any, shape: PretrainedConfig) -> nn.ModuleDict:
@@ -98,7 +100,7 @@ class Compressor500x(TrainedReader):
         backbone, config = self.backbone, self.config
         windows = [context.split(config.limit) for context in contexts]
         rows = [window for own in windows for window in own]
-        ids_WT = rows[0].new_full((len(rows), config.limit), backbone.eos_token_id)
+        ids_WT = rows[0].new_full((len(rows), config.limit), self.padding)
         for row, window in zip(ids_WT, rows, strict=True):
             row[: len(window)] = window
         embedded_WTD = backbone.embed(ids_WT)

@@ -21,6 +21,7 @@ from sedem.bench.measure import WARM_UP, Detail, measure
 from sedem.bench.plan import Plan
 from sedem.bench.subjects import Opener, checkpoint_of, open_subjects
 from sedem.errors import ConfigError, SedemError
+from sedem.evaluation.cost import PRESETS
 from sedem.evaluation.results import Signatures, claim, write_json
 from sedem.evaluation.run import Progress
 from sedem.model import SeDeM
@@ -122,9 +123,10 @@ def notes(plan: Plan) -> list[str]:
         gpu = "a GPU is here but was not asked for" if torch.cuda.is_available() else "no GPU here"
         sentences.append(f"{gpu}: these are times of the CPU")
     if plan.backbone:
+        whose = "sedem-nano's" if plan.backbone in PRESETS else "its own"
         sentences.append(
             f"{plan.backbone} on random weights: times and bytes hold, answers are noise and are "
-            "not shown; text is cut by sedem-nano's tokenizer"
+            f"not shown; text is cut by {whose} tokenizer"
         )
     if plan.block_context:
         sentences.append(

@@ -13,8 +13,8 @@ from pydantic_core import PydanticCustomError
 from sedem.baselines.registry import TRAINED
 from sedem.baselines.settings import SelectionBudget
 from sedem.bench.contexts import LONGEST, source
-from sedem.checkpoint.folder import locate
-from sedem.config import BlockContext
+from sedem.checkpoint.folder import is_checkpoint, locate
+from sedem.config import CONFIG_FILE, BlockContext
 from sedem.durable_files import sha256
 from sedem.engine.device import unusable
 from sedem.errors import ConfigError
@@ -27,6 +27,8 @@ from sedem.validation import Flag, Settings, Whole, WholeAbove0
 
 FULL = "full"
 """The name for unquantized weights."""
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+"""The files of a tokenizer that random weights are given."""
 
 Entry = TypeVar("Entry")
 
@@ -58,12 +60,19 @@ def _memory_type(kind: str) -> str:
 
 
 def _shape(name: str) -> str:
-    if name.lower() not in PRESETS:
+    if name.lower() in PRESETS:
+        return name.lower()
+    if not all(file.is_file() for file in _shape_files(name)) or is_checkpoint(name):
         raise ValueError(
-            f"there is no shape '{name}'; there are {', '.join(PRESETS)} (a backbone with weights "
-            "comes with its checkpoint, -m)"
+            f"there is no shape '{name}'; there are {', '.join(PRESETS)}, or give the folder of a "
+            f"backbone with {CONFIG_FILE}, {' and '.join(TOKENIZER)} (a trained model is given "
+            "with -m)"
         )
     return name
+
+
+def _shape_files(folder: str) -> list[Path]:
+    return [Path(folder) / file for file in (CONFIG_FILE, *TOKENIZER)]
 
 
 def _device(name: str) -> str:
@@ -84,7 +93,8 @@ class Plan(Settings):
         batches: batch sizes to measure, in addition to the single question.
         memory: data types of SeDeM's slots; each is a method in the results, such as "sedem-int8".
         weights: weights of SeDeM's decoding steps; "int8" is "sedem-int8-weights" in the results.
-        backbone: a public shape to measure with random weights, instead of the checkpoint.
+        backbone: a shape to measure with random weights, instead of checkpoints: a public one, or
+            the folder of a backbone, whose weights are not read.
         runs: number of measured rounds over each context.
         answer_tokens: tokens of every answer.
         device: None means a GPU if there is one.
@@ -159,12 +169,22 @@ class Plan(Settings):
             "threads": torch.get_num_threads(),
             "text": description,
             "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
-            "weights_sha256": None
-            if self.backbone
-            else sha256(*weight_files(locate(self.checkpoint), "sedem")),
+            **(self._digests() if self.backbone is None else _shape_digests(self.backbone)),
+        }
+
+    def _digests(self) -> dict[str, Any]:
+        """Digests of the weights of SeDeM and of the trained baselines."""
+        return {
+            "weights_sha256": sha256(*weight_files(locate(self.checkpoint), "sedem")),
             "baselines_sha256": {
                 name: sha256(*weight_files(locate(default_checkpoint(name)), name))
                 for name in self.methods
                 if name in TRAINED
             },
         }
+
+
+def _shape_digests(backbone: str) -> dict[str, Any]:
+    """The same for random weights: none, but the digest of a folder's shape and tokenizer."""
+    shape = {} if backbone in PRESETS else {"shape_sha256": sha256(*_shape_files(backbone))}
+    return {"weights_sha256": None, "baselines_sha256": {}, **shape}

@@ -4,9 +4,10 @@ SeDeM is opened cold or warm. For a question there are three cases. "cold": noth
 the keys and values of its blocks are computed and dropped. "missed": they are kept but not there
 yet, so they are computed and stored. "found": they are there, so only the question is run.
 
-A public shape is measured on random weights: correct times, meaningless answers. They are written
-to a folder and opened like any checkpoint, so the measured code is the same. The tokenizer is
-sedem-nano's, since that of a gated model cannot be shipped.
+A shape is measured on random weights: correct times, meaningless answers. SeDeM and the trained
+baselines have the paper's settings. They are written to a folder and opened like any checkpoint,
+adapters included, so the measured code is the same. A backbone's folder has its own tokenizer; a
+public shape has sedem-nano's, since that of a gated model cannot be shipped.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ import torch
 
 from sedem.answering.requests import auto_budget
 from sedem.backbone.decoder import Backbone
-from sedem.backbone.loading import empty_model
+from sedem.backbone.loading import empty_model, open_backbone
 from sedem.bank.keys import prepare
 from sedem.bank.memory_bank import BankReader, Snapshot
 from sedem.baselines.full_context import FullContext
-from sedem.baselines.registry import TRAINED
-from sedem.bench.plan import FULL, Plan
-from sedem.checkpoint.folder import locate, open_backbones
+from sedem.baselines.registry import TRAINED, reader_class
+from sedem.bench.plan import FULL, TOKENIZER, Plan
+from sedem.checkpoint.folder import EXTRA_ENTRIES, locate, open_backbones
 from sedem.checkpoint.portable import BACKBONE
-from sedem.config import DEFAULT_MODEL
+from sedem.config import DEFAULT_MODEL, SedemConfig
 from sedem.engine.kept import Kept, KeptBudget
 from sedem.engine.static import open_engine
 from sedem.engine.warming import keeping_engine
 from sedem.errors import ConfigError
 from sedem.evaluation.config import MethodSettings
-from sedem.evaluation.cost import PRESETS, shape_file
+from sedem.evaluation.cost import PRESETS, model_shapes
 from sedem.evaluation.readers import BoundSedem
 from sedem.evaluation.registry import (
     decoding_of,
@@ -53,7 +54,6 @@ from sedem.types import Reader
 NO_TOKEN = -1
 """An end token that no model generates, so that every answer has its full length."""
 NOTHING = KeptBudget(device_bytes=0, ram_bytes=0)
-TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 
 
 @dataclass(frozen=True)
@@ -164,9 +164,10 @@ def open_subjects(
 def _open_method(name: str, settings: MethodSettings, plan: Plan) -> Subject:
     """Open any method other than SeDeM."""
     if name in TRAINED:
-        if plan.backbone is not None:
-            raise ConfigError(f"'{name}' has no weights of the shape '{plan.backbone}'")
-        settings = settings.with_changes(checkpoint=default_checkpoint(name))
+        if plan.backbone is None:
+            settings = settings.with_changes(checkpoint=default_checkpoint(name))
+        else:
+            settings = write_random_baseline(name, settings)
     if not has_selection_budget(name):
         settings = settings.with_changes(k=None)
     method = open_method(name, settings)
@@ -232,26 +233,43 @@ def checkpoint_of(plan: Plan) -> Iterator[Path | str]:
         yield plan.checkpoint
         return
     with tempfile.TemporaryDirectory() as folder:
-        yield _write_random_checkpoint(plan, plan.backbone.lower(), Path(folder))
+        yield _write_random_checkpoint(plan, plan.backbone, Path(folder))
 
 
-def _write_random_checkpoint(plan: Plan, shape: str, folder: Path) -> Path:
-    """Write backbones of a shape in `PRESETS`, and a checkpoint; all weights are random."""
-    make, encoder, decoder = PRESETS[shape]
+def _write_random_checkpoint(plan: Plan, name: str, folder: Path) -> Path:
+    """Write backbones of a shape, and a checkpoint; all weights are random."""
+    config, encoder, decoder = model_shapes(name)
+    tokenizer = locate(DEFAULT_MODEL) / BACKBONE if name in PRESETS else Path(name)
+    shapes = {"encoder": encoder, **({"decoder": decoder} if config.cross_model else {})}
     torch.manual_seed(0)
-    for name in {encoder, decoder}:
+    for part, shape in shapes.items():
         # A CPU takes minutes to draw billions of random numbers.
         with plan.place:
-            backbone = empty_model(shape_file(name), dtype=plan.type)
-        backbone.save_pretrained(folder / name)
+            backbone = empty_model(shape, dtype=plan.type)
+        backbone.save_pretrained(folder / part)
         for file in TOKENIZER:
-            shutil.copy(locate(DEFAULT_MODEL) / BACKBONE / file, folder / name / file)
-    config = make(
-        encoder=str(folder / encoder),
-        decoder=None if decoder == encoder else str(folder / decoder),
-    )
+            shutil.copy(tokenizer / file, folder / part / file)
+    config = config.with_changes(**{part: str(folder / part) for part in shapes})
     model = SeDeM(config, *open_backbones(config, dtype=plan.type, device=plan.place))
     if config.lora_rank:
         model.decoder.add_lora(config.lora_rank, config.lora_alpha)
     model.save_pretrained(folder / "checkpoint")
     return folder / "checkpoint"
+
+
+def write_random_baseline(name: str, settings: MethodSettings) -> MethodSettings:
+    """Write a trained baseline beside the random checkpoint of SeDeM, on the same decoder.
+
+    Returns:
+        The settings to open it with.
+
+    Raises:
+        ConfigError: the paper's settings of the method do not fit the shape.
+    """
+    kind, sedem = reader_class(name), Path(settings.checkpoint)
+    config = SedemConfig.load(sedem, extra=EXTRA_ENTRIES)
+    backbone = config.decoder or config.encoder
+    options = {"dtype": getattr(torch, settings.dtype), "device": settings.device}
+    reader = kind(kind.Config(backbone=backbone), open_backbone(backbone, **options))
+    reader.save_pretrained(sedem.with_name(name))
+    return settings.with_changes(checkpoint=str(sedem.with_name(name)))

@@ -56,7 +56,8 @@ def bench(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Use a shape with random weights instead: llama-3.2-1b or llama-3.2-3b.",
+            help="Use a shape with random weights instead: llama-3.2-1b, llama-3.2-3b, or the "
+            "folder of a backbone.",
         ),
     ] = None,
     runs: Annotated[int, typer.Option(metavar="N", help="Measured runs of each method.")] = 20,

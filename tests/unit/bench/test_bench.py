@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +14,25 @@ from transformers import AutoConfig
 from sedem import Answer, Document
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
+from sedem.baselines.icae import ICAEConfig
+from sedem.baselines.registry import TRAINED
 from sedem.bench import command
-from sedem.bench import subjects as subjects_module
 from sedem.bench.command import PARTS, measure_cold_start, run_bench
 from sedem.bench.contexts import DOCUMENT, context, source
 from sedem.bench.measure import spread
 from sedem.bench.memory import measure_memory, weights_bytes
 from sedem.bench.plan import Plan
 from sedem.bench.report import draw, lines
-from sedem.bench.subjects import Subject, WarmSedem, open_subjects
+from sedem.bench.subjects import Subject, WarmSedem, checkpoint_of, open_subjects
 from sedem.checkpoint.folder import locate
 from sedem.checkpoint.portable import BACKBONE
 from sedem.engine import int8
 from sedem.engine.static import Static
 from sedem.errors import ConfigError, DataError, SedemError
-from sedem.evaluation import results
+from sedem.evaluation import cost, results
 from sedem.evaluation.config import MethodSettings
 from sedem.evaluation.readers import BoundSedem
+from sedem.evaluation.trained import BoundTrained
 
 METHODS = ("sedem", "full-context", "bm25")
 FIGURES = ("online_ttft_ms", "prebuilt_ttft_ms", "decode_tok_s", "build_tok_s")
@@ -329,30 +331,78 @@ def test_an_interrupted_run_resumes_and_names_every_machine(
         run("another", 64)
 
 
-# A public shape on random weights
+# Shapes on random weights
 
 
-def test_a_shape_is_benched_on_random_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_public_shape_is_benched_on_random_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = AutoConfig.for_model(
         "llama", vocab_size=8192, hidden_size=32, intermediate_size=64, num_hidden_layers=16,
         num_attention_heads=4, num_key_value_heads=2, head_dim=8, tie_word_embeddings=True,
         max_position_embeddings=2048, bos_token_id=0, eos_token_id=1,
     )  # fmt: skip
-    monkeypatch.setattr(subjects_module, "shape_file", lambda name: shape)
+    monkeypatch.setattr(cost, "shape_file", lambda name: shape)
     document = run_bench(
         Plan(
-            methods=("sedem", "full-context"), contexts=(300,), runs=1, answer_tokens=3,
-            device="cpu", backbone="llama-3.2-1b",
+            methods=("sedem", "full-context", "icae"), contexts=(300,), runs=1, answer_tokens=3,
+            device="cpu", backbone="Llama-3.2-1B",
         )
     )  # fmt: skip
-    assert document["settings"]["weights_sha256"] is None
+    settings = document["settings"]
+    assert (settings["backbone"], settings["weights_sha256"]) == ("llama-3.2-1b", None)
+    assert settings["baselines_sha256"] == {} and "shape_sha256" not in settings
     (note,) = [note for note in document["notes"] if "llama-3.2-1b on random weights" in note]
-    assert "answers are noise" in note
+    assert "answers are noise" in note and "sedem-nano's tokenizer" in note
     for rows in document["results"].values():
         assert rows["300"]["reads_tokens"] >= 300
         assert rows["300"]["online_ttft_ms"]["median"] > 0
     # Three blocks of 32 slots of width 32 in bfloat16 for 300 tokens.
     assert document["results"]["sedem"]["300"]["stored_bytes_per_token"] == 3 * 32 * 32 * 2 / 300
+    # One segment of 128 slots.
+    assert document["results"]["icae"]["300"]["stored_bytes_per_token"] == 128 * 32 * 2 / 300
+
+
+@pytest.fixture
+def random_plan(tiny_folder: Callable[..., str]) -> Plan:
+    """A folder of 14 layers, so that rag finds its eleventh."""
+    return Plan(
+        methods=("sedem", *TRAINED), contexts=(300,), runs=1, answer_tokens=3, device="cpu",
+        backbone=tiny_folder(depth=14, max_position_embeddings=2048),
+    )  # fmt: skip
+
+
+def test_every_trained_baseline_is_benched_on_the_shape_of_a_folder(random_plan: Plan) -> None:
+    document = run_bench(random_plan)
+    assert list(document["results"]) == ["sedem", *TRAINED] and not document["left_out"]
+    for rows in document["results"].values():
+        # Answers have their full length, since no end token is generated.
+        assert rows["300"]["decode_tok_s"]["n"] == 1
+    assert len(document["settings"]["shape_sha256"]) == 64
+    assert any("text is cut by its own tokenizer" in note for note in document["notes"])
+
+
+def test_a_baseline_on_random_weights_has_the_papers_settings_and_adapters(
+    random_plan: Plan,
+) -> None:
+    plan = random_plan.with_changes(methods=("icae",))
+    with checkpoint_of(plan) as checkpoint:
+        (subject,), _ = open_subjects(plan, checkpoint)
+    reader = subject.reader
+    assert isinstance(reader, BoundTrained)
+    config = reader.trained.config
+    assert config.with_changes(backbone="x") == ICAEConfig(backbone="x")
+    assert subject.backbone is reader.trained.backbone
+    # Two matrices on each of q and v in 14 layers.
+    assert len(reader.trained.backbone.lora_parameters()) == 2 * 2 * 14
+
+
+def test_a_baseline_whose_settings_do_not_fit_a_shape_is_left_out(
+    random_plan: Plan, tiny_folder: Callable[..., str]
+) -> None:
+    document = run_bench(
+        random_plan.with_changes(methods=("full-context", "rag"), backbone=tiny_folder())
+    )
+    assert list(document["results"]) == ["full-context"]
+    assert "extract_layer is 11" in document["left_out"]["rag"]
 
 
 # Cold start

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from sedem.bench.plan import Plan
+from sedem.bench.plan import TOKENIZER, Plan
 from sedem.errors import ConfigError
 
 
@@ -49,6 +51,27 @@ def test_an_impossible_plan_is_rejected_with_one_sentence(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         Plan(**changes)
+
+
+def test_a_folder_is_a_shape_if_it_has_all_files_and_no_trained_model(
+    tmp_path: Path, tiny_folder: Callable[..., str], tiny_checkpoint: str
+) -> None:
+    shutil.copytree(tiny_folder(), tmp_path / "whole")
+    digests = [Plan(backbone=str(tmp_path / "whole")).settings()["shape_sha256"]]
+    config = tmp_path / "whole" / "config.json"
+    config.write_text(config.read_text().replace('"hidden_act": "silu"', '"hidden_act": "gelu"'))
+    digests.append(Plan(backbone=str(tmp_path / "whole")).settings()["shape_sha256"])
+    assert len(set(digests)) == 2
+    (tmp_path / "whole" / "tokenizer.json").unlink()
+    # A trained model beside a tokenizer.
+    shutil.copytree(tiny_checkpoint, tmp_path / "trained")
+    for name in TOKENIZER:
+        shutil.copy(Path(tiny_folder()) / name, tmp_path / "trained")
+    for folder in ("whole", "trained"):
+        with pytest.raises(
+            ConfigError, match=r"or give the folder of a backbone with config\.json"
+        ):
+            Plan(backbone=str(tmp_path / folder))
 
 
 def test_a_missing_gpu_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from conftest import LEASE, POSITIONS
 from sedem import Decoding, Document, SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
 from sedem.errors import DataError
+from sedem.method.encoder import encode
 from sedem.method.segments import Segments, segment_text
 from sedem.modules import SedemModules
 from sedem.reading import encoding as cutter
@@ -93,6 +95,58 @@ class Encoded:
             return encode(ids_BT)
 
         monkeypatch.setattr(model.engine, "encode", noted)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Several threads divide a product of few rows into parts that are summed in other orders."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("kind", ["linear", "mlp", "query"])
+def test_segments_of_one_batch_are_compressed_like_each_alone(
+    kind: str, config: SedemConfig, backbone: Backbone
+) -> None:
+    """Bit for bit at the padded length of the batch; see docs/deviations.md for what is not.
+
+    A shorter row sums in another order in attention and in matrix products of few rows. Learned
+    queries are compared with the segments of a batch in one matrix product.
+    """
+    model = build(config, backbone, compressor=kind)
+    lengths_S = torch.tensor([16, 16, 13, 7, 4, 3, 1])
+    mask_ST = torch.arange(16) < lengths_S[:, None]
+    torch.manual_seed(0)
+    ids_ST = torch.randint(2, 250, mask_ST.shape) * mask_ST
+
+    def run(rows: slice, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        states_XSTE = model.engine.encode(ids_ST[rows, :length])
+        with torch.no_grad():
+            hidden_STE = model.mixture(states_XSTE)
+            return hidden_STE, model.compressor(hidden_STE, mask_ST[rows, :length])
+
+    hidden_STE, memory_SMD = run(slice(None), 16)
+    for row, length in enumerate(lengths_S.tolist()):
+        slots = -(-length // 4)
+        one = slice(row, row + 1)
+        alone_STE, alone_SMD = run(one, 16)
+        assert torch.equal(alone_STE[0, :length], hidden_STE[row, :length])
+        near = {"rtol": 1e-5, "atol": 1e-5}
+        if kind != "query":
+            assert torch.equal(alone_SMD[0, :slots], memory_SMD[row, :slots])
+        torch.testing.assert_close(alone_SMD[0, :slots], memory_SMD[row, :slots], **near)
+        short_STE, short_SMD = run(one, 4 * slots)
+        torch.testing.assert_close(short_STE[0, :length], hidden_STE[row, :length], **near)
+        torch.testing.assert_close(short_SMD[0, :slots], memory_SMD[row, :slots], **near)
+
+
+def test_early_exit_does_not_change_a_state(backbone: Backbone) -> None:
+    ids_ST = torch.randint(2, 250, (3, 16))
+    every = encode(backbone, ids_ST, (3, backbone.depth))
+    assert torch.equal(encode(backbone, ids_ST, (3,))[0], every[0])
 
 
 TEXTS = [LEASE * 2, "x" * 22, "y" * 16, LEASE * 3 + "z", "w" * 3, LEASE]
