@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -35,6 +38,13 @@ def run(
     again: Annotated[
         bool, typer.Option("--again", help="Measure cells with a result too.")
     ] = False,
+    at_once: Annotated[
+        int | None,
+        typer.Option(help="Processes at once. [default: 1; of stand-ins, as many as cores]"),
+    ] = None,
+    part: Annotated[
+        str, typer.Option(help="Only this part of the cells, such as 2/8, for several machines.")
+    ] = "1/1",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what it needs, and measure nothing.")
     ] = False,
@@ -56,7 +66,22 @@ def run(
         again = " ".join(word for word in words if word != "--dry-run")
         print_needs(map(_study, found), wanted, data, again)
         return
-    if measure_missing(map(_study, found), wanted, data, only, again):
+    number, count = _part(part)
+    parts = at_once or (os.cpu_count() or 1 if small and count == 1 else 1)
+    if count == 1 and parts > 1 and "WORLD_SIZE" not in os.environ:
+        count = parts
+    others = [
+        subprocess.Popen(
+            [sys.executable, "-m", "experiments", *sys.argv[1:], "--part", f"{n}/{count}"]
+        )
+        for n in range(2, count + 1 if part == "1/1" else 0)
+    ]
+
+    def wait() -> None:
+        for other in others:
+            other.wait()
+
+    if measure_missing(map(_study, found), wanted, data, only, again, (number - 1, count), wait):
         raise typer.Exit(1)
 
 
@@ -102,6 +127,13 @@ def _study(name: str) -> Study:
     if name not in pages.STUDIES:
         raise typer.BadParameter(f"no study is called '{name}'; `list` prints their names")
     return pages.STUDIES[name]
+
+
+def _part(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text)
+    if not found or int(found[1]) > int(found[2]):
+        raise typer.BadParameter(f"part is '{text}'; it must be like 2/8, the second of eight")
+    return int(found[1]), int(found[2])
 
 
 def _scale(name: str) -> Scale:

@@ -68,7 +68,7 @@ def _rows(
         columns: the column and the place in a row of the bench, with more as in `entries`.
     """
     for name, cell in bench_cells(scale, kind).items():
-        for tokens in contexts[scale.name]:
+        for tokens in contexts[scale.size]:
             for label, method in rows.items():
                 place = f"results.{method}.{tokens}"
                 own = ((title, f"{place}.{within}", *more) for title, within, *more in columns)
@@ -205,8 +205,8 @@ def performance(scale: Scale) -> Iterator[Number]:
 def batches(scale: Scale) -> Iterator[Number]:
     """Medians by the number of questions asked together."""
     for name, cell in bench_cells(scale, "batches").items():
-        for tokens in SEDEM_CONTEXTS[scale.name]:
-            for count in BATCHES[scale.name]:
+        for tokens in SEDEM_CONTEXTS[scale.size]:
+            for count in BATCHES[scale.size]:
                 row = f"{name}, {tokens:,} tokens: {count} together"
                 metric = f"results.sedem.{tokens}.batches.{count}.questions_per_s.median"
                 yield from entries(row, cell, ("questions a second", metric, 2))
@@ -233,7 +233,7 @@ def memories(scale: Scale) -> Iterator[Number]:
 def kept(scale: Scale) -> Iterator[Number]:
     """Times and bytes by method, and the point from which keeping pays off."""
     for name, cell in bench_cells(scale, "kept").items():
-        for tokens in KEPT_CONTEXTS[scale.name]:
+        for tokens in KEPT_CONTEXTS[scale.size]:
             row, worth = f"{name}, {tokens:,} tokens", f"worth.{tokens}"
             for method, label in KEPT_ROWS.items():
                 place = f"results.{method}.{tokens}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from experiments.system.floors import (
 from experiments.system.models import guided_model, main_model
 from experiments.system.peers import PEERS, PrefixCached, TextBlocks
 from experiments.system.scales import RUNS, SHIPPED, Scale
+from experiments.system.stand_in import backbone
 from sedem.answering.requests import encode_questions
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
@@ -129,7 +131,7 @@ def timed_context(cell: Cell, scale: Scale) -> int:
     tokens = COMPREXIT_CONTEXT
     if cell.questions:
         tokens = paper.row("tab:datasets", cell.questions)["avg_len_tokens"]
-    return min(tokens, max(CONTEXTS[scale.name]))
+    return min(tokens, max(CONTEXTS[scale.size]))
 
 
 def bench(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
@@ -142,10 +144,10 @@ def bench(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     - kept: what is kept of blocks, and when it pays off.
     - peers: every method, with its speed-up over the full context.
     """
-    name = scale.name
+    name = scale.size
     plan: dict[str, Any] = {
         "methods": ("sedem",),
-        "backbone": str(OWN_SHAPES.get(cell.backbone, cell.backbone)) or None,
+        "backbone": _shape(cell, scale),
         "runs": 1 if name == "smoke" else 20,
         "answer_tokens": ANSWER_TOKENS[name],
     }
@@ -156,7 +158,7 @@ def bench(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
             plan |= {"contexts": (timed_context(cell, scale),)}
             more = {"peers": RIVALS[cell.method]}
         case "bench":
-            plan |= {"methods": METHODS[name], "contexts": CONTEXTS[name]}
+            plan |= {"methods": METHODS[scale.name], "contexts": CONTEXTS[name]}
             more = {"peers": PEERS_BESIDE.get(name, ()), "blocks": BLOCKS.get(name, ())}
         case "batches":
             plan |= {"contexts": SEDEM_CONTEXTS[name], "batches": BATCHES[name]}
@@ -182,6 +184,13 @@ def bench(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     if cell.measure == "kept":
         result["worth"] = worth(result["results"])
     return result
+
+
+def _shape(cell: Cell, scale: Scale) -> str | None:
+    """The shape or the folder of the backbone whose times are measured on random weights."""
+    if cell.backbone and scale.stand_in:
+        return str(backbone(cell.backbone, scale))
+    return str(OWN_SHAPES.get(cell.backbone, cell.backbone)) or None
 
 
 def worth(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -228,6 +237,11 @@ def times_sooner(results: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     }
 
 
+@cache
+def _ceilings(place: torch.device, dtype: torch.dtype) -> Ceilings:
+    return measure_ceilings(place, dtype)
+
+
 def run_bench(
     plan: Plan,
     out: Path | None = None,
@@ -246,13 +260,15 @@ def run_bench(
         The document of the bench with `ceilings` of this process, `floor` in each row, and
         `selection` by number of blocks.
     """
-    ceilings = measure_ceilings(plan.place, plan.type)
+    # A single run shows that it runs, and not how fast: one measurement serves all.
+    measured = _ceilings if plan.runs == 1 else measure_ceilings
+    ceilings = measured(plan.place, plan.type)
     document = command.run_bench(
         plan, out, peers={name: PEERS[name] for name in peers}, detail=_Details(plan)
     )
     selection = _selection(plan, blocks) if blocks else {}
     # Measured before and after, so that neither warm-up nor other processes lower a ceiling.
-    ceilings = ceilings.best_with(measure_ceilings(plan.place, plan.type))
+    ceilings = ceilings.best_with(measured(plan.place, plan.type))
     for rows in document["results"].values():
         for tokens, row in rows.items():
             row["floor"] = _floor(row["work"], int(tokens), ceilings)

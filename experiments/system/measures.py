@@ -94,16 +94,21 @@ def measure_missing(
     data: Path,
     only: str | None = None,
     again: bool = False,
+    part: tuple[int, int] = (0, 1),
+    before_times: Callable[[], None] = lambda: None,
 ) -> list[str]:
-    """Measure the missing cells of the given studies, and say how many were measured.
+    """Measure the missing cells of the given studies, and say how many of them have a result.
 
     A cell shared by several studies is kept in the folder of the first of them. A cell that fails
-    is reported and does not stop the others. Processes of a launcher train every model together.
-    Then each measures its share of the cells, and the first one alone those that measure times.
+    is reported and does not stop the others. The processes of a launcher train every model
+    together; then each measures a part of the cells, and the first one alone those of times.
 
     Args:
         only: measure only cells whose name contains this.
         again: also measure cells that have a result, and replace it in its place.
+        part: number of the part of the cells to measure, from 0 on, and of all parts, if other
+            processes without a launcher measure the others. Times belong to the first part.
+        before_times: called before times are measured.
 
     Returns:
         The names of the cells that failed.
@@ -115,10 +120,10 @@ def measure_missing(
             owners.setdefault(cell, study.name)
     chosen = {cell: owner for cell, owner in owners.items() if not only or only in cell.name}
     missing = [cell for cell in chosen if again or cell.path(scale) is None]
-    alone = set()
     failed: list[str] = []
 
-    def attempt(task: str, number: int, cell: Cell, do: Callable[[], None]) -> None:
+    def attempt(task: str, cell: Cell, do: Callable[[], None]) -> None:
+        number = missing.index(cell) + 1
         typer.echo(f"{number}/{len(missing)} {cell.name}: {task}", err=True)
         try:
             do()
@@ -127,30 +132,32 @@ def measure_missing(
             failed.append(cell.name)
             typer.echo(traceback.format_exc(), err=True)
 
-    own.wait_for_everyone()  # results that are missing now are missing for every process
+    own.wait_for_everyone()  # a result that is missing now is missing for every process
+    alone = set()
     if own.num_processes > 1:
-        for number, cell in enumerate(missing, start=1):
+        part = own.process_index, own.num_processes
+        for cell in missing:
             if cell.measure in TRAINING or not shareable(cell, scale, data, own.num_processes):
                 alone.add(cell)
             else:
-                attempt("training", number, cell, partial(train, cell, scale, data))
-    trained = [cell for cell in missing if cell.name not in failed]
-    quality = [cell for cell in trained if cell.measure not in TIMED]
-    times = [cell for cell in trained if cell.measure in TIMED]
-    own.wait_for_everyone()
-    mine = quality[own.process_index :: own.num_processes]
-    for cells in (mine, times if own.is_main_process else []):
+                attempt("training", cell, partial(train, cell, scale, data))
+    # The parts do not depend on what is missing, which may differ between processes by now.
+    quality = [cell for cell in chosen if cell.measure not in TIMED]
+    times = [cell for cell in chosen if cell.measure in TIMED]
+    for cells in (quality[part[0] :: part[1]], times if not part[0] else []):
         for cell in cells:
+            if cell not in missing or cell.name in failed:
+                continue
             path = cell.path(scale)
             owner = path.parent.name if path else chosen[cell]
-            do = partial(measure, cell, scale, data, owner)
-            if cell in alone:
-                do = partial(_in_own_process, cell, scale, data, owner, again)
-            attempt("measuring", missing.index(cell) + 1, cell, do)
+            how = _in_own_process if cell in alone else measure
+            attempt("measuring", cell, partial(how, cell, scale, data, owner))
+        before_times()
         failed = sorted(set(gather_object(failed)))
-    for name in failed if own.is_main_process else ():
-        typer.echo(f"failed: {name}")
-    if own.is_main_process:
+    if not part[0]:
+        failed += [c.name for c in chosen if c.path(scale) is None and c.name not in failed]
+        for name in failed:
+            typer.echo(f"failed: {name}")
         typer.echo(f"{len(chosen)} cells, {len(chosen) - len(failed)} ran")
     return failed
 
@@ -160,11 +167,11 @@ def connected() -> PartialState:
     return PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(days=30))
 
 
-def _in_own_process(cell: Cell, scale: Scale, data: Path, owner: str, again: bool) -> None:
+def _in_own_process(cell: Cell, scale: Scale, data: Path, owner: str) -> None:
     """Measure a cell in a process without the launcher, which trains on one device."""
     command = [sys.executable, "-m", "experiments", "run", owner, "--scale", scale.name]
-    command += ["--data", str(data), "--only", cell.name]
-    command += ["--stand-in"] * scale.stand_in + ["--again"] * again
+    command += ["--data", str(data), "--only", cell.name, "--again"]
+    command += ["--stand-in", "--at-once", "1"] if scale.stand_in else []
     environment = {name: value for name, value in os.environ.items() if name not in LAUNCHER}
     if torch.cuda.is_available():
         environment["CUDA_VISIBLE_DEVICES"] = str(torch.cuda.current_device())

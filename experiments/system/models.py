@@ -10,7 +10,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cache
@@ -307,9 +307,19 @@ def run_recipe(path: Path, overrides: list[str], scale: Scale) -> Path:
     folder, planned = Path(recipe.run.output), PLANNED.get()
     if planned is not None:
         planned[folder] = Planned(trained, path, overrides, recipe)
-    elif not (folder / "training.json").is_file():
-        train(recipe)
+    else:
+        with _taken(folder):
+            if not (folder / "training.json").is_file():
+                train(recipe)
     return folder
+
+
+def _taken(folder: Path) -> AbstractContextManager[Any]:
+    """Keep other processes from training in a folder, unless a launcher started them for that."""
+    if processes().num_processes > 1:
+        return nullcontext()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(folder.with_name(f".{folder.name}-trained.lock"))
 
 
 def divided(optimization: Optimization) -> Optimization:
@@ -339,7 +349,7 @@ def _made_from(checkpoint: Path, folder: Path) -> Iterator[bool]:
         yield False
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.with_name(f".{folder.name}.lock")):
+    with FileLock(folder.with_name(f".{folder.name}-made.lock")):
         made, source = folder / WEIGHTS_FILE, checkpoint / WEIGHTS_FILE
         yield not made.is_file() or made.stat().st_mtime < source.stat().st_mtime
 

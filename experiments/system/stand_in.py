@@ -88,6 +88,9 @@ def fitted(entries: Mapping[str, Any], scale: Scale) -> list[str]:
     for key in LENGTHS:
         if (length := entries["model"].get(key) or 0) >= SHORT:
             changes[f"model.{key}"] = length // SHORTER
+    if ratios := entries["model"].get("ratios"):
+        window = entries["model"]["window"] // SHORTER
+        changes["model.ratios"] = [ratio for ratio in ratios if window % ratio == 0]
     for part in ("training", "evaluation"):
         if sources := (entries.get("data") or {}).get(part):
             changes[f"data.{part}"] = [
