@@ -15,7 +15,7 @@ from rich.table import Table
 
 from experiments import pages
 from experiments.gpu import GPU
-from experiments.system.scales import SCALES, Scale
+from experiments.system.scales import PAPER, SCALES, Scale
 from experiments.system.stand_in import stand_in
 from experiments.system.tables import Study
 
@@ -53,12 +53,14 @@ def run(
     ] = False,
 ) -> None:
     """Measure every missing cell; train the models that it needs first."""
-    from experiments.system.measures import measure_missing
+    from experiments.system.measures import connected, measure_missing
 
     found = names or list(pages.STUDIES)
     if matching := [name for name in found if only and only in name]:
         found, only = matching, None
     wanted = stand_in(_scale(scale)) if small else _scale(scale)
+    if dry_run and scale != PAPER.name:
+        raise typer.BadParameter(f"--dry-run is of the scale {PAPER.name}, not of {scale}")
     if dry_run:
         from experiments.system.needs import print_needs
 
@@ -67,22 +69,24 @@ def run(
         print_needs(map(_study, found), wanted, data, again)
         return
     number, count = _part(part)
-    parts = at_once or (os.cpu_count() or 1 if small and count == 1 else 1)
-    if count == 1 and parts > 1 and "WORLD_SIZE" not in os.environ:
-        count = parts
-    others = [
-        subprocess.Popen(
-            [sys.executable, "-m", "experiments", *sys.argv[1:], "--part", f"{n}/{count}"]
-        )
-        for n in range(2, count + 1 if part == "1/1" else 0)
-    ]
+    others = []
+    if count == 1 and "WORLD_SIZE" not in os.environ:
+        count = at_once or (os.cpu_count() or 1 if small else 1)
+        same = [sys.executable, "-m", "experiments", *sys.argv[1:], "--part"]
+        others = [subprocess.Popen([*same, f"{n}/{count}"]) for n in range(2, count + 1)]
 
     def wait() -> None:
         for other in others:
             other.wait()
 
-    if measure_missing(map(_study, found), wanted, data, only, again, (number - 1, count), wait):
-        raise typer.Exit(1)
+    share = number - 1, count
+    cells, failed = measure_missing(map(_study, found), wanted, data, only, again, share, wait)
+    if number == 1 and connected().is_main_process:
+        for name in failed:
+            typer.echo(f"failed: {name}")
+        typer.echo(f"tables: {pages.write_tables(wanted)}")
+        typer.echo(f"{cells} cells, {cells - len(failed)} ran")
+    raise typer.Exit(bool(failed))
 
 
 @app.command()

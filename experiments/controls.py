@@ -70,12 +70,17 @@ def controls(scale: Scale) -> Iterator[Number]:
     yield from _given(scale, large, "hotpotqa", GIVEN)
     yield from _more_given(scale)
     yield from _given(scale, scale.backbones[0], "2wiki", RETRIEVED)
+    for key, backbone in {"hotpotqa": large, "2wiki": scale.backbones[0]}.items():
+        where = {"dataset": paper.DATASETS[key], "control": "main configuration"}
+        cell = answer_cell(scale, main_model(scale, backbone), key, k=2)
+        printed = {"f1": paper.number(RAW, "f1", **where)}
+        yield from scores("SeDeM, K=2", scale.sets[key].title, cell, METRICS, printed)
     for key in ("hotpotqa", "2wiki"):
-        value = paper.number("inline_control_full_bank", "f1", dataset=paper.DATASETS[key])
+        where = {"dataset": paper.DATASETS[key]}
+        printed = {m: paper.number("inline_control_full_bank", m, **where) for m in METRICS}
         limit = scale.costly_limit
         cell = Cell(variant=full_bank(scale, key), questions=key, k="all", limit=limit)
-        title = scale.sets[key].title
-        yield from scores("full bank: SeDeM", title, cell, paper={"f1": value})
+        yield from scores("full bank: SeDeM", scale.sets[key].title, cell, METRICS, printed)
     yield from _distant(scale)
     yield from _shifted(scale)
     for key in dict.fromkeys(("hotpotqa", "2wiki", *scale.ablation)):

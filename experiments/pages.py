@@ -22,7 +22,7 @@ from experiments import (
     speed,
     training,
 )
-from experiments.system.scales import ROOT, SCALES, SHIPPED
+from experiments.system.scales import ROOT, SCALES, SHIPPED, Scale
 from experiments.system.tables import Study
 
 MODULES = (quality, controls, selection, ablations, training, costs, shipped, speed, plan)
@@ -75,6 +75,22 @@ def studies_of(text: str) -> list[str]:
 def pictures_of(text: str) -> list[tuple[str, str, str]]:
     """Path, study and scale of every picture that a page links to."""
     return [(link["path"], link["name"], link["scale"]) for link in _PICTURE.finditer(text)]
+
+
+def write_tables(scale: Scale) -> Path:
+    """Write the tables of every study of a scale to one page beside its runs."""
+    shown = [f"# Tables, {scale.name} scale"]
+    if scale.stand_in:
+        shown.append(
+            "Measured on stand-ins: tiny random backbones and made records. They mean nothing."
+        )
+    for one in STUDIES.values():
+        if one.numbers(scale):
+            shown += [f"## {one.title}", *filter(None, [one.note]), one.table(scale)]
+    path = scale.runs / "tables.md"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n\n".join(shown) + "\n", encoding="utf-8")
+    return path
 
 
 def write(path: Path) -> None:

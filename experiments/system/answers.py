@@ -14,6 +14,7 @@ from experiments.system.models import FORMS, PAPER_FORM, budget, recipe_of
 from experiments.system.scales import ROOT, SHIPPED, Scale
 from experiments.system.stand_in import SHORTER, fitted
 from sedem.baselines.registry import TRAINED
+from sedem.checkpoint.folder import embedded
 from sedem.data.examples import Example
 from sedem.data.question_sets import identify, open_examples, sniff
 from sedem.data.tokenizer import open_tokenizer
@@ -151,7 +152,8 @@ def lengths(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     asked = scale.sets[cell.questions]
     recipe, overrides = recipe_of(cell.variant, scale, "stage1", cell.questions)
     overrides += fitted(read_entries(recipe, overrides), scale)
-    tokenizer = open_tokenizer(read_entries(recipe, overrides)["model"]["encoder"])
+    encoder = read_entries(recipe, overrides)["model"]["encoder"]
+    tokenizer = open_tokenizer(str(embedded(encoder) or encoder))
     splits = {"validation": asked.examples(data)}
     if asked.split:
         splits["train"] = replace(asked, split="train").examples(data)

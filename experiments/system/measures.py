@@ -96,8 +96,8 @@ def measure_missing(
     again: bool = False,
     part: tuple[int, int] = (0, 1),
     before_times: Callable[[], None] = lambda: None,
-) -> list[str]:
-    """Measure the missing cells of the given studies, and say how many of them have a result.
+) -> tuple[int, list[str]]:
+    """Measure the missing cells of the given studies.
 
     A cell shared by several studies is kept in the folder of the first of them. A cell that fails
     is reported and does not stop the others. The processes of a launcher train every model
@@ -111,7 +111,7 @@ def measure_missing(
         before_times: called before times are measured.
 
     Returns:
-        The names of the cells that failed.
+        The number of cells, and the names of those that failed.
     """
     own = connected()
     owners: dict[Cell, str] = {}
@@ -156,10 +156,7 @@ def measure_missing(
         failed = sorted(set(gather_object(failed)))
     if not part[0]:
         failed += [c.name for c in chosen if c.path(scale) is None and c.name not in failed]
-        for name in failed:
-            typer.echo(f"failed: {name}")
-        typer.echo(f"{len(chosen)} cells, {len(chosen) - len(failed)} ran")
-    return failed
+    return len(chosen), failed
 
 
 def connected() -> PartialState:

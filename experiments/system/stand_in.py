@@ -83,7 +83,7 @@ def fitted(entries: Mapping[str, Any], scale: Scale) -> list[str]:
     if entries.get("text"):
         changes |= {f"text.{key}": TWO for key in ("windows", "evaluation_windows")}
         changes |= {"text.tokens": 4 * TEXT_WORDS, "text.held_out": 1}
-        lengths = [key for key in ("context", "continuation") if key in entries["text"]]
+        lengths = [key for key in ("context", "continuation", "join") if key in entries["text"]]
         changes |= {f"text.{key}": max(1, entries["text"][key] // SHORTER) for key in lengths}
     for key in LENGTHS:
         if (length := entries["model"].get(key) or 0) >= SHORT:

@@ -13,6 +13,8 @@ from experiments.system.cells import Cell
 from experiments.system.scales import Scale
 
 NOT_RUN = "not run"
+STAND_IN = "stand-in:"
+"""Stands before every number that was measured on stand-ins."""
 SCORES = {
     "f1": "F1",
     "em": "EM",
@@ -85,9 +87,13 @@ class Number:
             shown = f"{mean:,.{self.digits}f}"
             if interval is not None:
                 shown += f" ({interval[0]:.{self.digits}f}-{interval[1]:.{self.digits}f})"
+        if scale.stand_in and shown != NOT_RUN:
+            shown = f"{STAND_IN} {shown}"
         if self.paper is None:
             return [shown]
-        difference = "" if ours is None else f", {ours[0] - self.paper:+.{self.digits}f}"
+        difference = ""
+        if ours is not None and not scale.stand_in:
+            difference = f", {ours[0] - self.paper:+.{self.digits}f}"
         return [shown, f"paper {self.paper:g}{difference}"]
 
 
@@ -186,8 +192,10 @@ class Study:
 
     def markdown(self, scale: Scale) -> str:
         """The block of a page."""
-        if self.render is not None:
-            return self.render(scale)
+        return self.table(scale) if self.render is None else self.render(scale)
+
+    def table(self, scale: Scale) -> str:
+        """The table of the numbers, and where they were measured."""
         columns, rows = self.rows(scale)
         joined = [["", *columns]]
         joined += [[label, *("<br>".join(place) for place in places)] for label, places in rows]
