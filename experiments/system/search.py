@@ -186,10 +186,10 @@ def large_banks(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
 
     A sample of a set is asked, and its documents give the real blocks.
     """
-    sizes, limit = BANK_SIZES[scale.size], cell.limit
-    assert limit is not None
-    model, asked = SeDeM.from_pretrained(SHIPPED), scale.sets[cell.questions]
-    examples = random.Random(0).sample([*asked.examples(data)], limit)
+    sizes, asked = BANK_SIZES[scale.size], scale.sets[cell.questions].examples(data)
+    limit = min(cell.limit or len(asked), len(asked))
+    model = SeDeM.from_pretrained(SHIPPED)
+    examples = random.Random(0).sample(asked, limit)
     texts = dict.fromkeys(d.text for example in examples for d in example.documents)
     bank = model.read([Document(str(number), text) for number, text in enumerate(texts)])
     states, mask_BQ = encode_questions(model, model.engine, [e.question for e in examples])
@@ -224,7 +224,11 @@ def large_banks(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         "candidates_cpu_ms_per_question": _candidates_ms(query_BQRH, mask_BQ, real, padding),
         "real_blocks": len(bank),
         "made": {"runs": RUNS, "noise": NOISE, "seed": 0},
-        "questions": {"data": Path(asked.source).name, "limit": limit, "seed": 0},
+        "questions": {
+            "data": Path(scale.sets[cell.questions].source).name,
+            "limit": limit,
+            "seed": 0,
+        },
         "checkpoint": SHIPPED.name,
     }
 

@@ -1,8 +1,12 @@
-"""Every study end to end at smoke scale, and every step of the GPU script."""
+"""Every cell of the paper's scale on stand-ins, and every step of the GPU script."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,31 +14,48 @@ from typer.testing import CliRunner, Result
 
 from experiments.gpu import CANDIDATE, LOG, app
 from experiments.pages import STUDIES
-from experiments.system import measures
-from experiments.system.cells import Cell
 from experiments.system.measures import measure_missing
-from experiments.system.scales import ROOT, SMOKE
+from experiments.system.scales import PAPER, ROOT, SMOKE
+from experiments.system.stand_in import stand_in
+from experiments.system.tables import NOT_RUN
 
 FIXTURES = ROOT / "tests" / "fixtures"
+SMALL = stand_in(PAPER)
 pytestmark = pytest.mark.slow
 
 
-def test_every_study_runs_end_to_end_at_smoke_scale(
+def test_every_cell_of_the_paper_runs_on_stand_ins(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "experiments", "run", "--scale", "paper", "--stand-in"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    first = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert first.returncode == 0, first.stdout
+    counted = re.search(r"^(\d+) cells, (\d+) ran$", first.stdout.splitlines()[-1])
+    assert counted and int(counted[1]) == int(counted[2]) > 400
+    page = (tmp_path / "runs" / "paper-stand-in" / "tables.md").read_text(encoding="utf-8")
+    assert NOT_RUN not in page and "not measured" not in page
+    for one in STUDIES.values():
+        if one.numbers(SMALL):
+            assert one.title in page
+    # A result that is there is not measured again.
+    second = subprocess.run(
+        [*command, "--at-once", "1"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert second.stdout.splitlines()[-1] == counted[0] and "measuring" not in second.stderr
+
+
+def test_the_study_of_small_backbones_runs_at_smoke_scale(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    studies = list(STUDIES.values())
-    measure_missing(studies, SMOKE, FIXTURES)
-    for one in studies:
-        missing = [n for n in one.numbers(SMOKE) if n.cell is not None and n.value(SMOKE) is None]
-        assert not missing, f"{one.name} measured nothing for {missing[:3]}"
-        picture = tmp_path / f"{one.name}.svg"
-        one.plot(SMOKE, picture)
-        assert picture.read_text().startswith("<?xml")
-    measured: list[Cell] = []
-    monkeypatch.setattr(measures, "measure", lambda cell, *rest: measured.append(cell))
-    measure_missing(studies, SMOKE, FIXTURES)
-    assert not measured, "a result that is there is not measured again"
+    cells, failed = measure_missing([STUDIES["adapt"]], SMOKE, FIXTURES)
+    assert cells == 4 and not failed
 
 
 def call(out: Path, *options: str, data: Path = FIXTURES) -> Result:
