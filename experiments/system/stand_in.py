@@ -48,7 +48,8 @@ def stand_in(scale: Scale) -> Scale:
     def small(asked: Questions) -> Questions:
         options = dict(asked.options)
         if "length" in options:
-            options |= {"length": options["length"] // SHORTER, "repeat": True}
+            # A context of RULER has at least the paragraphs of its own question.
+            options |= {"length": 2 * options["length"] // SHORTER, "repeat": True}
         return replace(asked, records=_few(asked.records), options=options)
 
     return replace(
@@ -209,13 +210,17 @@ def _words(rng: random.Random, count: int) -> str:
 
 
 def _paragraphs(rng: random.Random, number: int, count: int) -> list[tuple[str, list[str]]]:
-    """Titles and sentences; the second sentence of the first two paragraphs is evidence."""
+    """Titles and sentences; the second sentence of the first two paragraphs is evidence.
+
+    The last paragraph of every other record fills a block of sedem-nano.
+    """
+    lengths = [10] * (count - 1) + [120 if number % 2 else 10]
     return [
         (
             f"{rng.choice(LEXICON).capitalize()} {number}-{at}",
-            [_words(rng, 10), " " + _words(rng, 10)],
+            [_words(rng, length), " " + _words(rng, 10)],
         )
-        for at in range(count)
+        for at, length in enumerate(lengths)
     ]
 
 
