@@ -8,7 +8,6 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from accelerate.utils import gather_object
 from experiments.system import answers, bench, convention, learning, search, timing
 from experiments.system.cells import Cell, results_of, shareable, train
 from experiments.system.scales import Scale, tiny_backbone
-from experiments.system.stand_in import hub
+from experiments.system.stand_in import records
 from experiments.system.tables import Study
 from sedem.durable_files import write_text
 from sedem.provenance import provenance
@@ -77,7 +76,7 @@ def measure(cell: Cell, scale: Scale, data: Path, study: str, results: Path | No
     """
     if scale.name == "smoke":
         tiny_backbone()
-    with hub() if scale.stand_in else nullcontext():
+    with records(scale):
         found = MEASURES[cell.measure](cell, scale, data)
     # The bench and evaluations sign what they measure, since they resume the work of others.
     result = json.dumps(found if "machine" in found else {**found, **provenance()})
@@ -126,7 +125,8 @@ def measure_missing(
         number = missing.index(cell) + 1
         typer.echo(f"{number}/{len(missing)} {cell.name}: {task}", err=True)
         try:
-            do()
+            with records(scale):
+                do()
         # Whatever goes wrong with one cell, the others are measured.
         except Exception:
             failed.append(cell.name)
