@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from experiments.system import figures, paper
@@ -77,7 +78,29 @@ def _more_rows(scale: Scale, variant: Variant) -> list[tuple[str, Variant, dict[
             ("SeDeM, trained as little as the methods above", equal, few),
             ("the same, no memory", equal, {"control": "none", **few}),
         ]
+    if scale.name == "nano":
+        cross = cross_model(scale)
+        rows += [
+            ("SeDeM, trained as little, with SmolLM2-135M as decoder", cross, few),
+            ("the same decoder, no memory", cross, {"control": "none", **few}),
+        ]
     return rows
+
+
+def cross_model(scale: Scale) -> Variant:
+    """SeDeM on an equal budget, read by nano-llama and answered by a decoder with other tokens.
+
+    Memory enters at the same relative depth as in the paper's cross-model row, 10 of 28. States of
+    other tokens cannot be regressed, so all of stage 1 is the paper's.
+    """
+    equal = equal_budget(scale)
+    decoder = "HuggingFaceTB/SmolLM2-135M-Instruct"
+    return replace(
+        equal,
+        name="smollm2-decoder",
+        changes=(f"model.decoder={decoder}", "model.inject_layer=11"),
+        stage1=(*equal.stage1, "losses.regress=0", "losses.regress_first=0"),
+    )
 
 
 def _em(backbone: str, method: str, key: str) -> float | None:

@@ -112,7 +112,7 @@ class Scale:
     layers: tuple[int, int] | None = None
     shipped: Mapping[str, Path] = field(default_factory=dict)
     stages: tuple[str, ...] = ("stage1", "stage2")
-    segment_lengths: tuple[int, ...] = (32, 64, 128, 256)
+    segment_lengths: tuple[int, ...] = (32, 64, 128, 256, 512)
     compressions: tuple[int, ...] = (2, 4, 8, 16)
     budgets: tuple[int, ...] = (2, 4, 6, 8, 10)
     limit: int | None = None

@@ -47,8 +47,8 @@ class SedemConfig(Settings):
         encoder_revision: hub revision of the encoder.
         decoder_revision: hub revision of the decoder.
         segment_length: T, tokens per segment.
-        segment_shift: tokens by which every boundary between segments is moved. The first segment
-            has this length; 0 moves no boundary.
+        segment_shift: tokens by which every boundary between segments is earlier; fewer if the
+            last segment of a text has less room (`method.segments.boundaries`).
         compression: C, tokens per slot.
         block_slots: N_B, slots per selectable block; None means N_M, one block per segment.
         segmentation: fixed windows, or paragraphs (a long one becomes several segments).

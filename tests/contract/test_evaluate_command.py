@@ -156,7 +156,7 @@ def test_boundaries_between_segments_can_be_moved(tiny_checkpoint: str) -> None:
         )  # fmt: skip
         spans = [(b["start"], b["end"]) for b in read_records(f"run{shift}")[0]["selected"]]
         first[shift] = min(spans)
-    assert first == {0: (0, 16), 4: (0, 4)}
+    assert first == {0: (0, 16), 4: (0, 12)}
 
 
 def test_results_of_other_settings_or_files_are_not_mixed(tiny_checkpoint: str) -> None:

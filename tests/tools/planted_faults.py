@@ -37,7 +37,7 @@ FAULTS = (
     ("method", "descending=True, stable=True).indices[:count]\n", "descending=False, stable=True).indices[:count]\n"),
     ("method", "stream.next_position = stream.next_position + 1", "stream.next_position += 0"),
     ("method", "[:, 1:] for layer in layers", "[:, :-1] for layer in layers"),
-    ("method", "range(shift or length, len(ids), length)", "range(length, len(ids), length)"),
+    ("method", "range(length - min(shift, room), tokens, length)", "range(length - shift, tokens, length)"),
     ("guidance", "/ question_tokens", "/ 1"),
     ("guidance", "< mass).sum()) + 1", "< mass).sum())"),
     ("guidance", "min(max(count, least), len(best_K))", "min(max(count, 1), len(best_K))"),

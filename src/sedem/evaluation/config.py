@@ -61,7 +61,8 @@ class MethodSettings(Settings):
     """Questions that SeDeM answers together; 1 to measure times."""
 
     shift: WholeFrom0 = 0
-    """Tokens by which SeDeM moves the boundaries between segments."""
+    """Tokens by which SeDeM moves the boundaries between segments towards the start of a document;
+    fewer if its last segment has less room, so the number of segments stays the same."""
 
     device: str | None = None
     """Device of the backbones. None means a GPU if there is one."""

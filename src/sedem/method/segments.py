@@ -61,7 +61,7 @@ def segment_text(
         backbone: its tokenizer cuts the text into tokens.
         how: "window" cuts every T tokens; "paragraph" also starts a new segment at every paragraph.
             Blank lines separate paragraphs.
-        shift: tokens of a shorter first segment, which moves every later boundary; 0 for none.
+        shift: tokens by which `boundaries` are moved.
 
     Raises:
         DataError: the text has no tokens.
@@ -73,10 +73,22 @@ def segment_text(
         pieces, encoded["input_ids"], encoded["offset_mapping"], strict=True
     ):
         moved = np.array(spans, dtype=np.int64).reshape(-1, 2) + origin
-        cuts = [0, *range(shift or length, len(ids), length), len(ids)] if ids else []
-        rows += [(ids[first:stop], moved[first:stop]) for first, stop in pairwise(cuts)]
+        cuts = pairwise(boundaries(len(ids), length, shift))
+        rows += [(ids[first:stop], moved[first:stop]) for first, stop in cuts]
     check_tokens(rows)
     return _to_tensors(rows, length)
+
+
+def boundaries(tokens: int, length: int, shift: int = 0) -> list[int]:
+    """The two ends of a text, and between them the boundaries of its segments.
+
+    Args:
+        length: T, maximum tokens of a segment.
+        shift: number of tokens by which every boundary is earlier. If the last segment has room for
+            fewer, it is that many, so the number of segments does not depend on the shift.
+    """
+    room = -tokens % length
+    return [0, *range(length - min(shift, room), tokens, length), tokens] if tokens else []
 
 
 def paragraphs(text: str) -> Iterable[tuple[int, str]]:

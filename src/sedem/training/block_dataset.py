@@ -22,7 +22,7 @@ from sedem.config import SedemConfig
 from sedem.data import labels
 from sedem.data.examples import Example
 from sedem.data.labels import Labelling
-from sedem.method.segments import paragraphs
+from sedem.method.segments import boundaries, paragraphs
 from sedem.model import SeDeM
 from sedem.training.example_dataset import ExampleDataset, Ragged, RaggedBuilder
 from sedem.types import check_tokens
@@ -252,12 +252,11 @@ def segment_texts(texts: Sequence[str], model: BlockModel | SeDeM) -> Iterator[S
 
 def _segmented(pieces: list[tuple[int, Encoding]], config: SedemConfig) -> Segmented:
     """Segments and blocks of one text, given the first character and the tokens of its pieces."""
-    length, shift = config.segment_length, config.segment_shift
+    length = config.segment_length
     segments, places = [], []
     for origin, encoding in pieces:
         ids = encoding.ids
-        cuts = [0, *range(shift or length, len(ids), length), len(ids)] if ids else []
-        for first, stop in pairwise(cuts):
+        for first, stop in pairwise(boundaries(len(ids), length, config.segment_shift)):
             segments.append(ids[first:stop])
             places.append((origin, encoding, first))
     check_tokens(segments)

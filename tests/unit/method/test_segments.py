@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from hypothesis import assume, given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
 from sedem.errors import DataError
-from sedem.method.segments import Segments, paragraphs, segment_text
+from sedem.method.segments import Segments, boundaries, paragraphs, segment_text
 
 TEXTS = st.text(
     alphabet=st.one_of(
@@ -54,19 +55,39 @@ def test_windows_hold_t_tokens_each_and_the_last_one_the_rest(reader: Backbone, 
     ]
 
 
-@pytest.mark.parametrize(("shift", "expected"), [(3, ["abc", "defghijk", "lmno"]), (7, None)])
-def test_a_shift_shortens_the_first_segment_and_moves_every_later_boundary(
-    reader: Backbone, shift: int, expected: list[str] | None
+@pytest.mark.parametrize(
+    ("size", "shift", "expected"),
+    [
+        (18, 3, ["abcde", "fghijklm", "nopqr"]),  # three of six free places are used
+        (18, 6, ["ab", "cdefghij", "klmnopqr"]),
+        (18, 7, ["ab", "cdefghij", "klmnopqr"]),  # only six are free
+        (15, 3, ["abcdefg", "hijklmno"]),
+        (16, 3, ["abcdefgh", "ijklmnop"]),  # none is free
+        (5, 3, ["abcde"]),  # there is no boundary
+    ],
+)
+def test_a_shift_moves_every_boundary_as_far_as_the_last_segment_has_room(
+    reader: Backbone, size: int, shift: int, expected: list[str]
 ) -> None:
-    text = "abcdefghijklmno"
+    text = "abcdefghijklmnopqr"[:size]
     segments = segment_text(text, reader, 8, "window", shift)
-    expected = expected or [text[:7], text[7:]]
     assert [text[start:end] for start, end in spans(segments)] == expected
     assert segments.ids[segments.mask].tolist() == reader.token_ids(text)
 
 
-def test_a_text_shorter_than_the_shift_is_one_segment(reader: Backbone) -> None:
-    assert segment_text("ab", reader, 8, "window", 5).lengths.tolist() == [2]
+@given(tokens=st.integers(1, 60), length=st.integers(1, 9), data=st.data())
+def test_a_shift_keeps_the_number_of_segments_and_every_token(
+    tokens: int, length: int, data: st.DataObject
+) -> None:
+    shift = data.draw(st.integers(0, length - 1))
+    before, after = boundaries(tokens, length), boundaries(tokens, length, shift)
+    assert (after[0], after[-1], len(after)) == (0, tokens, len(before))
+    assert all(0 < stop - first <= length for first, stop in pairwise(after))
+    free = 0
+    while (tokens + free) % length:
+        free += 1
+    moves = [old - new for old, new in zip(before[1:-1], after[1:-1], strict=True)]
+    assert moves == [min(shift, free)] * len(moves)
 
 
 def test_the_mask_is_false_where_a_short_segment_is_padded(reader: Backbone) -> None:
