@@ -277,6 +277,8 @@ def _overrides(variant: Variant, scale: Scale, stage: str) -> list[str]:
 
 def _further(variant: Variant, scale: Scale, data: Path) -> Path:
     """The checkpoint of a variant that is the main model, trained further."""
+    if variant.further == GUIDED and not (variant.stage2 or variant.start):
+        variant = guided_model(scale)  # trained once
     folder = scale.runs / variant.name
     main = main_model(scale, variant.backbone)
     recipes = scale.recipe("stage2", main.backbone or "", scale.ablation[0]).parent

@@ -1,0 +1,64 @@
+"""What a run at paper scale needs, before it starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from experiments.__main__ import app
+from experiments.pages import STUDIES
+from experiments.system.cells import Cell, trainings
+from experiments.system.models import main_model
+from experiments.system.scales import PAPER
+from sedem.bench.training_cost import Assumed, training_cost
+from sedem.evaluation.cost import Workload
+
+
+def test_a_table_says_what_it_needs_and_trains_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = CliRunner().invoke(app, ["run", "--scale", "paper", "--only", "transfer", "--dry-run"])
+    assert found.exit_code == 0, found.output
+    lines = found.output.splitlines()
+    row = next(line for line in lines if "transfer" in line)
+    assert row.split()[1:6:2] == ["transfer", "2", "4"]
+    assert "weights: meta-llama/Llama-3.2-1B, 1.24B, 2.47 GB; Llama 3.2 Community" in found.output
+    assert "set: allenai/qasper, 2,322 and 945; CC BY 4.0" in found.output
+    assert "text: hub:DKYoon/SlimPajama-6B, streamed" in found.output
+    assert "eight: accelerate launch --config_file" in lines[-1]
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_runs_of_a_cell_start_from_each_other_and_are_shared() -> None:
+    cell = Cell(variant=main_model(PAPER), questions="hotpotqa", k=2)
+    runs = trainings(cell, PAPER, Path("data"))
+    stage1, stage2 = runs.values()
+    assert [run.trained for run in runs.values()] == ["stage1", "stage2"]
+    assert stage2.recipe.start_from == f"{stage1.recipe.run.output}/final"
+    hours = training_cost(stage1.path, stage1.overrides, Assumed(workload=Workload(context=1299)))[
+        "hours"
+    ]
+    assert 5 < hours < 6  # as docs/training.md says
+
+
+def test_no_training_of_the_paper_is_done_twice() -> None:
+    cells = dict.fromkeys(cell for study in STUDIES.values() for cell in study.cells(PAPER))
+    runs = {}
+    for cell in cells:
+        runs |= trainings(cell, PAPER, Path("data"))
+    free = {"run", "start_from"}
+    recipes = [run.recipe.model_dump_json(exclude=free) for run in runs.values()]
+    starts = {folder: number for number, folder in enumerate(runs)}
+    started = [
+        (recipe, starts.get(Path(run.recipe.start_from or "").parent))
+        for recipe, run in zip(recipes, runs.values(), strict=True)
+    ]
+    assert len(set(started)) == len(started)
+
+
+def test_only_the_paper_has_a_dry_run() -> None:
+    found = CliRunner().invoke(app, ["run", "--dry-run"])
+    assert found.exit_code == 2 and "--dry-run is of the scale paper, not of nano" in found.output
