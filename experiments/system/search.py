@@ -84,7 +84,6 @@ ARTICLES = ("wikipedia/articles.jsonl.xz", 324)
 """More texts of the bank at nano: documents of a second set, and first articles of a file."""
 
 
-@torch.no_grad()
 def coarse_search(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     """Which exact selections a first search with pooled keys misses, by pooled keys a block.
 
@@ -120,6 +119,7 @@ def _documents(scale: Scale, asked: Questions, data: Path) -> list[Document]:
     return [Document(str(number), text) for number, text in enumerate(dict.fromkeys(texts))]
 
 
+@torch.no_grad()
 def _pooled_recall(model: SeDeM, bank: MemoryBank, questions: list[str]) -> dict[str, Any]:
     """Recall and time of a first search, by the number of pooled keys per block."""
     hidden_BQE, mask_BQ = encode_questions(model, model.engine, questions)

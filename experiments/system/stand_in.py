@@ -19,7 +19,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-import yaml
 from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -97,10 +96,7 @@ def fitted(entries: Mapping[str, Any], scale: Scale) -> list[str]:
             changes[f"data.{part}"] = [
                 {**source, "records": _few(source.get("records"))} for source in sources
             ]
-    return [
-        f"{key}={yaml.safe_dump(value, default_flow_style=True, width=10**6).partition(chr(10))[0]}"
-        for key, value in changes.items()
-    ]
+    return [f"{key}={json.dumps(value)}" for key, value in changes.items()]  # JSON is YAML
 
 
 def _few(records: str | None) -> str | None:
