@@ -58,9 +58,10 @@ def run(
     found = names or list(pages.STUDIES)
     if matching := [name for name in found if only and only in name]:
         found, only = matching, None
+    if (small or dry_run) and scale != PAPER.name:
+        option = "--stand-in" if small else "--dry-run"
+        raise typer.BadParameter(f"{option} is of the scale {PAPER.name}, not of {scale}")
     wanted = stand_in(_scale(scale)) if small else _scale(scale)
-    if dry_run and scale != PAPER.name:
-        raise typer.BadParameter(f"--dry-run is of the scale {PAPER.name}, not of {scale}")
     if dry_run:
         from experiments.system.needs import print_needs
 

@@ -172,4 +172,4 @@ def _in_own_process(cell: Cell, scale: Scale, data: Path, owner: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in LAUNCHER}
     if torch.cuda.is_available():
         environment["CUDA_VISIBLE_DEVICES"] = str(torch.cuda.current_device())
-    subprocess.run(command, env=environment, check=True)
+    subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)

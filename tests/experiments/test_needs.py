@@ -59,6 +59,13 @@ def test_no_training_of_the_paper_is_done_twice() -> None:
     assert len(set(started)) == len(started)
 
 
-def test_only_the_paper_has_a_dry_run() -> None:
-    found = CliRunner().invoke(app, ["run", "--dry-run"])
-    assert found.exit_code == 2 and "--dry-run is of the scale paper, not of nano" in found.output
+@pytest.mark.parametrize("option", ["--dry-run", "--stand-in"])
+def test_only_the_paper_has_a_dry_run_and_stand_ins(option: str) -> None:
+    found = CliRunner().invoke(app, ["run", option])
+    assert found.exit_code == 2 and f"{option} is of the scale paper, not of nano" in found.output
+
+
+@pytest.mark.parametrize("part", ["3/2", "0/2", "half"])
+def test_a_part_that_is_none_is_refused(part: str) -> None:
+    found = CliRunner().invoke(app, ["run", "--part", part])
+    assert found.exit_code == 2 and f"part is '{part}'; it must be like 2/8" in found.output
