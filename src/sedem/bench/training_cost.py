@@ -288,7 +288,9 @@ def _examples(recipe: AnyRecipe, assumed: Assumed) -> int | None:
         return assumed.examples
     text: TextSource | None = getattr(recipe, "text", None)
     if text is not None:
-        length = text.context if isinstance(text, WindowSource) else recipe.model.segment_length
+        length = text.context if isinstance(text, WindowSource) else 0
+        if isinstance(recipe, Stage1Recipe):
+            length = recipe.model.segment_length
         width = length + text.continuation
         # An upper bound: windows never span two texts.
         read = text.tokens and text.tokens // width
