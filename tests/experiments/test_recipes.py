@@ -121,7 +121,7 @@ def test_a_search_goes_on_while_the_highest_rate_is_the_best(
         folder.mkdir(parents=True)
         (folder / "training.json").write_text(json.dumps(summary))
 
-    monkeypatch.setattr("sedem.training.baseline.train_baseline", train)
+    monkeypatch.setattr("experiments.system.models.train_baseline", train)
     result = search(Cell("search", "icae", main_model(scale)), scale, tmp_path)
     assert [entry["loss"] for entry in result["rates"].values()] == losses[:tried]
     assert best_rate(result) == scale.rates[losses.index(min(losses[:tried]))]
