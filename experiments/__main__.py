@@ -18,6 +18,7 @@ from experiments.gpu import GPU
 from experiments.system.scales import PAPER, SCALES, Scale
 from experiments.system.stand_in import stand_in
 from experiments.system.tables import Study
+from sedem.errors import SedemError
 
 CHOICES = {**SCALES, GPU.name: GPU}
 NameArgument = Annotated[str, typer.Argument(help="A study; see `list`.")]
@@ -148,4 +149,7 @@ def _scale(name: str) -> Scale:
 
 
 if __name__ == "__main__":
-    app()
+    try:
+        app()
+    except SedemError as error:
+        sys.exit(f"Error: {error}")

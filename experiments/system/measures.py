@@ -56,7 +56,7 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
 """The function that measures each kind of cell; its docstring says what it measures."""
 
 TRAINING = ("search", "probe")
-"""Kinds that train small models of their own."""
+"""Kinds that train small models of their own, each in a process of its own."""
 TIMED = (
     *("bench", "batches", "memories", "kept", "peers", "arrivals", "condition-times"),
     *("preparation", "bank-size", "coarse-search", "large-banks"),
@@ -79,7 +79,8 @@ def measure(cell: Cell, scale: Scale, data: Path, study: str, results: Path | No
     with records(scale):
         found = MEASURES[cell.measure](cell, scale, data)
     # The bench and evaluations sign what they measure, since they resume the work of others.
-    result = json.dumps(found if "machine" in found else {**found, **provenance()})
+    signed = found if "machine" in found else {**found, **provenance()}
+    result = json.dumps({**signed, "stand_in": True} if scale.stand_in else signed)
     few_digits = json.loads(result, parse_float=lambda text: float(f"{float(text):.{DIGITS}g}"))
     path = (results or results_of(scale)) / study / f"{cell.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -35,8 +35,8 @@ LEFT_OUT = {"batches", "memories", "bank-size"}
 
 
 def test_every_kind_has_a_study() -> None:
-    # Peers are measured like "bench", but only at nano scale.
-    assert set(MEASURES) == set(KINDS) | {"peers"}
+    # Peers are measured like "bench", but only at nano scale; the paper has its learning rates.
+    assert set(MEASURES) == set(KINDS) | {"peers", "search"}
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +61,16 @@ def test_a_kind_is_measured_and_drawn_on_stand_ins(
     assert (runs / f"{name}.svg").read_text().startswith("<?xml")
 
 
+def test_learning_rates_are_searched_at_smoke_scale(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(runs)
+    study = STUDIES["learning_rates"]
+    cell = study.cells(SMOKE)[0]
+    measure(cell, SMOKE, FIXTURES, study.name)
+    assert next(n.value(SMOKE) for n in study.numbers(SMOKE) if n.cell == cell) > 0
+
+
 def test_a_cell_that_fails_is_named_and_stops_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -81,7 +91,8 @@ def test_a_cell_that_fails_is_named_and_stops_no_other(
     assert measure_missing([STUDIES["parameters"]], SMALL, tmp_path) == (2, [])
     first, second = STUDIES["parameters"].cells(SMALL)
     results = first.read(SMALL), second.read(SMALL)
-    assert results == ({"machine": "Abacus"}, {"machine": "Abacus 2"})
+    marked = {"stand_in": True}
+    assert results == ({"machine": "Abacus", **marked}, {"machine": "Abacus 2", **marked})
 
 
 def test_a_result_lies_in_the_folder_of_the_first_study_and_is_measured_once(

@@ -9,8 +9,9 @@ from typer.testing import CliRunner
 
 from experiments.__main__ import app
 from experiments.pages import STUDIES
+from experiments.system import needs
 from experiments.system.cells import Cell, trainings
-from experiments.system.models import main_model
+from experiments.system.models import Planned, main_model
 from experiments.system.scales import PAPER
 from sedem.bench.training_cost import Assumed, training_cost
 from sedem.evaluation.cost import Workload
@@ -26,10 +27,24 @@ def test_a_table_says_what_it_needs_and_trains_nothing(
     row = next(line for line in lines if "transfer" in line)
     assert row.split()[1:6:2] == ["transfer", "2", "4"]
     assert "weights: meta-llama/Llama-3.2-1B, 1.24B, 2.47 GB; Llama 3.2 Community" in found.output
-    assert "set: allenai/qasper, 2,322 and 945; CC BY 4.0" in found.output
+    assert "set: allenai/qasper, 2,322 and 945 questions; CC BY 4.0" in found.output
     assert "text: hub:DKYoon/SlimPajama-6B, streamed" in found.output
     assert "eight: accelerate launch --config_file" in lines[-1]
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict[Path, Planned]:
+    """Every run of the scale."""
+    cells = dict.fromkeys(cell for study in STUDIES.values() for cell in study.cells(PAPER))
+    return dict(pair for cell in cells for pair in trainings(cell, PAPER, Path("data")).items())
+
+
+def test_every_recipe_of_the_scale_is_counted(runs: dict[Path, Planned]) -> None:
+    by_recipe = {run.path.name: run for run in runs.values()}
+    assert len(by_recipe) > 25
+    for name, run in by_recipe.items():
+        assert needs.training_flops(run) > 1e15 and needs.checkpoint_bytes(run) > 1e5, name
 
 
 def test_the_runs_of_a_cell_start_from_each_other_and_are_shared() -> None:
@@ -44,11 +59,7 @@ def test_the_runs_of_a_cell_start_from_each_other_and_are_shared() -> None:
     assert 5 < hours < 6  # as docs/training.md says
 
 
-def test_no_training_of_the_paper_is_done_twice() -> None:
-    cells = dict.fromkeys(cell for study in STUDIES.values() for cell in study.cells(PAPER))
-    runs = {}
-    for cell in cells:
-        runs |= trainings(cell, PAPER, Path("data"))
+def test_no_training_of_the_paper_is_done_twice(runs: dict[Path, Planned]) -> None:
     free = {"run", "start_from"}
     recipes = [run.recipe.model_dump_json(exclude=free) for run in runs.values()]
     starts = {folder: number for number, folder in enumerate(runs)}
