@@ -109,5 +109,7 @@ def visit(browser: Browser, served: Served) -> Iterator[Opener]:
 
 @pytest.fixture
 def page(visit: Opener) -> Page:
-    """The page with the bank of the operator, in a wide window."""
-    return visit("/#bank=demo")
+    """The page in a wide window, ready to ask the bank of the operator."""
+    page = visit("/#bank=demo")
+    page.locator("#work").wait_for()
+    return page
