@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -63,11 +65,13 @@ def run(
         option = "--stand-in" if small else "--dry-run"
         raise typer.BadParameter(f"{option} is of the scale {PAPER.name}, not of {scale}")
     wanted = stand_in(_scale(scale)) if small else _scale(scale)
+    if small:
+        torch.set_num_threads(1)  # tiny models, and a process for every core
     if dry_run:
         from experiments.system.needs import print_needs
 
         words = ["python", "-m", "experiments", *sys.argv[1:]]
-        again = " ".join(word for word in words if word != "--dry-run")
+        again = shlex.join(word for word in words if word != "--dry-run")
         print_needs(map(_study, found), wanted, data, again)
         return
     number, count = _part(part)
