@@ -17,6 +17,9 @@ from sedem.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
+CACHE = "SEDEM_CACHE"
+"""The variable that names another folder for caches."""
+
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
@@ -233,6 +236,14 @@ def bytes_text(size: int) -> str:
             return f"{amount:.3g} {unit}"
         amount /= 1000
     return f"{amount:,.3g} PB"
+
+
+def cache_folder(kind: str) -> Path:
+    """Return the folder of what can be fetched or computed again, such as "banks"."""
+    if given := os.environ.get(CACHE):
+        return Path(given).expanduser().resolve() / kind
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home).resolve() / "sedem" / kind
 
 
 def make_folders(folder: Path) -> None:

@@ -16,10 +16,12 @@ from sedem.answering.requests import Options, Request, encode_questions
 from sedem.answering.running import ThreadReply, answer_all, stream
 from sedem.answering.scheduler import WAITING, Scheduler, rehearse
 from sedem.backbone.decoder import Backbone
+from sedem.backbone.gguf import is_gguf
 from sedem.bank.memory_bank import BankReader, MemoryBank
 from sedem.bank.search import score_questions
 from sedem.checkpoint import folder as checkpoint
-from sedem.checkpoint.portable import BACKBONE
+from sedem.checkpoint.portable import BACKBONE, portable_name
+from sedem.checkpoint.untrained import untrained
 from sedem.config import SedemConfig
 from sedem.engine.device import chosen_device
 from sedem.engine.eager import Eager
@@ -209,7 +211,8 @@ class SeDeM(SedemModules):
         """Open a checkpoint.
 
         Args:
-            name: a folder, the name of a shipped checkpoint such as "sedem-nano", or a hub id.
+            name: a folder, the name of a shipped checkpoint such as "sedem-nano", or a hub id. A
+                GGUF file is a backbone, so its model is untrained, as `sedem init` makes it.
             dtype: type of the backbones; None means bfloat16 on a GPU and float32 elsewhere.
             device: where to put the model; None means a GPU if there is one.
             engine: a name of `engine.static`. All but "eager" merge weights, which ends training.
@@ -226,6 +229,12 @@ class SeDeM(SedemModules):
         """
         device = chosen_device(device)
         dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
+        if is_gguf(str(name)):
+            source = portable_name(str(name))
+            options = {"dtype": dtype, "device": device, "attention": attention}
+            model = untrained(cls, checkpoint.open_named(source, revision, None, **options))
+            model.name, model.source = Path(name).name, source
+            return model._opened(device, engine, attention, kept, weights)
         folder = checkpoint.locate(str(name), revision)
         with checkpoint.opening(folder):
             config = SedemConfig.load(folder, extra=checkpoint.EXTRA_ENTRIES)
@@ -241,10 +250,20 @@ class SeDeM(SedemModules):
             if config.lora_rank:
                 decoder.add_lora(config.lora_rank, config.lora_alpha)
                 decoder.load_lora(folder / checkpoint.ADAPTER)
-        model.parts().to(device)
-        model.requires_grad_(False).eval()
-        model.engine = open_engine(engine, model, attention, kept, weights)
-        return model
+        return model._opened(device, engine, attention, kept, weights)
+
+    def _opened(
+        self,
+        device: torch.device,
+        engine: str,
+        attention: str,
+        kept: KeptBudget | None,
+        weights: str,
+    ) -> SeDeM:
+        self.parts().to(device)
+        self.requires_grad_(False).eval()
+        self.engine = open_engine(engine, self, attention, kept, weights)
+        return self
 
     def save_pretrained(
         self, folder: str | Path, *, with_backbone: bool = False, int8: bool = False

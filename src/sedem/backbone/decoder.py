@@ -58,6 +58,8 @@ class Backbone(nn.Module):
 
     Args:
         revision: hub revision; None for the newest one or for a folder.
+        digest: identifies the weights, if the digest of the file that they are from is known; None
+            computes one from their values.
 
     Raises:
         ConfigError: the layout, the attention implementation or the tokenizer cannot be used.
@@ -69,6 +71,7 @@ class Backbone(nn.Module):
         tokenizer: PreTrainedTokenizerBase,
         name: str,
         revision: str | None = None,
+        digest: str | None = None,
     ) -> None:
         _check_layout(model, tokenizer, name)
         super().__init__()
@@ -85,7 +88,7 @@ class Backbone(nn.Module):
         self.vocabulary = tokenizer_description(tokenizer)
         # Computed now, because adapters change the names of the weights. Rounded, so that a model
         # has the same digest in float32 and in bfloat16.
-        self.digest = weights_digest(model.state_dict(), self.vocabulary, torch.bfloat16)
+        self.digest = digest or weights_digest(model.state_dict(), self.vocabulary, torch.bfloat16)
 
     @property
     def width(self) -> int:

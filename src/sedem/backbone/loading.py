@@ -1,4 +1,4 @@
-"""Open backbones from a folder, with full or int8 weights, or from the hub.
+"""Open backbones from a folder, with full or int8 weights, from a GGUF file, or from the hub.
 
 Code that comes with a backbone never runs, and weights are read as safetensors only. All of sedem
 opens configurations, tokenizers and models through this module. Importing transformers takes long,
@@ -17,9 +17,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from sedem.backbone.decoder import ATTENTION, SINK_FAMILIES, Backbone, check_family
+from sedem.backbone.gguf import opened_folder, origin_digest
 from sedem.backbone.light import open_light
 from sedem.backbone.safetensors import (
     INT8_FILE,
+    WEIGHTS_FILE,
     check_layers,
     check_sizes,
     check_weights,
@@ -32,7 +34,6 @@ from sedem.untrusted import DOCUMENT_BYTES, check_file, exists, is_folder, read_
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 ADAPTER_FILE = "adapter_config.json"
@@ -62,6 +63,7 @@ def read_config(name: str, revision: str | None = None) -> PretrainedConfig:
     from transformers import AutoConfig
     from transformers.utils import cached_file
 
+    name = opened_folder(name, revision)
     with _refusing_own_code(name):
         _check_files(name)
         # Some layouts build lists with one entry per layer, so sizes are checked first.
@@ -81,6 +83,7 @@ def read_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenize
     """
     from transformers import AutoTokenizer
 
+    name = opened_folder(name, revision)
     with _refusing_own_code(name):
         _check_files(name)
         return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
@@ -113,7 +116,7 @@ def open_backbone(
     attention: str = "sdpa",
     light: bool = False,
 ) -> Backbone:
-    """Open a backbone from a folder or the hub.
+    """Open a backbone from a folder, a GGUF file or the hub.
 
     A folder may hold the weights as int8 rows with one scale per row (`model.int8.safetensors`).
     Experts in MXFP4 are converted to `dtype`, in which all layers run and train.
@@ -131,6 +134,7 @@ def open_backbone(
     """
     if attention not in ATTENTION:
         raise ConfigError(f"attention is '{attention}'; it can be {' or '.join(ATTENTION)}")
+    given, name = name, opened_folder(name, revision)
     try:
         if light and is_folder(Path(name)):
             _check_files(name)
@@ -159,7 +163,7 @@ def open_backbone(
         model = _from_pretrained(name, revision, config, options)
     with _reporting_damage("tokenizer", name):
         tokenizer = read_tokenizer(name, revision)
-    return Backbone(model.to(device), tokenizer, name, revision)
+    return Backbone(model.to(device), tokenizer, given, revision, origin_digest(name))
 
 
 def _from_int8(file: Path, config: PretrainedConfig, options: dict[str, Any]) -> PreTrainedModel:

@@ -25,6 +25,7 @@ from sedem.quantization import quantize
 from sedem.untrusted import check_file
 from sedem.validation import WholeAbove0, WidthAbove0, explain
 
+WEIGHTS_FILE = "model.safetensors"
 INT8_FILE = "model.int8.safetensors"
 PIECE = 2**24
 """Values that one thread hashes at a time."""

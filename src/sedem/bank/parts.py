@@ -35,7 +35,7 @@ from sedem.bank.buckets import Bucket, Folder, Tag, writing
 from sedem.bank.database import WAIT
 from sedem.bank.file import BankFile, Compacted, already_there, delete, unknown_document
 from sedem.bank.rows import Head, Meta
-from sedem.durable_files import sha256
+from sedem.durable_files import CACHE, cache_folder, sha256
 from sedem.errors import BankError, ConfigError, DamagedBankError
 from sedem.quantization import DTYPES, vector_bytes
 from sedem.validation import explain
@@ -45,8 +45,8 @@ MANIFEST = "bank.json"
 KEEP = timedelta(days=1)
 """How long files stay that the manifest does not list: some are published before their commit."""
 _PART = re.compile(r"[0-9a-f]{64}\.bank")
-CACHE, BUDGET = "SEDEM_CACHE", "SEDEM_CACHE_BYTES"
-"""The environment variables with the folder of caches and the bytes to keep there."""
+BUDGET = "SEDEM_CACHE_BYTES"
+"""The variable with the bytes of parts to keep in the cache."""
 Place = str | Path
 """A file, the folder of a bank in parts, or a place in an object store such as "s3://bucket/bank"."""
 _SETTINGS = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -110,7 +110,7 @@ class PartFile(BankFile):
     """
 
     def __init__(self, bucket: Folder | Bucket, entry: Entry) -> None:
-        folder = bucket.path if isinstance(bucket, Folder) else cache_folder()
+        folder = bucket.path if isinstance(bucket, Folder) else cache_folder("banks")
         super().__init__(folder / entry.name)
         # Unlike the file of a bank, a part may not be a link, which could lead anywhere.
         self.path = self.place = folder / entry.name
@@ -184,14 +184,6 @@ class PartFile(BankFile):
                 partial.unlink(missing_ok=True)
 
 
-def cache_folder() -> Path:
-    """Return the folder of downloaded parts, of all banks."""
-    if given := os.environ.get(CACHE):
-        return Path(given).expanduser().resolve() / "banks"
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home).resolve() / "sedem" / "banks"
-
-
 def _make_room(size: int) -> None:
     """Delete the least recently used parts until some bytes fit; readers have them open."""
     if not (budget := os.environ.get(BUDGET)):
@@ -199,7 +191,7 @@ def _make_room(size: int) -> None:
     if not budget.isdecimal():
         raise ConfigError(f"{BUDGET} is '{budget}'; give a number of bytes, such as 100000000000")
     files = []
-    for path in cache_folder().glob("*.bank*"):
+    for path in cache_folder("banks").glob("*.bank*"):
         with suppress(FileNotFoundError):
             files.append((path.stat().st_mtime, path.stat().st_size, path))
     room = int(budget) - sum(each for _, each, _ in files)
@@ -321,7 +313,7 @@ class Parts:
         """Folder of files that this machine writes."""
         if isinstance(self.bucket, Folder):
             return self.bucket.path / ".work"
-        return cache_folder() / "work" / hashlib.sha256(str(self).encode()).hexdigest()
+        return cache_folder("banks") / "work" / hashlib.sha256(str(self).encode()).hexdigest()
 
     @contextmanager
     def temporary(self) -> Iterator[Path]:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from sedem.backbone.decoder import Backbone
+from sedem.backbone.gguf import is_gguf
 from sedem.backbone.loading import open_backbone
 from sedem.backbone.safetensors import (
     check_weights,
@@ -148,6 +149,8 @@ def is_checkpoint(name: str) -> bool:
 
     False if it cannot be read; opening it as a backbone then reports what is wrong.
     """
+    if is_gguf(name):
+        return False
     place = Path(name) if Path(name).is_dir() else embedded(name)
     try:
         if place is None:
@@ -192,8 +195,8 @@ def open_named(name: str, revision: str | None, folder: Path | None, **options: 
     """Open a backbone that a checkpoint names.
 
     Args:
-        name: a folder inside the checkpoint, any other folder, one inside a checkpoint that
-            ships with sedem, or a hub id; they are tried in this order.
+        name: a folder inside the checkpoint, any other folder or GGUF file, one inside a checkpoint
+            that ships with sedem, or a hub id; they are tried in this order.
         folder: folder of the checkpoint; None if there is none.
         options: arguments of `open_backbone`.
 
@@ -203,13 +206,13 @@ def open_named(name: str, revision: str | None, folder: Path | None, **options: 
     place: Path | str = name
     if folder is not None and (folder / name).is_dir():
         place = folder / name
-    elif folder is not None and Path(name).is_absolute() and not Path(name).is_dir():
+    elif folder is not None and Path(name).is_absolute() and not Path(name).exists():
         raise CheckpointError(
-            f"checkpoint '{folder}' needs the backbone in '{name}', which is not a folder of this "
-            f"machine; name a folder with those weights in its {CONFIG_FILE} and run 'sedem "
+            f"checkpoint '{folder}' needs the backbone in '{name}', which is not on this machine; "
+            f"name a folder with those weights in its {CONFIG_FILE} and run 'sedem "
             "seal', or save it where the backbone is: save_pretrained(folder, with_backbone=True)"
         )
-    elif not Path(name).is_dir():
+    elif not Path(name).exists():
         place = embedded(name) or name
     parent = Path(place).parent
     # Any folder may have this name, next to a manifest of something else.

@@ -22,9 +22,9 @@ def portable_name(name: str) -> str:
 
     Returns:
         The name of a shipped backbone, such as "sedem-nano/backbone", the absolute path of any
-        other folder, and a hub id as it is.
+        other folder or file, and a hub id as it is.
     """
-    if not Path(name).is_dir():
+    if not Path(name).exists():
         return name
     folder = Path(name).resolve()
     for place in shipped_folders("checkpoints"):

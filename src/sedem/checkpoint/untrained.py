@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from sedem.backbone.decoder import Backbone
-from sedem.checkpoint.folder import open_named
 from sedem.config import SedemConfig
 from sedem.errors import ConfigError
 from sedem.modules import SedemModules
@@ -16,9 +15,17 @@ SEED = 0
 """Seed of the selector's random projections, so that each backbone has one untrained model."""
 
 
+Model = TypeVar("Model", bound=SedemModules)
+
+
 def untrained(
-    name: str, *, layer: int | None = None, chat_template: bool | None = None, **settings: Any
-) -> SedemModules:
+    kind: type[Model],
+    backbone: Backbone,
+    *,
+    layer: int | None = None,
+    chat_template: bool | None = None,
+    **settings: Any,
+) -> Model:
     """Build the parts of a model that needs no training.
 
     A slot is the state of one token, unchanged, so nothing is compressed. Blocks are independent:
@@ -27,7 +34,6 @@ def untrained(
     guide attention.
 
     Args:
-        name: folder or hub id of the backbone, or one inside a checkpoint that ships with sedem.
         layer: number of layers to run before states are read, and before they are injected; None
             means half of them.
         chat_template: whether questions use the tokenizer's chat template; None means that they do
@@ -35,15 +41,13 @@ def untrained(
         settings: other settings of the configuration, such as segment_length and k.
 
     Raises:
-        ConfigError: the backbone cannot be used, or a setting does not suit it.
-        CheckpointError: the weights or the tokenizer of the backbone are missing or damaged.
+        ConfigError: a setting does not suit the backbone.
     """
-    backbone = open_named(name, None, None, dtype=torch.bfloat16)
-    layer = middle_layer(backbone, name, layer)
+    layer = middle_layer(backbone, backbone.name, layer)
     if chat_template is None:
         chat_template = bool(backbone.tokenizer.chat_template)
     config = SedemConfig(
-        encoder=name,
+        encoder=backbone.name,
         extract_layers=(layer,),
         inject_layer=layer,
         compression=1,
@@ -55,7 +59,7 @@ def untrained(
     ).with_changes(**settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        return SedemModules(config, backbone, backbone).eval()
+        return kind(config, backbone, backbone).eval()
 
 
 def middle_layer(backbone: Backbone, name: str, layer: int | None) -> int:

@@ -44,15 +44,19 @@ def init(
     It keeps the state of every token as it is, so its banks are large, and its answers are no
     better than the backbone. Training can start from it.
     """
+    import torch
+
     from sedem.backbone.loading import hide_bars
-    from sedem.checkpoint.folder import write
+    from sedem.checkpoint.folder import open_named, write
     from sedem.checkpoint.untrained import untrained
+    from sedem.modules import SedemModules
 
     if out.exists():
         raise CheckpointError(f"'{out}' exists already; give the name of a new folder")
     hide_bars()
     model = untrained(
-        backbone,
+        SedemModules,
+        open_named(backbone, None, None, dtype=torch.bfloat16),
         layer=layer,
         chat_template=chat_template,
         segment_length=segment_length,

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,21 +12,27 @@ from transformers import DynamicCache
 
 from sedem import Decoding, Document, SeDeM
 from sedem.answering.decoding import question_ids
+from sedem.backbone.loading import open_backbone
 from sedem.checkpoint.folder import write
 from sedem.checkpoint.untrained import untrained
 from sedem.errors import ConfigError
 from sedem.guidance.independent import keys_values
 from sedem.method.encoder import encode
+from sedem.modules import SedemModules
 from sedem.training.stage1 import Stage1, Stage1Losses
 
 T = 16
 
 
+def made(name: str, **settings: Any) -> SedemModules:
+    return untrained(SedemModules, open_backbone(name), **settings)
+
+
 @pytest.fixture
 def model(tiny_folder: Callable[..., str], tmp_path: Path) -> SeDeM:
     """Written and opened again, in float32, where equal means equal."""
-    made = untrained(tiny_folder(), segment_length=T)
-    write(tmp_path / "untrained", made.config, made.parts(), made.decoder)
+    parts = made(tiny_folder(), segment_length=T)
+    write(tmp_path / "untrained", parts.config, parts.parts(), parts.decoder)
     return SeDeM.from_pretrained(tmp_path / "untrained", engine="eager")
 
 
@@ -78,7 +85,7 @@ def test_the_selector_is_tied_and_a_backbone_has_one_untrained_model(model: SeDe
     torch.manual_seed(7)
     expected = torch.rand(1)
     torch.manual_seed(7)
-    again = untrained(model.encoder.name, segment_length=T)
+    again = made(model.encoder.name, segment_length=T)
     assert torch.equal(torch.rand(1), expected), "the caller's random numbers do not change"
     assert again.selector.digest() == selector.digest()
     assert again.fingerprint() == model.fingerprint()
@@ -99,29 +106,29 @@ def test_training_can_start_from_it_and_finds_no_error_of_restored_states(model:
 def test_a_layer_with_layers_before_and_after_it_can_be_chosen(
     tiny_folder: Callable[..., str],
 ) -> None:
-    config = untrained(tiny_folder(), layer=1, segment_length=T, k="auto").config
+    config = made(tiny_folder(), layer=1, segment_length=T, k="auto").config
     assert (config.extract_layers, config.inject_layer, config.k) == ((1,), 1, "auto")
     for layer in (0, DEPTH, -1):
         words = rf"layer is {layer}, but .* has {DEPTH} layers; give a layer from 1 to {DEPTH - 1}"
         with pytest.raises(ConfigError, match=words):
-            untrained(tiny_folder(), layer=layer)
+            made(tiny_folder(), layer=layer)
 
 
 def test_questions_stand_in_the_chat_template_of_a_tokenizer_that_has_one(
     tiny_folder: Callable[..., str], chat_folder: str
 ) -> None:
-    assert untrained(chat_folder, segment_length=T).config.chat_template
-    assert not untrained(chat_folder, segment_length=T, chat_template=False).config.chat_template
-    assert not untrained(tiny_folder(), segment_length=T).config.chat_template
+    assert made(chat_folder, segment_length=T).config.chat_template
+    assert not made(chat_folder, segment_length=T, chat_template=False).config.chat_template
+    assert not made(tiny_folder(), segment_length=T).config.chat_template
     with pytest.raises(ConfigError, match="chat_template is on, but the tokenizer of backbone"):
-        untrained(tiny_folder(), segment_length=T, chat_template=True)
+        made(tiny_folder(), segment_length=T, chat_template=True)
 
 
 def test_answers_in_a_chat_end_with_a_turn(
     chat_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = untrained(chat_folder, segment_length=T)
-    write(tmp_path / "chat", made.config, made.parts(), made.decoder)
+    parts = made(chat_folder, segment_length=T)
+    write(tmp_path / "chat", parts.config, parts.parts(), parts.decoder)
     model = SeDeM.from_pretrained(tmp_path / "chat", engine="eager")
     bank = model.read([Document("lease.txt", LEASE)])
     # The decoder writes the end of a turn and nothing else.

@@ -1,0 +1,440 @@
+"""Backbones in GGUF files, the format of llama.cpp, Ollama and LM Studio.
+
+A file is converted once, without loss, into a folder in sedem's cache, which is then opened like
+any other. The folder is named by the digest of the file. transformers reads the file in a process
+of its own with limited memory and time, because counts and lengths in a file may be anything.
+
+A file is named by its path, by a folder that holds it alone, by a hub id with the name of a file in
+it (owner/name/file.gguf), or as Ollama names it (ollama:NAME).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from copy import copy
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sedem.backbone.safetensors import WEIGHTS_FILE, check_sizes, save_tensors
+from sedem.config import CONFIG_FILE
+from sedem.durable_files import build_once, bytes_text, cache_folder, check_free_space, sha256
+from sedem.errors import CheckpointError, ConfigError, SedemError, first_line
+from sedem.untrusted import check_file, is_folder, read_json
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+
+ENDING = ".gguf"
+OLLAMA = "ollama:"
+OLLAMA_MODELS = "OLLAMA_MODELS"
+ORIGIN_FILE = "gguf.json"
+"""What a converted folder says about its file: digest and bytes."""
+
+
+def is_gguf(name: str) -> bool:
+    """Whether a name is that of a GGUF file, in any of the forms of this module."""
+    if name.startswith(OLLAMA) or name.lower().endswith(ENDING):
+        return True
+    return is_folder(Path(name)) and not (Path(name) / CONFIG_FILE).is_file() and bool(_in(name))
+
+
+def opened_folder(name: str, revision: str | None = None) -> str:
+    """The folder of a backbone that is in a GGUF file, converted if it is not yet; or the name.
+
+    Args:
+        revision: commit of a hub repository; None means the newest.
+
+    Raises:
+        ConfigError: there is no such file, or sedem does not run its architecture.
+        CheckpointError: the file is damaged.
+    """
+    return str(converted(gguf_file(name, revision), name)) if is_gguf(name) else name
+
+
+def gguf_file(name: str, revision: str | None = None) -> Path:
+    """The file that a name means; one on the hub is downloaded.
+
+    Raises:
+        ConfigError: there is none, or a folder has several.
+    """
+    path = Path(name)
+    if name.startswith(OLLAMA):
+        return _of_ollama(name)
+    if is_folder(path):
+        files = _in(name)
+        if len(files) > 1:
+            shown = ", ".join(file.name for file in files)
+            raise ConfigError(f"'{name}' has {len(files)} GGUF files; name one of {shown}")
+        return files[0]
+    if path.is_file():
+        return path
+    repository, file = "/".join(path.parts[:2]), "/".join(path.parts[2:])
+    if not file or path.is_absolute() or name.startswith((".", "~")):
+        raise ConfigError(
+            f"there is no file '{name}'; a GGUF file on the hub is named owner/name/file.gguf"
+        )
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(repository, file, revision=revision))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"'{name}' is neither a local file nor available from the hub: {first_line(error)}"
+        ) from None
+
+
+def _in(folder: str) -> list[Path]:
+    return sorted(file for file in Path(folder).iterdir() if file.suffix.lower() == ENDING)
+
+
+def _of_ollama(name: str) -> Path:
+    """The file of a model that Ollama has on this machine.
+
+    Its manifests lie in manifests/HOST/OWNER/NAME/TAG, and name a blob.
+    """
+    home = Path(os.environ.get(OLLAMA_MODELS) or Path.home() / ".ollama" / "models")
+    model, _, tag = name.removeprefix(OLLAMA).partition(":")
+    parts = model.split("/")
+    known = all(re.fullmatch(r"[\w.-]*\w[\w.-]*", part) for part in (*parts, tag or "latest"))
+    inside = ["library", *parts][-2:] if len(parts) < 3 else parts
+    pattern = "/".join([*(["*"] * (3 - len(inside))), *inside, tag or "latest"])
+    found = sorted((home / "manifests").glob(pattern)) if known and len(inside) <= 3 else []
+    if not found:
+        raise ConfigError(
+            f"Ollama has no model '{name.removeprefix(OLLAMA)}' in '{home}'; `ollama list` shows "
+            f"what it has, and {OLLAMA_MODELS} names another folder"
+        )
+    manifest = read_json(found[0], ConfigError)
+    layers = manifest.get("layers") if isinstance(manifest, dict) else None
+    digests = [
+        str(layer.get("digest"))
+        for layer in (layers if isinstance(layers, list) else [])
+        if isinstance(layer, dict) and layer.get("mediaType", "").endswith("image.model")
+    ]
+    blobs = [home / "blobs" / digest.replace(":", "-") for digest in digests]
+    if len(blobs) != 1 or not re.fullmatch("sha256:[0-9a-f]{64}", digests[0]):
+        raise ConfigError(f"'{found[0]}' does not name one file of a model; pull it again")
+    if not blobs[0].is_file():
+        raise ConfigError(f"'{blobs[0]}' of '{name}' is missing; pull the model again")
+    return blobs[0]
+
+
+# Conversion
+
+
+def converted(file: Path, name: str) -> Path:
+    """The folder of safetensors that a file is converted into, written if it is missing.
+
+    Raises:
+        ConfigError: sedem does not run its architecture, or the disk is full.
+        CheckpointError: the file is damaged.
+    """
+    check_file(file, CheckpointError)
+    digest = _digest(file)
+    folder = folder_of(digest)
+
+    def build(place: Path) -> None:
+        size = file.stat().st_size
+        check_free_space(place, 4 * size, f"the converted '{name}'")
+        _convert_apart(file, place, name)
+        (place / ORIGIN_FILE).write_text(json.dumps({"sha256": digest, "bytes": size}) + "\n")
+        now = sum(part.stat().st_size for part in place.iterdir())
+        logger.warning(
+            "'%s' (%s) is now also in '%s' (%s), from where it is opened",
+            *(name, bytes_text(size), folder, bytes_text(now)),
+        )
+
+    build_once(folder, _is_converted, build, f"the converted '{name}'")
+    return folder
+
+
+def folder_of(digest: str) -> Path:
+    """The folder in the cache of the file with a digest, whether or not it is there."""
+    return cache_folder("backbones") / digest
+
+
+def origin_digest(folder: str) -> str | None:
+    """The digest of the GGUF file that a folder was converted from; None for any other folder."""
+    path = Path(folder) / ORIGIN_FILE
+    return str(read_json(path, CheckpointError)["sha256"]) if path.is_file() else None
+
+
+def _is_converted(folder: Path) -> bool:
+    return (folder / ORIGIN_FILE).is_file()
+
+
+def _digest(file: Path) -> str:
+    """The digest of a file; it is remembered, because hashing gigabytes takes long."""
+    state = file.stat()
+    seen = f"{file.resolve()} {state.st_size} {state.st_mtime_ns} {state.st_ino}"
+    note = cache_folder("digests") / hashlib.sha256(seen.encode()).hexdigest()
+    if note.is_file():
+        return note.read_text()
+    digest = sha256(file)
+    note.parent.mkdir(parents=True, exist_ok=True)
+    note.write_text(digest)
+    return digest
+
+
+SECONDS, BYTES_A_SECOND = 90, 2**21
+"""Time that a conversion may take, with that for the bytes of the file."""
+MEMORY, TIMES = 2**33, 40
+"""Memory that it may take, with that for the bytes of the file: few bits become two float32."""
+REFUSED = 3
+"""Exit status after an error of sedem, whose message is complete."""
+
+
+def _convert_apart(file: Path, place: Path, name: str) -> None:
+    """Convert a file in a process of its own, so that no file can exhaust this one."""
+    size = file.stat().st_size
+    command = [sys.executable, "-m", "sedem.backbone.gguf", str(file.resolve()), str(place), name]
+    limit = SECONDS + size // BYTES_A_SECOND
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=limit, check=False, errors="replace"
+        )
+        said, status = done.stderr.strip().splitlines()[-1:], done.returncode
+    except subprocess.TimeoutExpired:
+        said, status = [f"reading it did not end in {limit:,} s"], 1
+    if status == 0:
+        return
+    reason = said[0] if said else "reading it was stopped"
+    if status == REFUSED:
+        raise ConfigError(reason)
+    raise CheckpointError(
+        f"the GGUF file of backbone '{name}' cannot be read ({reason}); fetch it again"
+    )
+
+
+# In the process that converts
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "phi3", "gemma3")
+"""Those that transformers reads and sedem runs, by their names in GGUF files."""
+SETTINGS = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "vocab_size": "vocab_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.key_length": "head_dim",
+    "attention.value_length": "head_dim",
+    "attention.sliding_window": "sliding_window",
+    "rope.dimension_count": "head_dim",
+    "rope.freq_base": "rope_theta",
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
+"""The settings of an architecture, and their names in transformers."""
+WIDTHS = ("head_dim", "moe_intermediate_size")
+"""Those that transformers does not read for every architecture."""
+ROPE_FACTORS = "rope_freqs.weight"
+"""The tensor that divides the frequencies of rotary positions in Llama 3.1 and later."""
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+SAMPLE = (
+    "Müller & Sons paid  1,385.50 € on 3 May 2024;\n\n\tthe 2nd notice (№ 7) was «late». 🥧 OK?"
+)
+
+
+def convert(file: Path, folder: Path, name: str) -> None:
+    """Write the configuration, tokenizer and weights of a file into a folder.
+
+    Every weight is stored in the smallest type that holds it exactly.
+
+    Raises:
+        ConfigError: sedem does not run such a model.
+        Exception: whatever reading a damaged file raises.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+    from transformers.integrations.gguf import GgufHeader, read_gguf_metadata
+
+    metadata, names = read_gguf_metadata(str(file))
+    _check_kind(metadata, names, name)
+    tensors = GgufHeader.from_file(str(file)).tensors
+    source = {"gguf_file": file.name, "local_files_only": True, "trust_remote_code": False}
+    config = AutoConfig.from_pretrained(file.parent, **source)
+    check_sizes(config.to_dict(), name)
+    _check_settings(config, metadata, name)
+    if ROPE_FACTORS in names:
+        config.rope_parameters = _llama3_rope(file, config, name)
+    tokenizer = _plain(AutoTokenizer.from_pretrained(file.parent, **source), metadata)
+    _check_tokenizer(tokenizer, config, metadata, name)
+    model, info = AutoModelForCausalLM.from_pretrained(
+        file.parent, config=config, dtype=torch.float32, output_loading_info=True, **source
+    )
+    needed = sum(weight.numel() for weight in model.parameters())
+    given = sum(prod(t.shape) for t in tensors if not t.name.startswith("rope_"))
+    if info["missing_keys"] or info["mismatched_keys"] or needed != given:
+        raise ValueError(f"its tensors have {given:,} weights, the model needs {needed:,}")
+    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    weights = {key: w for key, w in model.state_dict().items() if key not in tied}
+    save_tensors({key: _smallest(w) for key, w in weights.items()}, folder / WEIGHTS_FILE)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    ends = [config.eos_token_id, metadata.get("tokenizer.ggml.eot_token_id")]
+    ids = list(dict.fromkeys(one for one in ends if isinstance(one, int)))
+    GenerationConfig(eos_token_id=ids).save_pretrained(folder)
+
+
+def _check_kind(metadata: dict[str, Any], names: Sequence[str], name: str) -> None:
+    """Refuse what is not a whole language model of a known architecture."""
+    architecture = metadata["general.architecture"]
+    kind = metadata.get("general.type", "model")
+    if kind != "model" or architecture == "clip":
+        raise ConfigError(
+            f"'{name}' holds {'the vision part' if architecture == 'clip' else f'an {kind}'} of a "
+            "model, not a language model; name the file of the language model"
+        )
+    if (parts := metadata.get("split.count", 0)) > 1:
+        raise ConfigError(
+            f"'{name}' is one of {parts} parts of a model; join them first: llama-gguf-split "
+            "--merge FIRST_PART OUT"
+        )
+    if architecture not in ARCHITECTURES:
+        raise ConfigError(
+            f"'{name}' has the architecture '{architecture}'; from GGUF files, sedem reads "
+            f"{', '.join(ARCHITECTURES)}"
+        )
+    if unknown := [key for key in names if key.startswith("rope_") and key != ROPE_FACTORS]:
+        raise _lost(name, unknown[0])
+
+
+def _check_settings(config: PretrainedConfig, metadata: dict[str, Any], name: str) -> None:
+    """Refuse a setting that transformers does not read, and widths that it reads wrongly."""
+    prefix = f"{metadata['general.architecture']}."
+    for key, value in metadata.items():
+        if not key.startswith(prefix) or not value or value == "none":
+            continue
+        known = SETTINGS.get(key.removeprefix(prefix), "")
+        if known in WIDTHS and hasattr(config, known):
+            setattr(config, known, value)
+        own = getattr(config, known, None)
+        if known == "head_dim" and own is None:
+            own = config.hidden_size // config.num_attention_heads
+        if value not in (_thetas(config) if known == "rope_theta" else [own]):
+            raise _lost(name, f"{key} = {value}")
+
+
+def _lost(name: str, what: str) -> ConfigError:
+    return ConfigError(
+        f"'{name}' has '{what}', which transformers does not read from GGUF files; use this model "
+        "in safetensors"
+    )
+
+
+def _thetas(config: PretrainedConfig) -> list[float]:
+    """The bases of rotary positions; some layouts have one for each kind of layer."""
+    rope = config.rope_parameters
+    kinds = [rope] if "rope_theta" in rope else [kind for kind in rope.values() if kind]
+    return [kind["rope_theta"] for kind in kinds]
+
+
+def _llama3_rope(file: Path, config: PretrainedConfig, name: str) -> dict[str, Any]:
+    """The settings of rotary positions that a file's factors come from.
+
+    transformers does not read the factors, so long texts would be read wrongly without a word.
+    """
+    from transformers.integrations.gguf import GgufHeader, load_gguf_state_dict
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    factors = load_gguf_state_dict(GgufHeader.from_file(str(file)))[ROPE_FACTORS][...]
+    plain = copy(config)
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    theta = config.rope_parameters["rope_theta"]
+    exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
+    frequencies = 1 / theta**exponents / factors.float()
+    for factor in (8.0, 32.0):
+        rope = {"rope_type": "llama3", "rope_theta": theta, "factor": factor, **LLAMA3}
+        plain.rope_parameters = rope
+        expected, _ = ROPE_INIT_FUNCTIONS["llama3"](plain, torch.device("cpu"))
+        if torch.allclose(expected, frequencies, rtol=1e-4, atol=0):
+            return rope
+    raise _lost(name, ROPE_FACTORS)
+
+
+def _plain(tokenizer: Any, metadata: dict[str, Any]) -> PreTrainedTokenizerBase:
+    """The tokenizer with the file's tokens only; transformers adds some of a class of its own."""
+    from tokenizers import Tokenizer, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    entries = json.loads(tokenizer.backend_tokenizer.to_str())
+    count = metadata["tokenizer.ggml.tokens"]
+    entries["added_tokens"] = [token for token in entries["added_tokens"] if token["id"] < count]
+    own = Tokenizer.from_str(json.dumps(entries))
+    if metadata.get("tokenizer.ggml.pre") == "smollm":  # transformers does not know it
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        own.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level])
+    special = {
+        f"{name}_token": own.id_to_token(metadata[f"tokenizer.ggml.{key}_token_id"])
+        for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown"))
+        if f"tokenizer.ggml.{key}_token_id" in metadata
+    }
+    template = metadata.get("tokenizer.chat_template")
+    return PreTrainedTokenizerFast(tokenizer_object=own, chat_template=template, **special)
+
+
+def _check_tokenizer(
+    tokenizer: Any, config: PretrainedConfig, metadata: dict[str, Any], name: str
+) -> None:
+    """Refuse a tokenizer that loses text, has ids without embeddings, or another end."""
+    ids = tokenizer(SAMPLE, add_special_tokens=False)["input_ids"]
+    back = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    highest = max(tokenizer.get_vocab().values())
+    ends = metadata.get("tokenizer.ggml.eos_token_id"), tokenizer.eos_token_id
+    if back.lstrip() != SAMPLE or highest >= config.vocab_size or ends[0] != ends[1]:
+        problem = (
+            f"turns {SAMPLE!r} into {back!r}"
+            if back.lstrip() != SAMPLE
+            else f"has the id {highest:,}, but there are {config.vocab_size:,} embeddings"
+            if highest >= config.vocab_size
+            else f"ends with {ends[1]}, where the file says {ends[0]}"
+        )
+        raise ConfigError(f"the tokenizer of '{name}' {problem}; use this model in safetensors")
+
+
+def _smallest(weight: Tensor) -> Tensor:
+    """A float32 tensor in the smallest type that has exactly its values."""
+    for dtype in (torch.bfloat16, torch.float16):
+        if torch.equal((small := weight.to(dtype)).float(), weight):
+            return small.contiguous()
+    return weight.contiguous()
+
+
+def _limit_memory(file: Path) -> None:
+    with suppress(ImportError):  # there is none on Windows
+        import resource
+
+        most = MEMORY + TIMES * file.stat().st_size
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+
+if __name__ == "__main__":
+    _limit_memory(Path(sys.argv[1]))
+    try:
+        convert(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+    except SedemError as refused:
+        print(refused, file=sys.stderr)
+        sys.exit(REFUSED)
+    except Exception as damage:  # whatever a library raises on a damaged file
+        print(first_line(damage), file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,267 @@
+"""GGUF files: what is read from them equals what was written, and what cannot be is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import DEPTH, WIDTH
+from gguf_files import write_gguf
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from sedem import Document, SeDeM
+from sedem.backbone import gguf
+from sedem.backbone.gguf import ARCHITECTURES, convert, converted, gguf_file, is_gguf
+from sedem.backbone.loading import open_backbone
+from sedem.errors import CheckpointError, ConfigError
+
+TOKENS = torch.arange(2, 80)[None]
+FAMILIES = {"qwen3moe": "qwen3_moe", "gemma3": "gemma3_text"}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+TEXT = "The thrifty 3rd tenant of Görlitz paid 1,385 euros; then  the fourth. 🥧\n"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SEDEM_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Convert in this process, which has imported everything."""
+    monkeypatch.setattr(gguf, "_convert_apart", convert)
+
+
+@pytest.fixture
+def file(tiny_folder: Callable[..., str], tmp_path: Path) -> Path:
+    """A tiny Llama."""
+    return write_gguf(tiny_folder(vocab_size=260), tmp_path / "tiny.gguf")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_file_has_the_logits_and_tokens_of_the_backbone_it_was_written_from(
+    architecture: str, tiny_folder: Callable[..., str], tmp_path: Path, here: None
+) -> None:
+    more = {**EXPERTS, "norm_topk_prob": True} if architecture == "qwen3moe" else {}
+    folder = tiny_folder(FAMILIES.get(architecture, architecture), vocab_size=260, **more)
+    file = write_gguf(folder, tmp_path / "m.gguf", architecture)
+    opened, expected = open_backbone(str(file)), open_backbone(folder)
+    assert torch.equal(opened.model(TOKENS).logits, expected.model(TOKENS).logits)
+    assert (opened.depth, opened.width, opened.max_positions) == (DEPTH, WIDTH, 512)
+    assert opened.bos_token_id == expected.bos_token_id
+    assert opened.eos_token_id == expected.eos_token_id
+    plain, merged = expected.token_ids(TEXT), opened.token_ids(TEXT)
+    assert opened.tokenizer.decode(merged) == TEXT == expected.tokenizer.decode(plain)
+    assert len(merged) == len(plain) - TEXT.count("th")
+
+
+@torch.no_grad()
+def test_quantized_matrices_are_those_of_transformers(
+    tiny_folder: Callable[..., str], tmp_path: Path, here: None
+) -> None:
+    file = write_gguf(tiny_folder(vocab_size=260), tmp_path / "m.gguf", quantized=True)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=file.name)
+    own = open_backbone(str(file))
+    assert torch.equal(own.model(TOKENS).logits, theirs(TOKENS).logits)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path, gguf_file=file.name)
+    assert own.token_ids(TEXT) == tokenizer(TEXT, add_special_tokens=False)["input_ids"]
+
+
+@torch.no_grad()
+def test_factors_of_rotary_positions_become_the_settings_of_llama_3(
+    tiny_folder: Callable[..., str], tmp_path: Path, here: None
+) -> None:
+    rope = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 32.0, **gguf.LLAMA3}
+    folder = tiny_folder(vocab_size=260, rope_parameters=rope)
+    expected = AutoModelForCausalLM.from_pretrained(folder)
+    plain = 1 / 5e5 ** (torch.arange(0, 8, 2) / 8)
+    factors = (plain / expected.model.rotary_emb.inv_freq).numpy()
+    assert factors.max() == 32 and factors.min() == 1
+    tensors = {"rope_freqs.weight": factors}
+    file = write_gguf(folder, tmp_path / "m.gguf", tensors=tensors)
+    own = open_backbone(str(file))
+    assert torch.equal(own.model(TOKENS).logits, expected(TOKENS).logits)
+    wrong = write_gguf(folder, tmp_path / "w.gguf", tensors={"rope_freqs.weight": factors * 2})
+    with pytest.raises(ConfigError, match=r"'.*w\.gguf' has 'rope_freqs\.weight', which"):
+        open_backbone(str(wrong))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"general.type": "adapter"}, "holds an adapter of a model, not a language model"),
+        ({"split.count": 3}, "is one of 3 parts of a model; join them first"),
+        ({"llama.rope.scaling.type": "yarn"}, "has 'llama.rope.scaling.type = yarn', which"),
+        ({"llama.attention.scale": 0.25}, "has 'llama.attention.scale = 0.25', which"),
+        ({"llama.block_count": 2**31}, "num_hidden_layers"),
+        ({"tokenizer.ggml.model": "bert"}, "Cannot build a tokenizer"),
+    ],
+)
+def test_what_would_be_lost_is_refused(
+    changes: dict[str, Any],
+    words: str,
+    tiny_folder: Callable[..., str],
+    tmp_path: Path,
+    here: None,
+) -> None:
+    file = write_gguf(tiny_folder(vocab_size=260), tmp_path / "m.gguf", changes=changes)
+    with pytest.raises((ConfigError, ValueError), match=words):
+        converted(file, "m.gguf")
+    assert not list((tmp_path / "cache" / "backbones").glob("[!.]*"))
+
+
+def test_other_architectures_are_refused(
+    tiny_folder: Callable[..., str], tmp_path: Path, here: None
+) -> None:
+    for architecture, words in (
+        ("mamba", "has the architecture 'mamba'; from GGUF files, sedem reads llama"),
+        ("clip", "holds the vision part of a model"),
+    ):
+        file = tmp_path / "m.gguf"
+        write_header(file, [("general.architecture", architecture)])
+        with pytest.raises(ConfigError, match=words):
+            converted(file, "m.gguf")
+
+
+def write_header(file: Path, strings: list[tuple[str, str]], tensors: int = 0) -> None:
+    """A file with settings that are strings, and no tensors whatever it says."""
+    content = b"GGUF" + struct.pack("<IQQ", 3, tensors, len(strings))
+    for key, value in strings:
+        content += struct.pack("<Q", len(key)) + key.encode()
+        content += struct.pack("<IQ", 8, len(value)) + value.encode()
+    file.write_bytes(content)
+
+
+def test_a_file_is_converted_once_by_its_digest(file: Path, cache: Path) -> None:
+    first = open_backbone(str(file))
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert first.digest == digest and first.name == str(file)
+    (folder,) = (cache / "backbones").glob("[!.]*")
+    assert folder.name == digest
+    origin = json.loads((folder / "gguf.json").read_text())
+    assert origin == {"sha256": digest, "bytes": file.stat().st_size}
+    written = (folder / "model.safetensors").stat().st_mtime_ns
+    copy = file.with_name("copy.gguf")
+    copy.write_bytes(file.read_bytes())
+    again = open_backbone(str(copy))
+    assert again.digest == digest
+    assert (folder / "model.safetensors").stat().st_mtime_ns == written
+
+
+def test_a_model_answers_from_a_file_without_training(file: Path, here: None) -> None:
+    model = SeDeM.from_pretrained(file, engine="eager")
+    bank = model.read([Document("note.txt", TEXT * 4)])
+    assert model.answer(bank, "Who paid?").text is not None
+    assert bank.snapshot().made_by["model"] == str(file)
+
+
+CONTENTS = {
+    "an empty file": b"",
+    "another format": b"PK\x03\x04 not a model",
+    "a count of settings": b"GGUF" + struct.pack("<IQQ", 3, 0, 2**62),
+    "a count of tensors": b"GGUF" + struct.pack("<IQQ", 3, 2**62, 0),
+    "a long name": b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 2**63),
+    "a long array": b"GGUF"
+    + struct.pack("<IQQQ", 3, 0, 1, 20)
+    + b"general.architecture"
+    + struct.pack("<IIQ", 9, 8, 2**60),
+    "an unknown type": b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"a" + struct.pack("<I", 77),
+}
+
+
+@pytest.mark.parametrize("kind", CONTENTS)
+def test_a_hostile_file_is_refused_in_one_sentence(kind: str, tmp_path: Path) -> None:
+    file = tmp_path / "bad.gguf"
+    file.write_bytes(CONTENTS[kind])
+    began = time.monotonic()
+    with pytest.raises(CheckpointError, match=r"cannot be read \(.+\); fetch it again") as caught:
+        open_backbone(str(file))
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+    assert time.monotonic() - began < 60
+
+
+def test_a_truncated_file_is_refused(file: Path, here: None) -> None:
+    content = file.read_bytes()
+    for share in (0.05, 0.3, 0.6, 0.99):
+        file.write_bytes(content[: int(len(content) * share)])
+        with pytest.raises(Exception, match=r".") as caught:
+            converted(file, "tiny.gguf")
+        assert not isinstance(caught.value, AssertionError)
+
+
+def test_a_conversion_that_takes_too_long_or_too_much_is_stopped(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gguf, "SECONDS", 0)
+    with pytest.raises(CheckpointError, match="reading it did not end in 0 s"):
+        open_backbone(str(file))
+
+
+# Names
+
+
+def test_a_file_is_found_by_path_folder_and_ollama_name(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert is_gguf(str(file)) and gguf_file(str(file)) == file
+    assert is_gguf(str(tmp_path)) and gguf_file(str(tmp_path)) == file
+    (tmp_path / "two.GGUF").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"has 2 GGUF files; name one of tiny.gguf, two.GGUF"):
+        gguf_file(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    assert not is_gguf(str(tmp_path)) and not is_gguf("sedem-nano/backbone")
+
+    home = tmp_path / "ollama"
+    monkeypatch.setenv("OLLAMA_MODELS", str(home))
+    digest = "sha256:" + hashlib.sha256(file.read_bytes()).hexdigest()
+    blob = home / "blobs" / digest.replace(":", "-")
+    blob.parent.mkdir(parents=True)
+    file.rename(blob)
+    layers = [
+        {"mediaType": "application/vnd.ollama.image.template", "digest": "sha256:" + "0" * 64},
+        {"mediaType": "application/vnd.ollama.image.model", "digest": digest},
+    ]
+    for place in ("host/library/tiny/latest", "host/anna/tiny/q4", "hub/anna/Tiny-GGUF/Q4"):
+        manifest = home / "manifests" / place
+        manifest.parent.mkdir(parents=True)
+        manifest.write_text(json.dumps({"layers": layers}))
+    for name in ("tiny", "tiny:latest", "anna/tiny:q4", "hub/anna/Tiny-GGUF:Q4"):
+        assert gguf_file(f"ollama:{name}") == blob, name
+    for name in ("other", "tiny:q8", "../tiny", "a/b/c/d", "*"):
+        with pytest.raises(ConfigError, match=r"Ollama has no model '.*' in '.*ollama'"):
+            gguf_file(f"ollama:{name}")
+    blob.unlink()
+    with pytest.raises(ConfigError, match="is missing; pull the model again"):
+        gguf_file("ollama:tiny")
+    manifest.write_text("[]")
+    with pytest.raises(ConfigError, match="does not name one file of a model"):
+        gguf_file("ollama:hub/anna/Tiny-GGUF:Q4")
+
+
+def test_a_missing_file_says_how_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError, match=r"there is no file '.*x\.gguf'; a GGUF file on the hub"):
+        open_backbone(str(tmp_path / "x.gguf"))
+    with pytest.raises(ConfigError, match=r"there is no file 'x\.gguf'"):
+        open_backbone("x.gguf")
+    with pytest.raises(ConfigError, match=r"'a/b/x\.gguf' is neither a local file nor available"):
+        open_backbone("a/b/x.gguf")
+
+
+def test_weights_are_stored_in_the_smallest_type_that_holds_them() -> None:
+    for values, dtype in (([1.0, 0.5], torch.bfloat16), ([1.0009765625], torch.float16)):
+        assert gguf._smallest(torch.tensor(values)).dtype == dtype
+    exact = torch.tensor([np.float32(0.1)])
+    assert gguf._smallest(exact).dtype == torch.float32
