@@ -274,21 +274,23 @@ class SeDeM(SedemModules):
         To take the checkpoint to another machine, copy the backbone into it.
 
         Args:
-            with_backbone: copy the backbone's folder into it. A backbone that came inside a
-                checkpoint is always copied.
+            with_backbone: copy the backbone's folder or GGUF file into it. A backbone that came
+                inside a checkpoint is always copied.
             int8: store trained matrices as int8 rows with one scale each, and adapters as
                 bfloat16: a quarter of the size. Rounding changes the weights, so the rounded model
                 cannot use banks of this one.
 
         Raises:
-            ConfigError: the backbone is not a folder or there are two, so it cannot be copied.
+            ConfigError: the backbone is not on this machine, or there are two, so it cannot be
+                copied.
         """
         inside = self.config.encoder == BACKBONE and not self.config.cross_model
-        backbone = Path(self.encoder.name) if with_backbone or inside else None
-        if backbone is not None and (self.config.cross_model or not backbone.is_dir()):
+        copied = with_backbone or inside
+        backbone = checkpoint.local_backbone(self.encoder.name) if copied else None
+        if copied and (self.config.cross_model or backbone is None):
             raise ConfigError(
                 f"backbone '{self.encoder.name}' cannot be copied into the checkpoint; that needs "
-                "one backbone in a local folder"
+                "one backbone in a local folder or GGUF file"
             )
         checkpoint.write(
             Path(folder), self.config, self.parts(), self.decoder, backbone=backbone, int8=int8

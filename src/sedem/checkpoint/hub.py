@@ -11,7 +11,8 @@ from typing import Any
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-from sedem.checkpoint.folder import OWN, check, embedded, seal
+from sedem.backbone.gguf import OLLAMA
+from sedem.checkpoint.folder import OWN, check, copy_backbone, embedded, local_backbone, seal
 from sedem.checkpoint.model_card import backbones_of, model_card, summary_of
 from sedem.checkpoint.portable import BACKBONE
 from sedem.config import CONFIG_FILE
@@ -102,10 +103,11 @@ def _entries(folder: Path) -> dict[str, Any]:
 def _check_backbones(folder: Path, entries: dict[str, Any]) -> None:
     """Refuse a checkpoint whose backbone is neither inside it, nor shipped, nor on the hub."""
     for setting, name in backbones_of(entries).items():
-        here = Path(name).is_dir() and embedded(name) is None
-        if Path(name).is_absolute() or (here and not (folder / name).is_dir()):
+        here = Path(name).exists() and embedded(name) is None
+        own = Path(name).is_absolute() or name.startswith(OLLAMA)
+        if own or (here and not (folder / name).is_dir()):
             raise ConfigError(
-                f"{setting} is '{name}', a folder that only this machine has; push the checkpoint "
+                f"{setting} is '{name}', which only this machine has; push the checkpoint "
                 "with its backbone inside (with_backbone=True, --with-backbone), or name its hub "
                 f"id in {CONFIG_FILE}"
             )
@@ -117,13 +119,13 @@ def _put_backbone_inside(folder: Path) -> None:
     names = sorted(set(backbones_of(entries).values()))
     if names == [BACKBONE] and (folder / BACKBONE).is_dir():
         return
-    places = [Path(name) if Path(name).is_dir() else embedded(name) for name in names]
+    places = [local_backbone(name) for name in names]
     if len(places) != 1 or places[0] is None:
         raise ConfigError(
             f"'{', '.join(names)}' cannot be copied into the checkpoint; that needs one backbone "
-            "in a local folder"
+            "in a local folder or GGUF file"
         )
-    shutil.copytree(places[0], folder / BACKBONE)
+    copy_backbone(places[0], folder / BACKBONE)
     entries["backbone" if "method" in entries else "encoder"] = BACKBONE
     if "decoder" in entries:
         entries["decoder"] = None

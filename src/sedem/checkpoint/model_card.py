@@ -98,7 +98,8 @@ def backbones_of(entries: Mapping[str, Any]) -> dict[str, str]:
 def _head(repo_id: str, entries: Mapping[str, Any], backbones: Mapping[str, str]) -> list[str]:
     """What a checkpoint is, how it is used, and its settings."""
     method = entries.get("method")
-    on_hub = [name for name in backbones.values() if "/" in name and embedded(name) is None]
+    named = [name for name in backbones.values() if "/" in name and embedded(name) is None]
+    on_hub = ["/".join(name.split("/")[:2]) for name in named]  # without the name of a file
     data = ModelCardData(
         library_name="sedem",
         base_model=on_hub or None,

@@ -277,7 +277,7 @@ def _build_on_ray(
         name = model or model_of(bank)
         opened = open_model(name)
         # A worker has another working folder.
-        checkpoint = os.path.abspath(name) if os.path.isdir(name) else name
+        checkpoint = os.path.abspath(name) if os.path.exists(name) else name
         with output.progress("reading", of_bytes=True, speed="tokens/s") as report_progress:
             return build_on_ray(
                 opened,

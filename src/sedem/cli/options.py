@@ -24,9 +24,17 @@ BankPlace = Annotated[
 ]
 Model = Annotated[
     str | None,
-    typer.Option("--model", "-m", metavar="MODEL", help="Folder or hub id. [default: sedem-nano]"),
+    typer.Option(
+        "--model", "-m", metavar="MODEL", help="Folder, GGUF file or hub id. [default: sedem-nano]"
+    ),
 ]
-BackboneName = Annotated[str, typer.Argument(metavar="BACKBONE", help="Folder or hub id.")]
+BackboneName = Annotated[
+    str,
+    typer.Argument(
+        metavar="BACKBONE",
+        help="Folder, GGUF file or hub id; ollama:NAME is a model that Ollama has here.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 BudgetOption = Annotated[
     str | None,

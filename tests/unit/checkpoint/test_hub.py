@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import save_tiny
+from gguf_files import write_gguf
 from huggingface_hub.errors import HFValidationError
 
 from sedem import SeDeM, SedemConfig
+from sedem.backbone import gguf
 from sedem.backbone.decoder import Backbone
 from sedem.checkpoint import hub
 from sedem.checkpoint.folder import seal
@@ -93,7 +96,7 @@ def test_the_checkpoints_files_and_a_card_are_uploaded(public: SeDeM, tmp_path: 
 def test_a_backbone_that_only_this_machine_has_is_refused(
     local: Path, api: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match=r"encoder is '/.*tiny', a folder that only this machine"):
+    with pytest.raises(ConfigError, match=r"encoder is '/.*tiny', which only this machine has"):
         push_folder(local, REPO)
     model = SeDeM.from_pretrained(local, engine="eager")
     with pytest.raises(ConfigError, match="--with-backbone"):
@@ -121,6 +124,26 @@ def test_a_backbone_may_be_uploaded_inside(local: Path) -> None:
     assert not (local / "backbone").exists() and not (local / "README.md").exists()
     SeDeM.from_pretrained(local, engine="eager").push_to_hub(REPO, with_backbone=True)
     assert "backbone/model.safetensors" in RecordingApi.uploaded
+
+
+def test_a_gguf_file_may_be_uploaded_inside(
+    tiny_folder: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEDEM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(gguf, "_convert_apart", gguf.convert)
+    file = write_gguf(tiny_folder(vocab_size=260), tmp_path / "tiny.gguf")
+    model = SeDeM.from_pretrained(file, engine="eager")
+    model.save_pretrained(tmp_path / "saved")
+    with pytest.raises(
+        ConfigError, match=r"encoder is '/.*tiny\.gguf', which only this machine has"
+    ):
+        push_folder(tmp_path / "saved", REPO)
+    push_folder(tmp_path / "saved", REPO, with_backbone=True)
+    assert RecordingApi.uploaded["backbone/tiny.gguf"] == file.read_bytes()
+    model.save_pretrained(tmp_path / "whole", with_backbone=True)
+    file.unlink()
+    inside = SeDeM.from_pretrained(tmp_path / "whole", engine="eager")
+    assert inside.fingerprint() == model.fingerprint()
 
 
 def test_a_hub_id_cannot_be_put_inside(public: SeDeM, tmp_path: Path) -> None:
