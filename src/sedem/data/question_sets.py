@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 
 from pydantic import create_model
 
-from sedem.data import cloze, custom_questions, facts, multihop, qasper, ruler, squad
+from sedem.data import cloze, custom_questions, facts, multihop, paperwork, qasper, ruler, squad
 from sedem.data.examples import ExampleSet
 from sedem.data.hub import HOMES, cached_commit, checked_split, commit, read_home
 from sedem.data.records import Records, first_field_names, read_records, shards
@@ -45,6 +45,7 @@ SETS: dict[str, Schema] = {
     "qasper": Schema(qasper.read, qasper.papers),
     "ruler-qa2": Schema(ruler.read, multihop.rows),
     "exact-facts": Schema(facts.read),
+    "paperwork": Schema(paperwork.read),
     "cloze": Schema(cloze.read),
 }
 
