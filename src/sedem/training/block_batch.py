@@ -44,7 +44,7 @@ class BlockBatch(TypedDict):
     coins: Tensor  # a random number from 0 to 1 for each example [B]
     budget: int  # K
     condition: Condition  # form in which the decoder reads the selected blocks
-    texts: list[list[str]]  # of each block, by example; empty if they are read as memory
+    texts: list[list[str]]  # of each block, by example; empty if nothing reads them
     states: NotRequired[Tensor]  # frozen states of the segments [X, S, T, E]
     question_states: NotRequired[Tensor]  # frozen states of the questions [X, B, Q, E]
 
@@ -65,6 +65,7 @@ class BlockCollator:
         cache: folder of frozen states; None computes them in every step.
         conditions: weights with which a batch draws the form in which the decoder reads the
             selected blocks.
+        texts: whether a batch has the texts of blocks that it reads as memory, too.
 
     Raises:
         DataError: the dataset is empty.
@@ -79,6 +80,7 @@ class BlockCollator:
         seed: int,
         cache: Path | None,
         conditions: Mapping[Condition, float] = MappingProxyType({"memory": 1.0}),
+        texts: bool = False,
     ) -> None:
         if not len(dataset):
             raise DataError("no example is left to train on; see what was dropped and why")
@@ -86,6 +88,7 @@ class BlockCollator:
         self.max_blocks = max_blocks
         self.budgets = tuple(budgets)
         self.conditions = dict(conditions)
+        self.texts = texts
         self.seed = seed
         self.states: tuple[StateCache, StateCache] | None = None
         if cache is not None:
@@ -137,7 +140,7 @@ class BlockCollator:
             "condition": rng.choices([*self.conditions], [*self.conditions.values()])[0],
             "texts": [],
         }
-        if batch["condition"] != "memory":
+        if self.texts or batch["condition"] != "memory":
             batch["texts"] = [[self.dataset.block_text(*pair) for pair in row] for row in blocks]
         batch["segment_ids"], batch["segment_mask"] = _padded(rows, slots * compression)
         questions = [item.question for item in items]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sedem.engine.eager import condition
 from sedem.errors import ConfigError
 from sedem.guidance.scores import text_count
-from sedem.method.losses import reconstruction_loss
+from sedem.method.losses import IGNORED, reconstruction_loss
 from sedem.model import SeDeM
 from sedem.training.block_batch import (
     BlockBatch,
@@ -33,7 +33,7 @@ from sedem.training.selection_losses import (
     evidence_recall,
 )
 from sedem.training.targets import with_texts
-from sedem.validation import Number
+from sedem.validation import Number, NumberAbove0
 
 
 class Stage2Losses(SelectionLosses):
@@ -42,8 +42,12 @@ class Stage2Losses(SelectionLosses):
     Attributes:
         reconstruct: lambda_rec of stage 2.
         conditioning: which blocks the answer is conditioned on; a name in `CONDITIONING`.
+        distill: weight of the distillation from the same model as it reads the same blocks as text,
+            in batches that read memory. Ours; 0 turns it off.
     """
 
+    distill: Number = 0.0
+    distill_temperature: NumberAbove0 = 1.0
     reconstruct: Number = 0.1
     pool_weight: Number = 1.0
     conditioning: Conditioning = "gold-then-selected"
@@ -130,6 +134,14 @@ class Stage2(nn.Module):
         select = weights.compute(scores_BN, batch)
         loss = answer + weights.select * select
         parts = {"answer": answer, "select": select}
+        if weights.distill and batch["condition"] == "memory":
+            with torch.no_grad():
+                read: BlockBatch = {**batch, "condition": "text"}
+                teacher = self._predict(read, memory_BNJD, scores_BN, chosen_BK)
+            parts["distill"] = predicted.distillation_loss(
+                teacher, batch["labels"] != IGNORED, weights.distill_temperature
+            )
+            loss = loss + weights.distill * parts["distill"]
         # This decompresses every block, selected or not: several times the work of the answer.
         if weights.reconstruct:
             parts["reconstruct"] = reconstruction_loss(

@@ -175,6 +175,7 @@ def train_stage2(recipe: Stage2Recipe) -> Path:
         max_blocks=resolve_budget(recipe.data.max_blocks, dataset.most_blocks),
         budgets=[resolve_budget(k, dataset.most_blocks) for k in recipe.data.budgets],
         conditions=recipe.data.conditions,
+        texts=recipe.losses.distill > 0,
         seed=recipe.optimization.seed,
         cache=Path(recipe.cache) if recipe.data.cache_states else None,
     )

@@ -363,3 +363,39 @@ def test_training_reads_as_answering_does(
         expected.append(float(F.cross_entropy(torch.stack(rows), target)))
     # A bank keeps bfloat16, training does not.
     assert float(found["answer"]) == pytest.approx(sum(expected) / len(expected), rel=5e-3)
+
+
+@torch.no_grad()
+def test_memory_learns_from_the_same_blocks_read_as_text(
+    config: SedemConfig, backbone: Backbone, examples: ExampleSet
+) -> None:
+    model = guided(config, backbone)
+    dataset = block_dataset(model, examples)
+    losses = Stage2Losses(
+        conditioning="selected", reconstruct=0.0, select=0.0, distill=0.5, distill_temperature=2.0
+    )
+    stage = Stage2(model, losses, collator(dataset, budgets=(3,), texts=True)).train()
+    found = stage(**stage.collate(dataset.items))
+    divergences: list[Tensor] = []
+    for example in examples.examples:
+        bank = model.read(example.documents)
+        scores = model.scores(bank, example.question)
+        target = torch.tensor(answer_ids(model.decoder, example.answers[0]))
+        logits = {}
+        for condition in ("memory", "text"):
+            request = Request(bank, example.question, 3, condition=condition)
+            chosen = choose(model, request, scores)
+            prompt = question_ids(model.decoder, example.question)
+            prefix = prefix_of(model, request, chosen, prompt)
+            start = inputs_of(bank, chosen, torch.cat([prefix, target[:-1]]))
+            rows = [
+                start_decoding(model, [replace(start, prefix=start.prefix[: len(prefix) + n])])[0]
+                for n in range(len(target))
+            ]
+            logits[condition] = torch.cat(rows) / 2.0
+        own, other = logits["memory"].log_softmax(-1), logits["text"].log_softmax(-1)
+        divergences.append((other.exp() * (other - own)).sum(-1))
+    expected = float(torch.cat(divergences).mean())
+    assert float(found["distill"]) == pytest.approx(expected, rel=1e-2)
+    total = found["answer"] + 0.5 * found["distill"]
+    assert float(found["loss"]) == pytest.approx(float(total))
