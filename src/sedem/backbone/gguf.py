@@ -356,16 +356,23 @@ def convert(file: Path, folder: Path, name: str) -> None:
     metadata, names = read_gguf_metadata(str(file))
     _check_kind(metadata, names, name)
     tensors = GgufHeader.from_file(str(file)).tensors
-    source = {"gguf_file": file.name, "local_files_only": True, "trust_remote_code": False}
-    config = AutoConfig.from_pretrained(file.parent, **source)
+    source = {"gguf_file": file.name, "local_files_only": True}
+    config = AutoConfig.from_pretrained(file.parent, trust_remote_code=False, **source)
     check_sizes(config.to_dict(), name)
     _check_settings(config, metadata, name)
     if ROPE_FACTORS in names:
         config.rope_parameters = _llama3_rope(file, config, name)
-    tokenizer = _plain(AutoTokenizer.from_pretrained(file.parent, **source), metadata)
+    theirs = AutoTokenizer.from_pretrained(file.parent, trust_remote_code=False, **source)
+    tokenizer = _plain(theirs, metadata)
     _check_tokenizer(tokenizer, config, metadata, name)
     model, info = AutoModelForCausalLM.from_pretrained(
-        file.parent, config=config, dtype=torch.float32, output_loading_info=True, **source
+        file.parent,
+        config=config,
+        trust_remote_code=False,
+        use_safetensors=True,  # never a pickle beside it
+        dtype=torch.float32,
+        output_loading_info=True,
+        **source,
     )
     needed = sum(weight.numel() for weight in model.parameters())
     given = sum(prod(t.shape) for t in tensors if not t.name.startswith("rope_"))
@@ -521,8 +528,7 @@ if __name__ == "__main__":
     try:
         convert(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
     except SedemError as refused:
-        print(refused, file=sys.stderr)
+        sys.stderr.write(f"{refused}\n")
         sys.exit(REFUSED)
     except Exception as damage:  # whatever a library raises on a damaged file
-        print(first_line(damage), file=sys.stderr)
-        sys.exit(1)
+        sys.exit(first_line(damage))
