@@ -20,9 +20,10 @@ from sedem.data.examples import (
     distinct_names,
 )
 from sedem.data.records import FromColumns, Id, Record, RecordModel, Records, Text, within
+from sedem.data.swapping import NOTHING, swapped
 from sedem.errors import DataError
 from sedem.types import Document
-from sedem.validation import Whole, WholeFrom0
+from sedem.validation import Flag, Whole, WholeFrom0
 
 
 class _Answer(RecordModel):
@@ -58,11 +59,14 @@ class _Paper(RecordModel):
 _P = TypeVar("_P", bound=_Paragraph)
 
 
-def read(records: Records, *, distractors: WholeFrom0 = 9, seed: Whole = 0) -> ExampleSet:
+def read(
+    records: Records, *, distractors: WholeFrom0 = 9, seed: Whole = 0, swap: Flag = False
+) -> ExampleSet:
     """SQuAD, each gold paragraph among distractors.
 
     Args:
         distractors: paragraphs besides the gold one; (distractors + 1) // 2 from its own article.
+        swap: replace every answer by an invented one; drop questions where that is not possible.
     """
     result = ExampleSet("squad", [])
     articles: list[tuple[str, Any, dict[int, _Paragraph]]] = []
@@ -83,7 +87,11 @@ def read(records: Records, *, distractors: WholeFrom0 = 9, seed: Whole = 0) -> E
             for identity, question, answers, start in _questions(paragraph, result):
                 documents, gold = _among_distractors(pool, a, p, distractors, f"{seed}:{identity}")
                 evidence = Evidence(gold, start, start + len(answers[0]))
-                result.examples.append(Example(identity, documents, question, answers, (evidence,)))
+                example = Example(identity, documents, question, answers, (evidence,))
+                if (own := swapped(example) if swap else example) is None:
+                    result.drop(NOTHING, identity)
+                else:
+                    result.examples.append(own)
     return result
 
 
