@@ -34,7 +34,15 @@ from torch import Tensor
 
 from sedem.backbone.safetensors import WEIGHTS_FILE, check_sizes, save_tensors
 from sedem.config import CONFIG_FILE
-from sedem.durable_files import build_once, bytes_text, cache_folder, check_free_space, sha256
+from sedem.durable_files import (
+    build_once,
+    bytes_text,
+    cache_folder,
+    check_free_space,
+    sha256,
+    sync_tree,
+    write_text,
+)
 from sedem.errors import CheckpointError, ConfigError, SedemError, first_line
 from sedem.untrusted import check_file, is_folder, read_json
 
@@ -47,14 +55,18 @@ ENDING = ".gguf"
 OLLAMA = "ollama:"
 OLLAMA_MODELS = "OLLAMA_MODELS"
 ORIGIN_FILE = "gguf.json"
-"""What a converted folder says about its file: digest and bytes."""
+"""What a converted folder says about its file: digest and bytes. It is written last."""
+LARGER = 8
+"""A converted file may be this many times as large: four bits and a scale become float32."""
 
 
 def is_gguf(name: str) -> bool:
     """Whether a name is that of a GGUF file, in any of the forms of this module."""
     if name.startswith(OLLAMA) or name.lower().endswith(ENDING):
         return True
-    return is_folder(Path(name)) and not (Path(name) / CONFIG_FILE).is_file() and bool(_in(name))
+    with suppress(OSError):  # a folder that may not be read is reported where it is opened
+        return is_folder(Path(name)) and not (Path(name) / CONFIG_FILE).exists() and bool(_in(name))
+    return False
 
 
 def opened_folder(name: str, revision: str | None = None) -> str:
@@ -142,7 +154,7 @@ def _of_ollama(name: str) -> Path:
     digests = [
         str(layer.get("digest"))
         for layer in (layers if isinstance(layers, list) else [])
-        if isinstance(layer, dict) and layer.get("mediaType", "").endswith("image.model")
+        if isinstance(layer, dict) and str(layer.get("mediaType")).endswith("image.model")
     ]
     blobs = [home / "blobs" / digest.replace(":", "-") for digest in digests]
     if len(blobs) != 1 or not re.fullmatch("sha256:[0-9a-f]{64}", digests[0]):
@@ -237,9 +249,10 @@ def converted(file: Path, name: str) -> Path:
 
     def build(place: Path) -> None:
         size = file.stat().st_size
-        check_free_space(place, 4 * size, f"the converted '{name}'")
+        check_free_space(place, LARGER * size, f"the converted '{name}'")
         _convert_apart(file, place, name)
         (place / ORIGIN_FILE).write_text(json.dumps({"sha256": digest, "bytes": size}) + "\n")
+        sync_tree(place)
         now = sum(part.stat().st_size for part in place.iterdir())
         logger.warning(
             "'%s' (%s) is now also in '%s' (%s), from where it is opened",
@@ -256,9 +269,9 @@ def folder_of(digest: str) -> Path:
 
 
 def origin_digest(folder: str) -> str | None:
-    """The digest of the GGUF file that a folder was converted from; None for any other folder."""
-    path = Path(folder) / ORIGIN_FILE
-    return str(read_json(path, CheckpointError)["sha256"]) if path.is_file() else None
+    """The digest of the GGUF file that a folder of the cache is from; None for any other folder."""
+    path = Path(folder)
+    return path.name if path.parent == cache_folder("backbones") else None
 
 
 def _is_converted(folder: Path) -> bool:
@@ -274,7 +287,7 @@ def _digest(file: Path) -> str:
         return note.read_text()
     digest = sha256(file)
     note.parent.mkdir(parents=True, exist_ok=True)
-    note.write_text(digest)
+    write_text(note, digest)
     return digest
 
 
