@@ -80,7 +80,7 @@ def _settings(config: Any, architecture: str, backbone: str) -> dict[str, Any]:
     return {
         **found,
         "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": [3 if index in special else 1 for index in range(len(tokens))],
         "tokenizer.ggml.merges": [" ".join(MERGED)],

@@ -349,6 +349,8 @@ WIDTHS = ("head_dim", "moe_intermediate_size")
 ROPE_FACTORS = "rope_freqs.weight"
 """The tensor that divides the frequencies of rotary positions in Llama 3.1 and later."""
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+OTHER_SPLITS = ("gpt-2", "smollm")
+"""Ways to split text, as GGUF files name them, that transformers' table lacks."""
 SAMPLE = (
     "Müller & Sons paid  1,385.50 € on 3 May 2024;\n\n\tthe 2nd notice (№ 7) was «late». 🥧 OK?"
 )
@@ -376,7 +378,7 @@ def convert(file: Path, folder: Path, name: str) -> None:
     if ROPE_FACTORS in names:
         config.rope_parameters = _llama3_rope(file, config, name)
     theirs = AutoTokenizer.from_pretrained(file.parent, trust_remote_code=False, **source)
-    tokenizer = _plain(theirs, metadata)
+    tokenizer = _plain(theirs, metadata, name)
     _check_tokenizer(tokenizer, config, metadata, name)
     model, info = AutoModelForCausalLM.from_pretrained(
         file.parent,
@@ -479,16 +481,23 @@ def _llama3_rope(file: Path, config: PretrainedConfig, name: str) -> dict[str, A
     raise _lost(name, ROPE_FACTORS)
 
 
-def _plain(tokenizer: Any, metadata: dict[str, Any]) -> PreTrainedTokenizerBase:
-    """The tokenizer with the file's tokens only; transformers adds some of a class of its own."""
+def _plain(tokenizer: Any, metadata: dict[str, Any], name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer with the file's tokens only; transformers adds some of a class of its own.
+
+    It splits text as GPT-2 does wherever it does not know the file's own way.
+    """
     from tokenizers import Tokenizer, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
+    split, known = metadata.get("tokenizer.ggml.pre"), (*GGUF_PRE_TOKENIZER_SPLITS, *OTHER_SPLITS)
+    if metadata.get("tokenizer.ggml.model") == "gpt2" and split not in known:
+        raise _lost(name, f"tokenizer.ggml.pre = {split}")
     entries = json.loads(tokenizer.backend_tokenizer.to_str())
     count = metadata["tokenizer.ggml.tokens"]
     entries["added_tokens"] = [token for token in entries["added_tokens"] if token["id"] < count]
     own = Tokenizer.from_str(json.dumps(entries))
-    if metadata.get("tokenizer.ggml.pre") == "smollm":  # transformers does not know it
+    if split == "smollm":
         digits = pre_tokenizers.Digits(individual_digits=True)
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
         own.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level])

@@ -106,6 +106,7 @@ def test_factors_of_rotary_positions_become_the_settings_of_llama_3(
         ({"llama.rope.scaling.type": "yarn"}, "has 'llama.rope.scaling.type = yarn', which"),
         ({"llama.attention.scale": 0.25}, "has 'llama.attention.scale = 0.25', which"),
         ({"llama.block_count": 2**31}, "num_hidden_layers"),
+        ({"tokenizer.ggml.pre": "default"}, "has 'tokenizer.ggml.pre = default', which"),
         ({"tokenizer.ggml.model": "bert"}, "Cannot build a tokenizer"),
     ],
 )
