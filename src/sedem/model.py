@@ -276,8 +276,8 @@ class SeDeM(SedemModules):
         Args:
             with_backbone: copy the backbone's folder or GGUF file into it. A backbone that came
                 inside a checkpoint is always copied.
-            int8: store trained matrices as int8 rows with one scale each, and adapters as
-                bfloat16: a quarter of the size. Rounding changes the weights, so the rounded model
+            int8: store trained matrices as int8 rows with one scale each: a quarter of the size.
+                Rounding changes the weights, so the rounded model
                 cannot use banks of this one.
 
         Raises:

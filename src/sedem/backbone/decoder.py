@@ -22,7 +22,14 @@ from torch import Tensor, nn
 
 from sedem.backbone.chat_template import ChatTemplate, read_chat_template
 from sedem.backbone.masks import KeyAxis
-from sedem.backbone.safetensors import check_weights, load_weights, save_tensors, weights_digest
+from sedem.backbone.safetensors import (
+    check_weights,
+    dequantize_int8,
+    load_weights,
+    quantize_int8,
+    save_tensors,
+    weights_digest,
+)
 from sedem.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -367,15 +374,14 @@ class Backbone(nn.Module):
             for parameter in trainable:
                 parameter.requires_grad_(True)
 
-    def save_lora(self, folder: Path, base: str, dtype: torch.dtype = torch.float32) -> None:
-        """Write the adapters in PEFT's layout."""
+    def save_lora(self, folder: Path, base: str, *, int8: bool = False) -> None:
+        """Write the adapters in PEFT's layout, with `int8` as int8 rows with one scale each."""
         from peft import get_peft_model_state_dict
 
         folder.mkdir(parents=True, exist_ok=True)
-        weights = get_peft_model_state_dict(self.model)
-        save_tensors(
-            {n: t.to(dtype).contiguous() for n, t in weights.items()}, folder / ADAPTER_WEIGHTS
-        )
+        found = get_peft_model_state_dict(self.model)
+        weights = {name: factor.float().contiguous() for name, factor in found.items()}
+        save_tensors(quantize_int8(weights) if int8 else weights, folder / ADAPTER_WEIGHTS)
         config = copy(self.model.peft_config["default"])
         config.base_model_name_or_path = base
         # PEFT holds a set, whose order differs from run to run.
@@ -390,10 +396,20 @@ class Backbone(nn.Module):
         """
         from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
-        weights = load_weights(folder / ADAPTER_WEIGHTS)
+        weights = load_adapter(folder)
         expected = get_peft_model_state_dict(self.model)
         check_weights(expected, weights, str(folder / ADAPTER_WEIGHTS))
         set_peft_model_state_dict(self.model, weights)
+
+
+def load_adapter(folder: Path) -> dict[str, Tensor]:
+    """The factors of adapters in float32, which may be stored as int8 rows.
+
+    Raises:
+        CheckpointError: the file is missing or damaged.
+    """
+    path = folder / ADAPTER_WEIGHTS
+    return dequantize_int8(load_weights(path), torch.float32, str(path))
 
 
 def tokenizer_description(tokenizer: PreTrainedTokenizerBase) -> str:

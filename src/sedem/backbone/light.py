@@ -17,14 +17,13 @@ from tokenizers import Encoding, Tokenizer
 from torch import Tensor, nn
 from typing_extensions import TypedDict
 
-from sedem.backbone.decoder import ADAPTER_WEIGHTS, LORA_TARGETS, Backbone
+from sedem.backbone.decoder import ADAPTER_WEIGHTS, LORA_TARGETS, Backbone, load_adapter
 from sedem.backbone.safetensors import (
     INT8_FILE,
     Inner,
     Layers,
     Sizes,
     check_weights,
-    load_weights,
     read_int8,
 )
 from sedem.config import CONFIG_FILE
@@ -172,7 +171,7 @@ class LightBackbone(Backbone):
     def load_lora(self, folder: Path) -> None:
         """Read adapters; see `Backbone.load_lora`."""
         path = folder / ADAPTER_WEIGHTS
-        weights = load_weights(path)
+        weights = load_adapter(folder)
         expected = {
             f"{name}.{factor}.weight": getattr(module, factor)
             for name, module in self._adapted().items()
@@ -180,7 +179,7 @@ class LightBackbone(Backbone):
         }
         check_weights(expected, weights, str(path))
         for name, factor in expected.items():
-            factor.data = weights[name].float()
+            factor.data = weights[name]
 
     def _adapted(self) -> dict[str, _Adapted]:
         return {n: m for n, m in self.model.named_modules() if isinstance(m, _Adapted)}

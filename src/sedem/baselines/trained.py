@@ -316,15 +316,14 @@ class TrainedReader(nn.Module, ABC):
         """Write a checkpoint atomically.
 
         Args:
-            int8: store matrices as int8 with one scale per row, and adapters as bfloat16.
+            int8: store matrices as int8 rows with one scale each.
         """
         backbone = portable_name(self.config.backbone)
         with checkpoint.unfinished(Path(folder)) as partial:
             self.config.with_changes(backbone=backbone).save(partial, self.name)
             checkpoint.write_weights(partial, self.parts(), int8=int8)
             if self.config.lora_rank:
-                dtype = torch.bfloat16 if int8 else torch.float32
-                self.backbone.save_lora(partial / checkpoint.ADAPTER, backbone, dtype)
+                self.backbone.save_lora(partial / checkpoint.ADAPTER, backbone, int8=int8)
 
 
 def generator_for(seed: int, ids: Tensor) -> np.random.Generator:

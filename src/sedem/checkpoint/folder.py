@@ -266,7 +266,7 @@ def write(
         config: the configuration of the model.
         decoder: the decoder, whose adapters are written if it has any.
         backbone: folder or GGUF file of a backbone to copy into the checkpoint; None copies none.
-        int8: store matrices as int8 rows with one scale each, and adapters as bfloat16.
+        int8: store matrices as int8 rows with one scale each.
     """
     config = portable(config)
     with unfinished(folder) as place:
@@ -280,7 +280,7 @@ def write(
         write_weights(place, parts, int8=int8)
         if decoder.has_lora:
             base = config.decoder or config.encoder
-            decoder.save_lora(place / ADAPTER, base, torch.bfloat16 if int8 else torch.float32)
+            decoder.save_lora(place / ADAPTER, base, int8=int8)
 
 
 def write_weights(folder: Path, parts: nn.Module, *, int8: bool = False) -> None:

@@ -227,10 +227,10 @@ def test_an_int8_checkpoint_is_rounded_and_much_smaller(
     for a, b in zip(
         small.decoder.lora_parameters(), trained.decoder.lora_parameters(), strict=True
     ):
-        assert torch.equal(a, b.to(torch.bfloat16).float())
+        assert ((a - b).abs() <= b.abs().amax(-1, keepdim=True) / 127 * 0.501).all()
     for file, share in (
         (checkpoint.WEIGHTS_FILE, 0.4),
-        (f"{checkpoint.ADAPTER}/{ADAPTER_WEIGHTS}", 0.6),
+        (f"{checkpoint.ADAPTER}/{ADAPTER_WEIGHTS}", 0.8),  # its rows have four numbers
     ):
         assert (tmp_path / "small" / file).stat().st_size < share * (saved / file).stat().st_size
     assert small.answer(small.read(DOCUMENTS), QUESTIONS[0], decoding=SHORT).citations
