@@ -33,7 +33,7 @@ from sedem.pictures import pyplot_module, save
 from sedem.provenance import provenance
 from sedem.training.fit import fit
 from sedem.training.recipe import Optimization, RunSettings, TextSource
-from sedem.training.run_setup import backbone_options, processes, start_run
+from sedem.training.run_setup import backbone_options, start_run
 from sedem.training.stage1 import Stage1, Stage1Losses
 from sedem.training.stages import Stage1Recipe, calibrate
 from sedem.validation import Flag, NumberAbove0, Settings, Whole, WholeAbove0, WholeFrom0
@@ -216,16 +216,13 @@ def config_of(candidate: Candidate, backbone: Backbone, settings: ProbeSettings)
 
 
 def optimization_of(settings: ProbeSettings) -> Optimization:
-    """Mixed precision on a GPU only; many CPUs emulate it slowly."""
-    on_gpu = processes().device.type == "cuda"
+    """Mixed precision wherever the machine has it."""
     rate = settings.learning_rate
     return Optimization(
         learning_rates={"compressor": rate / 10, "decompressor": rate},
         steps=settings.steps,
         batch_size=settings.batch_size,
         warmup_ratio=0.1,
-        bf16=on_gpu,
-        backbone_dtype="bfloat16" if on_gpu else "float32",
         seed=settings.seed,
     )
 
