@@ -83,9 +83,9 @@ class Optimization(Settings):
     warmup_ratio: ShareBelow1 = 0.0
     weight_decay: NumberFrom0 = 0.0
     max_grad_norm: NumberAbove0 = 1.0
-    bf16: Annotated[Flag, BeforeValidator(_mixed)] = Field("auto", validate_default=True)
+    bf16: Annotated[Flag, BeforeValidator(_mixed)] = Field(default="auto", validate_default=True)
     backbone_dtype: Annotated[Literal["bfloat16", "float32"], BeforeValidator(_frozen)] = Field(
-        "auto", validate_default=True
+        default="auto", validate_default=True
     )
     logits_at_once: WholeAbove0 | None = None
     compile: Flag = False
