@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from sedem.data.records import RecordModel, Records, Text, read_records
+from sedem.errors import DataError
 
 Article = tuple[str, str]
 """Title and text; paragraphs are lines."""
@@ -23,6 +25,23 @@ def articles(records: Records) -> list[Article]:
     """
     given = (_ArticleRecord.from_record(record, place) for place, record in records)
     return [(article.title, article.text) for article in given]
+
+
+def fillers(records: Records, shortest: int, longest: int) -> list[str]:
+    """Paragraphs of articles, among which generated ones are hidden."""
+    return [p for _, text in articles(records) for p in paragraphs(text, shortest, longest)]
+
+
+def check_fillers(given: Sequence[str], needed: int) -> None:
+    """Refuse too few paragraphs to fill a context.
+
+    Raises:
+        DataError: there are fewer than are needed.
+    """
+    if len(given) < needed:
+        raise DataError(
+            f"a context needs {needed} filler paragraphs, {len(given)} are given; give more text"
+        )
 
 
 class _ArticleRecord(RecordModel):

@@ -16,10 +16,9 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
-from sedem.data.articles import articles, paragraphs
+from sedem.data.articles import check_fillers, fillers
 from sedem.data.examples import Evidence, Example, ExampleSet
 from sedem.data.records import Records
-from sedem.errors import DataError
 from sedem.types import Document
 from sedem.validation import Whole, WholeAbove0
 
@@ -85,22 +84,16 @@ def read(
     Raises:
         DataError: the articles have too few paragraphs.
     """
-    fillers = [
-        paragraph for _, text in articles(records) for paragraph in paragraphs(text, 250, 650)
-    ]
-    return generate(split, count, fillers, seed=seed)
+    return generate(split, count, fillers(records, 250, 650), seed=seed)
 
 
-def generate(split: Split, count: int, fillers: Sequence[str], *, seed: int = 0) -> ExampleSet:
-    """Examples with facts of a split, each hidden among real paragraphs, the fillers.
+def generate(split: Split, count: int, real: Sequence[str], *, seed: int = 0) -> ExampleSet:
+    """Examples with facts of a split, each hidden among real paragraphs.
 
     Raises:
-        DataError: there are too few fillers.
+        DataError: there are too few of these.
     """
-    if len(fillers) < REAL:
-        raise DataError(
-            f"a context needs {REAL} filler paragraphs, {len(fillers)} are given; give more text"
-        )
+    check_fillers(real, REAL)
     examples = []
     for number in range(count):
         rng = random.Random(f"{split}:{seed}:{number}")
@@ -111,7 +104,7 @@ def generate(split: Split, count: int, fillers: Sequence[str], *, seed: int = 0)
             # No other paragraph is about the same thing, so the question has one answer.
             if name.lower() not in other.lower():
                 texts.append(other)
-        texts = rng.sample([*texts, *rng.sample(fillers, REAL)], REAL + INVENTED)
+        texts = rng.sample([*texts, *rng.sample(real, REAL)], REAL + INVENTED)
         examples.append(
             Example(
                 f"{split}-{seed}-{number}",

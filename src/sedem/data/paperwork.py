@@ -16,11 +16,10 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from sedem.data.articles import articles, paragraphs
+from sedem.data.articles import check_fillers, fillers
 from sedem.data.examples import Evidence, Example, ExampleSet
 from sedem.data.facts import Split, split_of
 from sedem.data.records import Records
-from sedem.errors import DataError
 from sedem.types import Document
 from sedem.validation import Whole, WholeAbove0
 
@@ -135,17 +134,12 @@ def read(
     Raises:
         DataError: the articles have too few paragraphs.
     """
-    fillers = [
-        paragraph for _, text in articles(records) for paragraph in paragraphs(text, 250, 900)
-    ]
-    if len(fillers) < REAL:
-        raise DataError(
-            f"a context needs {REAL} filler paragraphs, {len(fillers)} are given; give more text"
-        )
+    real = fillers(records, 250, 900)
+    check_fillers(real, REAL)
     examples = []
     for number in range(count):
         rng = random.Random(f"paperwork:{split}:{seed}:{number}")
-        examples.append(_example(f"paperwork-{split}-{seed}-{number}", split, rng, fillers))
+        examples.append(_example(f"paperwork-{split}-{seed}-{number}", split, rng, real))
     return ExampleSet(f"paperwork-{split}", examples)
 
 
@@ -164,17 +158,19 @@ def _file() -> dict[str, Any]:
     return dict(json.loads((files("sedem.data") / "paperwork.json").read_text("utf-8")))
 
 
-def _example(name: str, split: Split, rng: random.Random, fillers: list[str]) -> Example:
+def _example(name: str, split: Split, rng: random.Random, real: list[str]) -> Example:
     kind = rng.choice(templates())
     field = rng.choice(sorted(kind["questions"]))
-    values, text = _paper(kind, split, rng)
-    while values[field] not in text:
-        values, text = _paper(kind, split, rng)
+    values, template = _paper(kind, split, rng)
+    text = template.format_map(values)
     # Others of the same kind lie beside it, so the question names what it is about.
-    beside = [_paper(rng.choice([kind, *templates()]), split, rng)[1] for _ in range(PAPERS - 1)]
-    texts = [text, *beside, *rng.sample(fillers, REAL)]
+    others = [_paper(rng.choice([kind, *templates()]), split, rng) for _ in range(PAPERS - 1)]
+    beside = [template.format_map(values) for values, template in others]
+    texts = [text, *beside, *rng.sample(real, REAL)]
     rng.shuffle(texts)
-    start, end = _line_of(text, values[field])
+    # Where the field stands, since its value may also be a part of another one before it.
+    start = len(template[: template.index(f"{{{field}}}")].format_map(values))
+    start, end = _line_of(text, start, start + len(values[field]))
     question = rng.choice(kind["questions"][field]).format_map(values)
     return Example(
         name,
@@ -186,14 +182,14 @@ def _example(name: str, split: Split, rng: random.Random, fillers: list[str]) ->
 
 
 def _paper(kind: dict[str, Any], split: Split, rng: random.Random) -> tuple[dict[str, str], str]:
-    """Values by field, all different, and the text with them."""
+    """Values by field, all different, and the text that they fill."""
     values: dict[str, str] = {}
     for field, of_type in kind["fields"].items():
         value = make(of_type, split, rng)
         while value in values.values():
             value = make(of_type, split, rng)
         values[field] = value
-    return values, rng.choice(kind["texts"]).format_map(values)
+    return values, rng.choice(kind["texts"])
 
 
 def make(of_type: str, split: Split, rng: random.Random) -> str:
@@ -204,9 +200,8 @@ def make(of_type: str, split: Split, rng: random.Random) -> str:
             return value
 
 
-def _line_of(text: str, value: str) -> tuple[int, int]:
-    """The sentence, or the line of a table, in which a value stands first."""
-    at = text.index(value)
-    starts = [found.end() for found in _BREAK.finditer(text, 0, at)]
-    after = _BREAK.search(text, at + len(value))
+def _line_of(text: str, start: int, end: int) -> tuple[int, int]:
+    """The sentence, or the line of a table, around a span."""
+    starts = [found.end() for found in _BREAK.finditer(text, 0, start)]
+    after = _BREAK.search(text, end)
     return (starts or [0])[-1], after.start() if after else len(text)

@@ -53,3 +53,22 @@ def test_training_and_evaluation_share_no_name_or_number(split: Split) -> None:
 def test_too_few_paragraphs_beside_them_are_refused() -> None:
     with pytest.raises(DataError, match=f"a context needs {REAL} filler paragraphs, 2 are given"):
         read(fillers(2), count=1)
+
+
+def test_the_evidence_is_where_the_field_stands_though_its_value_is_part_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kind = {
+        "kind": "note",
+        "fields": {"date": "date", "count": "count"},
+        "texts": ["Made on {date}.\nSold: {count} pieces."],
+        "questions": {"count": ["How many pieces were sold?"]},
+    }
+    monkeypatch.setattr("sedem.data.paperwork.templates", lambda: [kind])
+    before = 0
+    for example in read(fillers(), count=300).examples:
+        (evidence,) = example.evidence
+        text = example.documents[evidence.document].text
+        assert text[evidence.start : evidence.end] == f"Sold: {example.answers[0]} pieces."
+        before += text.index(example.answers[0]) < evidence.start
+    assert before > 3
