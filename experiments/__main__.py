@@ -71,8 +71,8 @@ def run(
         from experiments.system.needs import print_needs
 
         words = ["python", "-m", "experiments", *sys.argv[1:]]
-        again = shlex.join(word for word in words if word != "--dry-run")
-        print_needs(map(_study, found), wanted, data, again)
+        command = shlex.join(word for word in words if word != "--dry-run")
+        print_needs(map(_study, found), wanted, data, command)
         return
     number, count = _part(part)
     others = []

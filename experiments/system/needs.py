@@ -8,7 +8,7 @@ backward; a method whose FLOPs of an answer are not counted, as an answer of the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from statistics import mean
@@ -41,6 +41,7 @@ from sedem.evaluation.cost import (
     shape_file,
 )
 from sedem.training.baseline import BaselineRecipe
+from sedem.training.recipe import DataSource
 
 LICENCE = "Llama 3.2 Community License; accept it on the hub and log in (`hf auth login`)"
 SETS = {
@@ -59,11 +60,11 @@ SEGMENT = 128
 BFLOAT16, FLOAT32, TOKEN = 2, 4, 4
 
 
-def print_needs(studies: Iterable[Study], scale: Scale, data: Path, again: str) -> None:
+def print_needs(studies: Iterable[Study], scale: Scale, data: Path, command: str) -> None:
     """Print what the cells of studies need; a run counts for the first study that needs it.
 
     Args:
-        again: the command that was given, without `--dry-run`.
+        command: the one that was given, without `--dry-run`.
     """
     runs: dict[Path, Planned] = {}
     seen: set[Cell] = set()
@@ -89,9 +90,9 @@ def print_needs(studies: Iterable[Study], scale: Scale, data: Path, again: str) 
     for line in _facts(runs, seen, scale):
         typer.echo(line)
     typer.echo(f"GPU hours at {TFLOPS:g} TFLOP/s (40 % of an H100); measured times not counted")
-    typer.echo(f"one GPU: {again}")
+    typer.echo(f"one GPU: {command}")
     launch = '"$(sedem train --launch-file eight-gpus)"'
-    typer.echo(f"eight: accelerate launch --config_file {launch} {again.removeprefix('python ')}")
+    typer.echo(f"eight: accelerate launch --config_file {launch} {command.removeprefix('python ')}")
 
 
 def _row(row: list[Any]) -> list[str]:
@@ -109,11 +110,13 @@ def _facts(runs: dict[Path, Planned], cells: Iterable[Cell], scale: Scale) -> It
         size, _ = backbone_size(shape_of(name), 0, ())
         weights += BFLOAT16 * size
         yield f"weights: {name}, {size / 1e9:.2f}B, {bytes_text(BFLOAT16 * size)}; {LICENCE}"
-    for source in sorted({_source_of(cell, scale) for cell in cells} & set(SETS)):
+    asked = {_source_of(cell, scale) for cell in cells}
+    trained = {source.path for run in runs.values() for source in _mixed(run)}
+    for source in sorted((asked | trained) & set(SETS)):
         key, licence = SETS[source]
         counts = paper.row("tab:dataset_appendix_details", key)
-        asked = f"{counts['train']:,} and {counts['val']:,} questions"
-        yield f"set: {HOMES[source].repository}, {asked}; {licence}"
+        size = f"{counts['train']:,} and {counts['val']:,} questions"
+        yield f"set: {HOMES[source].repository}, {size}; {licence}"
     read = {}
     for run in runs.values():
         if text := getattr(run.recipe, "text", None):
@@ -134,6 +137,12 @@ def _source_of(cell: Cell, scale: Scale) -> str:
     return asked.source if asked else ""
 
 
+def _mixed(run: Planned) -> Sequence[DataSource]:
+    """The questions that a run learns from; none if it learns from text."""
+    mixture = getattr(run.recipe, "data", None)
+    return mixture.training if mixture else ()
+
+
 def _backbones(run: Planned) -> list[str]:
     model = run.recipe.model
     if isinstance(run.recipe, BaselineRecipe):
@@ -149,8 +158,8 @@ def _mean_length(source: str) -> int:
 def training_flops(run: Planned) -> float:
     """The FLOPs of a run."""
     recipe, context = run.recipe, Workload.context
-    if mixture := getattr(recipe, "data", None):
-        context = round(mean(_mean_length(source.path) for source in mixture.training))
+    if sources := _mixed(run):
+        context = round(mean(_mean_length(source.path) for source in sources))
     if not isinstance(recipe, BaselineRecipe):
         assumed = Assumed(workload=Workload(context=context))
         return float(training_cost(run.path, run.overrides, assumed)["flops"]["total"])

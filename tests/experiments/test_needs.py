@@ -28,6 +28,8 @@ def test_a_table_says_what_it_needs_and_trains_nothing(
     assert row.split()[1:6:2] == ["transfer", "2", "4"]
     assert "weights: meta-llama/Llama-3.2-1B, 1.24B, 2.47 GB; Llama 3.2 Community" in found.output
     assert "set: allenai/qasper, 2,322 and 945 questions; CC BY 4.0" in found.output
+    # It is trained on, and not asked.
+    assert "set: hotpotqa/hotpot_qa, 90,447 and 7,405 questions; CC BY-SA 4.0" in found.output
     assert "text: hub:DKYoon/SlimPajama-6B, streamed" in found.output
     assert "eight: accelerate launch --config_file" in lines[-1]
     assert not list(tmp_path.iterdir())
