@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
-from experiments import ablations, quality, shipped, training
+from experiments import ablations, quality, training
 from experiments.system import paper
 from experiments.system.cells import Cell, answer_cell
 from experiments.system.models import BASE, Variant, equal_budget, full_bank, main_model
@@ -224,8 +223,3 @@ def _answered(scale: Scale, sets: Sequence[str]) -> Iterator[tuple[str, Cell | N
     for answer in ("yes", "no"):
         for key in sets:
             yield f'always "{answer}"', quality.constant(key, answer), "f1"
-    for number in shipped.shipped_baselines.numbers(scale):
-        if number.cell and number.cell.shipped:
-            # A CPU without bfloat16 units is several times as fast in float32.
-            cell = replace(number.cell, dtype="float32")
-            yield f"{number.row}, as shipped", cell, number.metric

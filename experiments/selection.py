@@ -105,7 +105,7 @@ def coarse_search(scale: Scale) -> Iterator[Number]:
 def made_banks(scale: Scale) -> Cell:
     """The measurement of banks whose blocks are made from real ones."""
     limit = scale.limit if scale.size == "smoke" else 40
-    return Cell("large-banks", questions=scale.ablation[0], limit=limit, shipped=True)
+    return Cell("large-banks", questions=scale.ablation[0], limit=limit)
 
 
 @study(

@@ -1,4 +1,4 @@
-"""What ships with sedem: sedem-nano and its controls, and the small trained baselines."""
+"""What ships with sedem: sedem-nano and its controls."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from experiments.quality import by_k, guided_answers
 from experiments.system import paper
 from experiments.system.answers import BUDGETS
 from experiments.system.bench import SLOT_TYPES
-from experiments.system.cells import Cell, answer_cell
+from experiments.system.cells import Cell
 from experiments.system.models import GUIDED, guided_model, main_model
 from experiments.system.scales import Scale
 from experiments.system.tables import Number, entries, metric_of, scores, study
-from sedem.baselines.registry import TRAINED
 
 MAX_NEW_TOKENS = 32
 NAME = "sedem-nano"
@@ -36,21 +35,6 @@ TEXT: dict[str, dict[str, Any]] = {
     "BM25's two paragraphs as text": {"method": "bm25", "k": 2, "limit": 200},
 }
 """Ways to answer from text, with fewer questions: a base model does not stop by itself."""
-
-
-@study("Trained baselines as they are shipped", "The paper gives no numbers.")
-def shipped_baselines(scale: Scale) -> Iterator[Number]:
-    """F1 of the trained checkpoint, and of the one in checkpoints/METHOD-nano."""
-    for method in TRAINED:
-        for questions in ("hotpotqa", "2wiki"):
-            cell = answer_cell(scale, main_model(scale), questions, method)
-            if cell is None:
-                continue
-            title = scale.sets[questions].title
-            yield Number(method, f"{title} F1, as trained", None, cell)
-            if scale.shipped:
-                small = replace(cell, shipped=True)
-                yield Number(method, f"{title} F1, as shipped", None, small)
 
 
 @study(

@@ -21,10 +21,10 @@ from experiments.system.models import (
     checkpoint,
     run_of_stage,
 )
-from experiments.system.scales import SHIPPED, Scale, recipe_exists
+from experiments.system.scales import Scale, recipe_exists
 from sedem.baselines.registry import TRAINED
 from sedem.data.examples import Example
-from sedem.evaluation.registry import METHODS, default_checkpoint
+from sedem.evaluation.registry import METHODS
 from sedem.evaluation.run import sample
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -46,7 +46,6 @@ class Cell:
         control: the blocks that SeDeM uses. With "gold", a trained baseline is given only documents
             with evidence, also in training if the scale says so.
         setting: which recipe for questions, for a trained baseline with several.
-        shipped: whether the trained baseline shipped with sedem answers.
         shift: number of tokens by which segment boundaries are moved.
         max_new_tokens: answer limit; None means the set's own.
         dtype: data type of the backbone; empty means the scale's.
@@ -68,7 +67,6 @@ class Cell:
     k: int | str | None = None
     control: str = "selected"
     setting: str = ""
-    shipped: bool = False
     shift: int = 0
     max_new_tokens: int | None = None
     dtype: str = ""
@@ -92,7 +90,6 @@ class Cell:
             f"trained-{self.trained_for}" if self.trained_for else "",
             "" if self.k is None else f"k{self.k}",
             self.control if self.control != "selected" else "",
-            "shipped" if self.shipped else "",
             f"shift{self.shift}" if self.shift else "",
             f"{self.max_new_tokens}-tokens" if self.max_new_tokens else "",
             self.dtype,
@@ -130,8 +127,6 @@ def checkpoint_of(cell: Cell, scale: Scale, data: Path) -> Path:
     trained_for = cell.trained_for or own or cell.questions or scale.ablation[0]
     if cell.method not in TRAINED:
         return checkpoint(variant, scale, trained_for, data, cell.form or PAPER_FORM)
-    if cell.shipped:
-        return SHIPPED.with_name(default_checkpoint(cell.method))
     return baseline_checkpoint(
         cell.method,
         scale,

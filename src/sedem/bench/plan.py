@@ -14,14 +14,14 @@ from sedem.baselines.registry import TRAINED
 from sedem.baselines.settings import SelectionBudget
 from sedem.bench.contexts import LONGEST, source
 from sedem.checkpoint.folder import is_checkpoint, locate
-from sedem.config import CONFIG_FILE, BlockContext
+from sedem.config import CONFIG_FILE, DEFAULT_MODEL, BlockContext
 from sedem.durable_files import sha256
 from sedem.engine.device import unusable
 from sedem.errors import ConfigError
 from sedem.evaluation.command import weight_files
 from sedem.evaluation.config import Dtype
 from sedem.evaluation.cost import PRESETS
-from sedem.evaluation.registry import METHODS, default_checkpoint
+from sedem.evaluation.registry import METHODS
 from sedem.quantization import BFLOAT16, check_dtype
 from sedem.validation import Flag, Settings, Whole, WholeAbove0
 
@@ -125,7 +125,7 @@ class Plan(Settings):
         tuple[Annotated[str, AfterValidator(_memory_type)], ...], NOT_EMPTY, DISTINCT
     ] = (BFLOAT16,)
     weights: Annotated[tuple[Literal["full", "int8"], ...], NOT_EMPTY, DISTINCT] = ("full",)
-    checkpoint: str = "sedem-nano"
+    checkpoint: str = DEFAULT_MODEL
     backbone: Annotated[str, AfterValidator(_shape)] | None = None
     runs: WholeAbove0 = 20
     answer_tokens: Annotated[Whole, Field(ge=2, le=512)] = 33
@@ -169,22 +169,13 @@ class Plan(Settings):
             "threads": torch.get_num_threads(),
             "text": description,
             "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
-            **(self._digests() if self.backbone is None else _shape_digests(self.backbone)),
+            **self._digest(),
         }
 
-    def _digests(self) -> dict[str, Any]:
-        """Digests of the weights of SeDeM and of the trained baselines."""
-        return {
-            "weights_sha256": sha256(*weight_files(locate(self.checkpoint), "sedem")),
-            "baselines_sha256": {
-                name: sha256(*weight_files(locate(default_checkpoint(name)), name))
-                for name in self.methods
-                if name in TRAINED
-            },
-        }
-
-
-def _shape_digests(backbone: str) -> dict[str, Any]:
-    """The same for random weights: none, but the digest of a folder's shape and tokenizer."""
-    shape = {} if backbone in PRESETS else {"shape_sha256": sha256(*_shape_files(backbone))}
-    return {"weights_sha256": None, "baselines_sha256": {}, **shape}
+    def _digest(self) -> dict[str, Any]:
+        """Digest of SeDeM's weights; of random ones, that of a folder's shape and tokenizer."""
+        if self.backbone is None:
+            return {"weights_sha256": sha256(*weight_files(locate(self.checkpoint), "sedem"))}
+        if self.backbone in PRESETS:
+            return {}
+        return {"shape_sha256": sha256(*_shape_files(self.backbone))}

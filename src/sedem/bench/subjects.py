@@ -33,7 +33,7 @@ from sedem.baselines.registry import TRAINED, reader_class
 from sedem.bench.plan import FULL, TOKENIZER, Plan
 from sedem.checkpoint.folder import EXTRA_ENTRIES, locate, open_backbones
 from sedem.checkpoint.portable import BACKBONE
-from sedem.config import DEFAULT_MODEL, SedemConfig
+from sedem.config import SMALL_MODEL, SedemConfig
 from sedem.engine.kept import Kept, KeptBudget
 from sedem.engine.static import open_engine
 from sedem.engine.warming import keeping_engine
@@ -43,7 +43,6 @@ from sedem.evaluation.cost import PRESETS, model_shapes
 from sedem.evaluation.readers import BoundSedem
 from sedem.evaluation.registry import (
     decoding_of,
-    default_checkpoint,
     has_selection_budget,
     open_method,
 )
@@ -165,9 +164,8 @@ def _open_method(name: str, settings: MethodSettings, plan: Plan) -> Subject:
     """Open any method other than SeDeM."""
     if name in TRAINED:
         if plan.backbone is None:
-            settings = settings.with_changes(checkpoint=default_checkpoint(name))
-        else:
-            settings = write_random_baseline(name, settings)
+            raise ConfigError("a trained baseline has random weights here; name a --backbone")
+        settings = write_random_baseline(name, settings)
     if not has_selection_budget(name):
         settings = settings.with_changes(k=None)
     method = open_method(name, settings)
@@ -239,7 +237,7 @@ def checkpoint_of(plan: Plan) -> Iterator[Path | str]:
 def _write_random_checkpoint(plan: Plan, name: str, folder: Path) -> Path:
     """Write backbones of a shape, and a checkpoint; all weights are random."""
     config, encoder, decoder = model_shapes(name)
-    tokenizer = locate(DEFAULT_MODEL) / BACKBONE if name in PRESETS else Path(name)
+    tokenizer = locate(SMALL_MODEL) / BACKBONE if name in PRESETS else Path(name)
     shapes = {"encoder": encoder, **({"decoder": decoder} if config.cross_model else {})}
     torch.manual_seed(0)
     for part, shape in shapes.items():

@@ -64,8 +64,17 @@ def has_selection_budget(method: str) -> bool:
 
 
 def default_checkpoint(method: str) -> str:
-    """The checkpoint that sedem ships for a method."""
-    return f"{method}-nano" if method in TRAINED else DEFAULT_MODEL
+    """The checkpoint that a method is opened with if none is named.
+
+    Raises:
+        ConfigError: the method must be trained first.
+    """
+    if method in TRAINED:
+        raise ConfigError(
+            f"{method} has no shipped checkpoint; train one with 'sedem train {method}' and name "
+            "it with -m"
+        )
+    return DEFAULT_MODEL
 
 
 def open_method(name: str, settings: MethodSettings) -> Method:

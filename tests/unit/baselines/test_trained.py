@@ -18,18 +18,16 @@ from unit.baselines.conftest import SMALL, make, tokens
 from sedem import Document, SeDeM
 from sedem.answering.decoding import Decoding, answer_ids, context_prompt, question_ids
 from sedem.backbone.decoder import Backbone
-from sedem.baselines import settings
 from sedem.baselines.registry import TRAINED, reader_class
 from sedem.baselines.settings import ReaderConfig
 from sedem.baselines.trained import ContextMemory, TrainedReader
-from sedem.checkpoint.folder import locate
 from sedem.data.examples import Example, ExampleSet
 from sedem.data.labels import gold_documents, some_documents
 from sedem.data.question_sets import open_examples
 from sedem.errors import CheckpointError, ConfigError, DataError
 from sedem.evaluation.command import run_evaluation
 from sedem.evaluation.config import EvaluationConfig, MethodSettings
-from sedem.evaluation.registry import METHODS, default_checkpoint, open_method
+from sedem.evaluation.registry import METHODS, open_method
 from sedem.evaluation.trained import Trained
 from sedem.training.baseline import QuestionTraining, TextTraining
 from sedem.training.question_dataset import QuestionDataset, collate_questions
@@ -344,19 +342,6 @@ def test_a_saved_checkpoint_gives_the_same_answers(
     assert all(torch.equal(p, own[n]) for n, p in again.named_parameters())
     texts = [r.answer(r.read(documents), RENT, decoding=SHORT).text for r in (any_reader, again)]
     assert texts[0] == texts[1]
-
-
-@pytest.mark.parametrize("name", TRAINED)
-def test_shipped_settings_are_loaded_and_saved_byte_for_byte(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = locate(default_checkpoint(name)) / "config.json"
-    written = json.loads(path.read_text(encoding="utf-8"))
-    monkeypatch.setattr(settings, "version", lambda package: written[f"{package}_version"])
-    config = reader_class(name).Config.load(path.parent)
-    assert isinstance(config.lora_targets, tuple)
-    config.save(tmp_path, name)
-    assert (tmp_path / "config.json").read_bytes() == path.read_bytes()
 
 
 def test_a_checkpoint_that_does_not_fit_is_rejected(

@@ -85,21 +85,6 @@ def test_a_missing_gpu_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
         Plan(device="cuda:2")
 
 
-def test_a_retrained_baseline_is_another_setting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    plan = Plan(methods=("sedem", "icae"))
-    digests = [plan.settings()["baselines_sha256"]["icae"]]
-    # A local folder of that name takes precedence over the shipped checkpoint.
-    folder = tmp_path / "icae-nano"
-    folder.mkdir()
-    for content in ("one", "two"):
-        (folder / "sedem.safetensors").write_text(content)
-        digests.append(plan.settings()["baselines_sha256"]["icae"])
-    assert len(set(digests)) == 3
-
-
 def test_lengths_are_not_settings_but_all_that_affects_figures_is() -> None:
     one, other = Plan(contexts=(8,)).settings(), Plan(contexts=(9,)).settings()
     assert one == other
