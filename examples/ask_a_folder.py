@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?", default=DOCUMENTS)
     parser.add_argument("questions", nargs="*", default=["In what year was Ulysses launched?"])
     parser.add_argument("--bank", type=Path, default=Path("folder.bank"))
-    parser.add_argument("--model", default="sedem-nano", help="checkpoint folder or hub id")
+    parser.add_argument("--model", default="sedem-smol", help="checkpoint folder or hub id")
     parser.add_argument("-k", type=int, default=2, help="blocks to answer from")
     arguments = parser.parse_args()
 

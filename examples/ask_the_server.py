@@ -16,7 +16,7 @@ def main() -> None:
     """Stream one answer from a bank."""
     bank, question = sys.argv[1], " ".join(sys.argv[2:])
     chunks = OpenAI().chat.completions.create(
-        model=f"sedem-nano@{bank}",
+        model=f"sedem-smol@{bank}",
         messages=[{"role": "user", "content": question}],
         max_tokens=16,
         stream=True,

@@ -21,7 +21,7 @@ def main() -> None:
     lines = Path(sys.argv[1]).read_text("utf-8").splitlines() if sys.argv[1:] else QUESTIONS
     questions = [line.strip() for line in lines if line.strip()]
 
-    model = SeDeM.from_pretrained("sedem-nano")
+    model = SeDeM.from_pretrained("sedem-smol")
     paths = sorted(DOCUMENTS.glob("*.txt"))
     bank = model.read([Document(path.name, path.read_text("utf-8")) for path in paths])
 

@@ -46,7 +46,7 @@ def main() -> None:
     examples = make_examples()
     records = {}
     for name, k in (("full-context", None), ("sedem", 2)):
-        settings = MethodSettings(checkpoint="sedem-nano", k=k, max_new_tokens=16)
+        settings = MethodSettings(checkpoint="sedem-smol", k=k, max_new_tokens=16)
         method = open_method(name, settings)
         metrics = evaluate(method, examples, {"method": name, "k": k}, out / name)
         print(f"{name}: F1 {metrics['f1']['mean']:.1f}")

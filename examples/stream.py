@@ -14,7 +14,7 @@ from sedem.demo import DOCUMENTS
 def main() -> None:
     """Stream one answer about the bundled documents."""
     question = " ".join(sys.argv[1:]) or "What is the weight of shipment HK-2093?"
-    model = SeDeM.from_pretrained("sedem-nano")
+    model = SeDeM.from_pretrained("sedem-smol")
     register = DOCUMENTS / "harbour-register.txt"
     bank = model.read([Document(register.name, register.read_text("utf-8"))])
 

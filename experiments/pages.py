@@ -17,6 +17,7 @@ from experiments import (
     costs,
     plan,
     quality,
+    real,
     selection,
     shipped,
     speed,
@@ -25,17 +26,18 @@ from experiments import (
 from experiments.system.scales import ROOT, SCALES, SHIPPED, Scale
 from experiments.system.tables import Study
 
-MODULES = (quality, controls, selection, ablations, training, costs, shipped, speed, plan)
+MODULES = (quality, controls, selection, ablations, training, costs, shipped, real, speed, plan)
 STUDIES = {
     name: one for module in MODULES for name, one in vars(module).items() if isinstance(one, Study)
 }
 """Every study by name."""
 
 CARD = SHIPPED / "README.md"
+REAL_CARD = SHIPPED.with_name(real.NAME) / "README.md"
 RESULTS = ROOT / "experiments" / "results-nano.md"
 PERFORMANCE = ROOT / "experiments" / "performance.md"
 _SITE = tuple(ROOT / "docs" / f"{name}.md" for name in ("results-nano", "performance", "scale"))
-PAGES = (ROOT / "README.md", CARD, RESULTS, PERFORMANCE, *_SITE)
+PAGES = (ROOT / "README.md", REAL_CARD, CARD, RESULTS, PERFORMANCE, *_SITE)
 
 _BLOCK = re.compile(
     r"(?P<mark><!-- study (?P<name>\w+)(?: (?P<scale>\w+))?(?:: (?P<part>[\w ,]+?))? -->)\n"

@@ -7,6 +7,8 @@ import os
 
 # Tiny models gain nothing from threads and lose much on shared cores; torch reads it on import.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# The default model's backbone would have to be fetched; sedem reads this on import, too.
+os.environ["SEDEM_MODEL"] = "sedem-nano"
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

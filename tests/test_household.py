@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
-from sedem.data.documents import read_documents
-
-PAPERS = Path(__file__).parent / "household"
+from experiments.system.scales import HOUSEHOLD
+from experiments.tools.household import examples
+from sedem.data.question_sets import open_examples
 
 
-def test_every_answer_stands_in_one_of_the_papers() -> None:
-    papers = read_documents(sorted(p for p in PAPERS.iterdir() if p.suffix in (".txt", ".md")))
-    lines = (PAPERS / "questions.jsonl").read_text("utf-8").splitlines()
-    questions = [json.loads(line) for line in lines]
-    assert len(questions) == 22 and len(papers) == 8
-    for asked in questions:
-        assert any(asked["answers"][0] in paper.text for paper in papers), asked["question"]
+def test_the_questions_about_the_papers_are_those_that_are_measured() -> None:
+    made = examples()
+    assert len(made) == 22 and {len(example.documents) for example in made} == {8}
+    assert [*open_examples(HOUSEHOLD, "own").examples] == made

@@ -48,6 +48,7 @@ def answers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         limit=cell.limit or questions.limit,
         k=questions.k if cell.k is None and cell.method in SELECTING else cell.k,
         control=cell.control,
+        condition=cell.condition or None,
         shift=cell.shift // SHORTER if scale.stand_in else cell.shift,
         max_new_tokens=answer_tokens(cell, scale),
         dtype=cell.dtype or scale.dtype,

@@ -40,7 +40,7 @@ from sedem.bench.measure import WARM_UP, Trial, spread
 from sedem.bench.plan import Plan
 from sedem.bench.subjects import WarmSedem, open_subjects
 from sedem.bench.subjects import checkpoint_of as plan_checkpoint
-from sedem.config import DEFAULT_MODEL, SedemConfig
+from sedem.config import SMALL_MODEL, SedemConfig
 from sedem.demo import QUESTIONS
 from sedem.engine.device import Clock
 from sedem.evaluation.readers import BoundSedem
@@ -172,7 +172,7 @@ def bench(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
             plan |= {"contexts": KEPT_CONTEXTS[name], "online": False, "answer_tokens": 3}
             more = {"peers": ("text-blocks", "hf-prefix")}
     checkpoint = None if cell.variant is None else checkpoint_of(cell, scale, data)
-    plan["checkpoint"] = str(checkpoint or DEFAULT_MODEL)
+    plan["checkpoint"] = str(checkpoint or SMALL_MODEL)
     result = run_bench(Plan(**plan), scale.runs / "bench" / cell.name, **more)
     # Folders differ between machines; the result contains the digests of their files.
     result["settings"]["checkpoint"] = None if checkpoint is None else checkpoint.name

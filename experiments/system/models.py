@@ -21,7 +21,7 @@ import yaml
 from filelock import FileLock
 from safetensors.torch import load_file, save_file
 
-from experiments.system.scales import ROOT, Scale, recipe_exists
+from experiments.system.scales import ROOT, SHIPPED, Scale, recipe_exists
 from experiments.system.stand_in import fitted
 from sedem import Document
 from sedem.checkpoint.folder import ADAPTER, EXTRA_ENTRIES, WEIGHTS_FILE, unfinished, write
@@ -75,6 +75,7 @@ class Variant:
         further: recipes that train it from the main model in its guided form, in order; empty means
             the recipes of the study, from the beginning.
         start: settings of the main model that are changed, with their values, before `further`.
+        shipped: name of the shipped checkpoint that it is, if it is not one of the scale.
         adapted: a model of `sedem adapt`, or one compared with it: "untrained", "without labels" or
             "with labels".
     """
@@ -89,6 +90,7 @@ class Variant:
     every_block: bool = False
     further: tuple[str, ...] = ()
     start: tuple[tuple[str, Any], ...] = ()
+    shipped: str = ""
     adapted: str = ""
 
 
@@ -206,6 +208,8 @@ def checkpoint(
         data: folder that the recipes' data paths are relative to.
         form: a key of `FORMS`. A model that was trained further has the form of its recipes.
     """
+    if variant.shipped:
+        return SHIPPED.with_name(variant.shipped)
     if variant.adapted:
         return _adapted(variant.adapted, scale, data)
     if variant.further:

@@ -26,6 +26,7 @@ from sedem.durable_files import build_once
 ROOT = Path(__file__).parents[2]
 RUNS = Path("runs")
 FACTS = ROOT / "experiments" / "data" / "exact-facts-evaluation.jsonl.xz"
+HOUSEHOLD = FACTS.with_name("household.jsonl.xz")
 SHIPPED = ROOT / "checkpoints" / "sedem-nano"
 SMALLEST = "smoke"
 STUDIED_DEPTH = 28
@@ -320,7 +321,15 @@ NANO = Scale(
             k=8,
         ),
         "squad-10": Questions("SQuAD-10", "squad/dev-24-articles.json", "squad", limit=1000),
+        "squad-10-swapped": Questions(
+            "SQuAD-10 with invented answers",
+            "squad/dev-24-articles.json",
+            "squad",
+            limit=200,
+            options={"swap": True},
+        ),
         "exact-facts": Questions("exact facts", str(FACTS), "own", limit=1000),
+        "household": Questions("household papers", str(HOUSEHOLD), "own"),
         **ruler("hotpotqa/hf-schema-300-b.jsonl", (4096, 8192, 16384), 50),
     },
     ablation=("squad-10", "exact-facts"),

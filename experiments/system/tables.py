@@ -21,6 +21,7 @@ SCORES = {
     "rouge_l": "ROUGE-L",
     "recall@1": "recall@1",
     "recall@2": "recall@2",
+    "recall@4": "recall@4",
 }
 """Metrics of answers, with their names in tables."""
 

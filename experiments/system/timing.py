@@ -26,7 +26,7 @@ from sedem.bank.file import BankFile
 from sedem.bank.memory_bank import MemoryBank
 from sedem.bank.rows import Meta
 from sedem.bench.contexts import context, source
-from sedem.config import DEFAULT_MODEL, Condition
+from sedem.config import SMALL_MODEL, Condition
 from sedem.data import labels
 from sedem.data.examples import Example, ExampleSet
 from sedem.method.segments import Segments, segment_text
@@ -53,7 +53,7 @@ def arrivals(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     """Tokens per second and times to the first token by rate and way; medians of all rounds."""
     smoke = cell.variant is not None
     count, rounds = (3, 1) if smoke else (64, 3)
-    model = SeDeM.from_pretrained(checkpoint_of(cell, scale, data) if smoke else DEFAULT_MODEL)
+    model = SeDeM.from_pretrained(checkpoint_of(cell, scale, data) if smoke else SMALL_MODEL)
     bank = model.read(context(source(None)[0], model.encoder, TOKENS))
     random, words = Random(SEED), bank.documents[0].text.split()
     requests = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -32,8 +33,10 @@ Condition = Literal["memory", "text", "both"]
 CONFIG_FILE = "config.json"
 REMOVED = {"block_order": "document", "guidance_floor": None, "start_placement": "front"}
 """Settings that older checkpoints name, with the only value that is still supported."""
-DEFAULT_MODEL = "sedem-nano"
-"""The checkpoint that sedem ships and uses by default."""
+DEFAULT_MODEL = os.environ.get("SEDEM_MODEL") or "sedem-smol"
+"""The checkpoint that is used if none is named; the variable can name any other."""
+SMALL_MODEL = "sedem-nano"
+"""A shipped checkpoint that contains its backbone, so that nothing is fetched."""
 
 
 class SedemConfig(Settings):

@@ -211,7 +211,7 @@ class SeDeM(SedemModules):
         """Open a checkpoint.
 
         Args:
-            name: a folder, the name of a shipped checkpoint such as "sedem-nano", or a hub id. A
+            name: a folder, the name of a shipped checkpoint such as "sedem-smol", or a hub id. A
                 GGUF file is a backbone, so its model is untrained, as `sedem init` makes it.
             dtype: type of the backbones; None means bfloat16 on a GPU and float32 elsewhere.
             device: where to put the model; None means a GPU if there is one.

@@ -22,14 +22,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distribution
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, distribution, version
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zipfile import ZipFile
 
 import torch
+from packaging.version import Version
 from torch import Tensor
 
 from sedem.backbone.safetensors import WEIGHTS_FILE, check_sizes, save_tensors
@@ -56,6 +56,8 @@ OLLAMA = "ollama:"
 OLLAMA_MODELS = "OLLAMA_MODELS"
 ORIGIN_FILE = "gguf.json"
 """What a converted folder says about its file: digest and bytes. It is written last."""
+READS_ALL = Version("5.23")
+"""The version of transformers that reads tokenizers of every kind here."""
 LARGER = 8
 """A converted file may be this many times as large: four bits and a scale become float32."""
 
@@ -242,8 +244,11 @@ def converted(file: Path, name: str) -> Path:
         CheckpointError: the file is damaged.
     """
     check_file(file, CheckpointError)
-    if find_spec("gguf") is None:
-        raise ConfigError(f"'{name}' is a GGUF file, which needs pip install 'sedem[gguf]'")
+    if (installed := Version(version("transformers"))) < READS_ALL:
+        raise ConfigError(
+            f"'{name}' is a GGUF file, which transformers {installed} does not read as a whole; "
+            f"install {READS_ALL} or newer"
+        )
     digest = _digest(file)
     folder = folder_of(digest)
 

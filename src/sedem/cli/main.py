@@ -122,7 +122,7 @@ def demo(k: BudgetOption = None) -> None:
         output.write(f"? {question}")
         output.print_answer(model, bank, question, budget(k))
     output.write(
-        "sedem-nano is a small model and often wrong; the spans it answered from are exact."
+        f"{model.name} is a small model and often wrong; the spans it answered from are exact."
     )
 
 

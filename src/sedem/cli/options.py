@@ -25,7 +25,10 @@ BankPlace = Annotated[
 Model = Annotated[
     str | None,
     typer.Option(
-        "--model", "-m", metavar="MODEL", help="Folder, GGUF file or hub id. [default: sedem-nano]"
+        "--model",
+        "-m",
+        metavar="MODEL",
+        help=f"Folder, GGUF file or hub id. [default: {DEFAULT_MODEL}]",
     ),
 ]
 BackboneName = Annotated[

@@ -8,7 +8,7 @@ from typing import Any
 
 from sedem.checkpoint.folder import locate
 from sedem.checkpoint.portable import BACKBONE
-from sedem.config import DEFAULT_MODEL
+from sedem.config import SMALL_MODEL
 from sedem.errors import ConfigError, first_line
 from sedem.untrusted import exists, is_folder
 
@@ -57,8 +57,8 @@ def open_tokenizer(name: str | None = None) -> Tokenizer:
     """
     from sedem.backbone.loading import read_tokenizer
 
-    shown = name or DEFAULT_MODEL
-    folder = Path(name) if name else locate(DEFAULT_MODEL)
+    shown = name or SMALL_MODEL
+    folder = Path(name) if name else locate(SMALL_MODEL)
     if exists(folder / BACKBONE / "tokenizer_config.json"):
         folder = folder / BACKBONE
     try:

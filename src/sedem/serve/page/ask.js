@@ -12,7 +12,7 @@ export class Asking {
   constructor(reader) {
     this.reader = reader;
     this.bank = null;
-    this.model = "sedem-nano";
+    this.model = "";
     this.card = this.before = this.running = null;
     choices("k-choice", "k", BUDGETS.map((one) => [one, one]), "2");
     choices("condition-choice", "condition", CONDITIONS, "memory");

@@ -1,0 +1,44 @@
+"""Makes data/household.jsonl.xz from tests/household: `python -m experiments.tools.household`."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from pathlib import Path
+
+from experiments.system.scales import HOUSEHOLD, ROOT
+from sedem.data.custom_questions import to_entry
+from sedem.data.documents import read_documents
+from sedem.data.examples import Evidence, Example
+from sedem.types import Document
+
+PAPERS = ROOT / "tests" / "household"
+
+
+def examples() -> list[Example]:
+    """Every question, with all papers; the evidence is where an answer first stands."""
+    files = sorted(path for path in PAPERS.iterdir() if path.suffix in (".txt", ".md"))
+    papers = [Document(Path(paper.name).name, paper.text) for paper in read_documents(files)]
+    lines = (PAPERS / "questions.jsonl").read_text(encoding="utf-8").splitlines()
+    return [
+        Example(f"household-{n}", tuple(papers), asked["question"], tuple(asked["answers"]), found)
+        for n, asked in enumerate(map(json.loads, lines))
+        for found in [_evidence(papers, asked["answers"][0])]
+    ]
+
+
+def _evidence(papers: list[Document], answer: str) -> tuple[Evidence, ...]:
+    index = next(n for n, paper in enumerate(papers) if answer in paper.text)
+    start = papers[index].text.index(answer)
+    return (Evidence(index, start, start + len(answer)),)
+
+
+def make() -> None:
+    """Write the file."""
+    with lzma.open(HOUSEHOLD, "wt", encoding="utf-8", preset=9 | lzma.PRESET_EXTREME) as file:
+        for example in examples():
+            file.write(json.dumps(to_entry(example), ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    make()
