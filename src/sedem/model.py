@@ -11,6 +11,7 @@ from typing import Unpack, overload
 import torch
 from torch import Tensor
 
+from sedem.answering.conversation import conversation_request
 from sedem.answering.decoding import GREEDY, Decoding
 from sedem.answering.requests import Options, Request, encode_questions
 from sedem.answering.running import ThreadReply, answer_all, stream
@@ -82,7 +83,7 @@ class SeDeM(SedemModules):
     @overload
     def answer(  # type: ignore[overload-overlap]  # a str is not a list of questions
         self,
-        memory: BankReader,
+        memory: BankReader | None,
         question: str,
         *,
         decoding: Decoding = GREEDY,
@@ -92,7 +93,7 @@ class SeDeM(SedemModules):
     @overload
     def answer(
         self,
-        memory: BankReader,
+        memory: BankReader | None,
         question: Sequence[str],
         *,
         decoding: Decoding = GREEDY,
@@ -101,7 +102,7 @@ class SeDeM(SedemModules):
 
     def answer(
         self,
-        memory: BankReader,
+        memory: BankReader | None,
         question: str | Sequence[str],
         *,
         decoding: Decoding = GREEDY,
@@ -110,6 +111,8 @@ class SeDeM(SedemModules):
         """Answer one question, or several over the same bank together.
 
         Args:
+            memory: the bank; None answers without documents, as a user's turn in the decoder's chat
+                template.
             question: one question, or a list of questions for a list of answers.
             decoding: limit, sampling and stop strings; the default is greedy.
             options: fields of `Request`: `k`, the number of blocks to use, "all", or "auto" for as
@@ -119,13 +122,15 @@ class SeDeM(SedemModules):
         Raises:
             BankMismatchError: another model made the bank.
             DataError: a question is empty or too long.
-            ConfigError: an option cannot be used, or states exceed the decoder's positions.
+            ConfigError: an option cannot be used, states exceed the decoder's positions, or there
+                is no bank and no usable chat template.
             UnknownDocumentError: the bank has no document of the given name.
             TypeError: there is no such option.
         """
-        if isinstance(question, str):
-            return self.answer_requests([Request(memory, question, **options)], decoding)[0]
-        return self.answer_requests([Request(memory, one, **options) for one in question], decoding)
+        questions = [question] if isinstance(question, str) else question
+        requests = [self._request(memory, one, decoding, options) for one in questions]
+        answers = self.answer_requests(requests, decoding)
+        return answers[0] if isinstance(question, str) else answers
 
     def answer_requests(
         self, requests: Sequence[Request], decoding: Decoding = GREEDY
@@ -135,7 +140,7 @@ class SeDeM(SedemModules):
 
     def stream(
         self,
-        memory: BankReader,
+        memory: BankReader | None,
         question: str,
         *,
         decoding: Decoding = GREEDY,
@@ -146,8 +151,17 @@ class SeDeM(SedemModules):
         Returns:
             An iterator of text. When it is exhausted, its `answer` is what `answer()` returns.
         """
-        request = Request(memory, question, **options)
+        request = self._request(memory, question, decoding, options)
         return stream(self, self.engine, self.name, request, decoding)
+
+    def _request(
+        self, memory: BankReader | None, question: str, decoding: Decoding, options: Options
+    ) -> Request:
+        if memory is not None:
+            return Request(memory, question, **options)
+        if options:
+            raise ConfigError(f"{', '.join(options)} need a bank; give one, or leave them out")
+        return conversation_request(self, [("user", question)], decoding.max_new_tokens)[0]
 
     def scheduler(self, *, rows: int | None = None, waiting: int = WAITING) -> Scheduler:
         """Open a scheduler, so that many readers share this model; arguments as in `Scheduler`."""

@@ -5,21 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Event
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from answers import RENT
+from answers import RENT, build
 from conftest import LEASE, RECIPE
 from langchain_openai import ChatOpenAI
 from openai import OpenAI
 from servers import SECONDS, Served, serving
 from serving import SECRET
 
-from sedem import Document, SeDeM
+from sedem import Decoding, Document, SeDeM, SedemConfig
 from sedem.answering.running import RunningAnswers
+from sedem.backbone.decoder import Backbone
 from sedem.serve.settings import Settings
 
 MODEL = "sedem-nano@lease"
@@ -230,3 +232,25 @@ def test_the_responses_interface_streams(client: OpenAI) -> None:
         last.output[0].content[0].annotations
     )
     assert [event.sequence_number for event in events] == list(range(len(events)))
+
+
+def test_a_model_with_a_chat_template_replies_without_documents(
+    config: SedemConfig, chat_backbone: Backbone, tmp_path: Path
+) -> None:
+    model = build(config, chat_backbone)
+    expected = model.answer(None, "Hello!", decoding=Decoding(8)).text
+    hello: Any = [{"role": "user", "content": "Hello!"}]
+    with (
+        serving(Settings(folder=tmp_path / "own"), model) as server,
+        OpenAI(base_url=server.api, api_key=SECRET, max_retries=0, timeout=SECONDS) as client,
+    ):
+        create = client.chat.completions.create
+        assert create(model="sedem", messages=hello, max_tokens=8).choices[0].message.content == (
+            expected
+        )
+        chunks = [*create(model="sedem", messages=hello, max_tokens=8, stream=True)]
+        assert "".join(c.choices[0].delta.content or "" for c in chunks) == expected
+        response = client.responses.create(model="sedem", input=hello, max_output_tokens=8)
+        assert response.output_text == expected
+        chat = ChatOpenAI(base_url=server.api, api_key=SECRET, model="sedem", max_tokens=8)  # type: ignore[arg-type]
+        assert chat.invoke("Hello!").content == expected

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from sedem.backbone.chat_template import ids_around
 from sedem.backbone.decoder import Backbone
 from sedem.engine.interface import Step
 from sedem.errors import ConfigError, DataError
@@ -28,6 +29,9 @@ LONG_ANSWER_LIMIT = 128
 
 UNANSWERABLE = "The documents do not say."
 """The answer if the evidence seems to be missing from the documents."""
+
+Turn = tuple[str, str]
+"""A role, "system", "user" or "assistant", and the words."""
 
 SEPARATOR = "\n\n"
 """Separates documents from each other, and a context from the question."""
@@ -59,11 +63,16 @@ def question_ids(
     Raises:
         DataError: the question is empty or not Unicode text.
     """
+    check_question(question)
+    (ids,) = all_question_ids(backbone, [question], chat=chat)
+    return with_texts(backbone, ids, texts, chat=chat)
+
+
+def check_question(question: str) -> None:
+    """Raise a DataError if a question is empty or not Unicode text."""
     check_unicode(question, "the question")
     if not question.strip():
         raise DataError("the question is empty; ask something, such as 'Who signed the lease?'")
-    (ids,) = all_question_ids(backbone, [question], chat=chat)
-    return with_texts(backbone, ids, texts, chat=chat)
 
 
 def with_texts(
@@ -119,6 +128,22 @@ def all_answer_ids(
     tokens = backbone.tokenize([space + answer.strip() for answer in answers])["input_ids"]
     end, *_ = end_ids(backbone, chat=chat)
     return [[*ids, end] for ids in tokens]
+
+
+def conversation_ids(backbone: Backbone, turns: Sequence[Turn]) -> list[int]:
+    """Return the decoder tokens of a conversation, up to where the next turn's words begin.
+
+    Raises:
+        ConfigError: the chat template rejects this sequence of roles.
+    """
+    roles, texts = zip(*turns, strict=True)
+    remedy = "ask a bank, or send turns that it accepts"
+    (ids, *rest), order = ids_around(backbone.chat_tokenizer, backbone.name, roles, remedy=remedy)
+    words = backbone.tokenize([text.strip() for text in texts])["input_ids"]
+    for turn, after in zip(order, rest, strict=True):
+        ids += [*words[turn], *after]
+    start = backbone.bos_token_id
+    return [start, *ids[ids[:1] == [start] :]]
 
 
 UNFINISHED = "\ufffd"

@@ -66,6 +66,8 @@ class Request:
         documents: use only blocks of these documents, given by name or index; None means all. With
             documents, every block of a large bank is scored, not only its candidates.
         selection: the blocks, if they were selected elsewhere; then nothing is scored.
+        prompt: decoder tokens of a conversation in the chat template, whose last turn is the
+            question; None means those of the question alone.
     """
 
     bank: BankReader
@@ -77,6 +79,7 @@ class Request:
     min_confidence: float | None = None
     documents: Sequence[int | str] | None = None
     selection: Selection | None = None
+    prompt: Sequence[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,10 @@ def prepare(
         clock.lap("encode_ms")
         # Tokenized while a GPU encodes the questions.
         chat = model.config.chat_template
-        prompts = [question_ids(model.decoder, request.question, chat=chat) for request in requests]
+        prompts = [
+            request.prompt or question_ids(model.decoder, request.question, chat=chat)
+            for request in requests
+        ]
         scores = [] if states is None else score_requests(model, to_select, *states)
         sure = [] if states is None else confidences(model, scores, states[1])
         known = zip(to_select, scores, sure, strict=True)

@@ -232,12 +232,16 @@ class RunningAnswers:
         try:
             requests = [question.request for question in questions]
             prepared = prepare(model, self.engine, requests, limits, stages)
-            ends = end_ids(model.decoder, chat=model.config.chat_template)
+            chat = model.config.chat_template
             joined = [
                 Running(
                     question,
                     one,
-                    Transcript(model.decoder.tokenizer, ends, question.decoding),
+                    Transcript(
+                        model.decoder.tokenizer,
+                        end_ids(model.decoder, chat=chat or one.request.prompt is not None),
+                        question.decoding,
+                    ),
                     clock,
                     stages,
                     question.decoding.chooser(device),

@@ -12,7 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from copy import copy
+from copy import copy, deepcopy
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,8 +118,16 @@ class Backbone(nn.Module):
         found = getattr(generation, "eos_token_id", None)
         more = found if isinstance(found, list) else [] if found is None else [found]
         return read_chat_template(
-            self.tokenizer, self.name, self.bos_token_id, [self.eos_token_id, *more]
+            self.chat_tokenizer, self.name, self.bos_token_id, [self.eos_token_id, *more]
         )
+
+    @cached_property
+    def chat_tokenizer(self) -> PreTrainedTokenizerBase:
+        """A copy for chat templates, whose special tokens it keeps whole.
+
+        Whether they are split is a setting of a tokenizer, so threads could not share one.
+        """
+        return deepcopy(self.tokenizer)
 
     @property
     def device(self) -> torch.device:

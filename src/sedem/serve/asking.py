@@ -2,7 +2,8 @@
 
 sedem answers one question from documents. The question is in the last message of the user. If no
 bank is named, long messages are documents, and so is the text around the question in its own
-message. Messages that are not used are listed, so that nothing is ignored silently.
+message. If there are no documents either, the model replies to the conversation, if it can chat.
+Messages that are not used are listed, so that nothing is ignored silently.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from sedem.answering.conversation import conversation_request
 from sedem.answering.decoding import Decoding
 from sedem.answering.requests import Request
 from sedem.answering.running import Selected
@@ -87,6 +89,10 @@ async def to_ask(
     service.scheduler.require_room()
     conversation = read_conversation(messages, with_bank=name is not None)
     check_lengths(conversation, settings)
+    if name is None and not conversation.documents:
+        return await asyncio.to_thread(
+            without_documents, service, body, messages, conversation, decoding
+        )
     if name is None:
         bank, cached = await service.online.bank(key.name, conversation.documents)
     else:
@@ -107,6 +113,42 @@ async def to_ask(
     return ResolvedQuestion(
         request, decoding, body.model, name, conversation.unused, tokens, cached
     )
+
+
+def without_documents(
+    service: Service,
+    body: AskBody,
+    messages: Sequence[Message],
+    conversation: Conversation,
+    decoding: Decoding,
+) -> ResolvedQuestion:
+    """Return a conversation that is to be answered without documents.
+
+    Raises:
+        ApiError: 400, documents are asked for, or the decoder has no chat template.
+        ConfigError: the chat template rejects these turns.
+    """
+    decoder = service.model.decoder
+    needs_documents = body.documents is not None or body.min_confidence is not None
+    if needs_documents or not decoder.tokenizer.chat_template:
+        raise bad_request(
+            "there is nothing to answer from; ask a bank, as model 'NAME@BANK', or put the text "
+            "before the question, with a blank line between them",
+            "messages",
+            "no_documents",
+        )
+    said = {index: message for index, message in enumerate(messages) if message.content.strip()}
+    turns = [i for i, one in said.items() if i <= conversation.last and one.role != "tool"]
+    words = [(said[i].role.replace("developer", "system"), said[i].content) for i in turns]
+    request, kept = conversation_request(service.model, words, decoding.max_new_tokens)
+    old = f"newer ones fill the decoder's {decoder.max_positions:,} positions"
+    why = dict.fromkeys(said, "it comes from a tool, or after the last question")
+    why |= dict.fromkeys(turns, old)
+    for turn in kept:
+        del why[turns[turn]]
+    unused = tuple(_unused(index, messages[index], reason) for index, reason in why.items())
+    tokens = len(request.prompt or ())
+    return ResolvedQuestion(request, decoding, body.model, None, unused, tokens, 0)
 
 
 async def answering(
@@ -266,11 +308,16 @@ def check_selection(bank: BankReader, body: AskBody, settings: Settings) -> None
 
 @dataclass(frozen=True)
 class Conversation:
-    """A question, its documents, and one sentence for each message that is neither."""
+    """A question, its documents, and one sentence for each message that is neither.
+
+    Attributes:
+        last: index of the question's message.
+    """
 
     question: str
     documents: tuple[Document, ...]
     unused: tuple[str, ...]
+    last: int
 
 
 def read_conversation(messages: Sequence[Message], *, with_bank: bool) -> Conversation:
@@ -280,7 +327,7 @@ def read_conversation(messages: Sequence[Message], *, with_bank: bool) -> Conver
         with_bank: whether a bank is named, so that messages are not documents.
 
     Raises:
-        ApiError: 400, there is no question, or there is nothing to answer from.
+        ApiError: 400, there is no question.
         DataError: a document is not Unicode text.
     """
     last = max((i for i, message in enumerate(messages) if message.role == "user"), default=None)
@@ -302,16 +349,13 @@ def read_conversation(messages: Sequence[Message], *, with_bank: bool) -> Conver
         if not with_bank and message.role != "assistant" and len(message.content) > LONG:
             texts[index] = message.content
         else:
-            unused.append(f"message {index + 1} ({message.role}) was not used: {why}")
-    if not with_bank and not texts:
-        raise bad_request(
-            "there is nothing to answer from; ask a bank, as model 'NAME@BANK', or put the text "
-            "before the question, with a blank line between them",
-            "messages",
-            "no_documents",
-        )
+            unused.append(_unused(index, message, why))
     documents = [Document(f"message {index + 1}", texts[index]) for index in sorted(texts)]
-    return Conversation(question, tuple(documents), tuple(unused))
+    return Conversation(question, tuple(documents), tuple(unused), last)
+
+
+def _unused(index: int, message: Message, why: str) -> str:
+    return f"message {index + 1} ({message.role}) was not used: {why}"
 
 
 def split(text: str) -> tuple[str, str]:

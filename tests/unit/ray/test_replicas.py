@@ -20,6 +20,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from synthetic import answer_or_error, decoding_of, synthetic_bank, synthetic_questions
 
 from sedem import MemoryBank, SeDeM
+from sedem.answering.conversation import conversation_request
 from sedem.answering.requests import Request
 from sedem.answering.running import Selected
 from sedem.backbone.decoder import Backbone
@@ -145,6 +146,17 @@ def test_a_text_that_came_with_a_question_is_not_split(model: SeDeM, bank: Memor
     assert isinstance(found, Answer)
     assert untimed(found) == untimed(model.answer_requests([request], decoding_of(0))[0])
     assert torch.equal(asyncio.run(engine.scores(version, "rent")), model.scores(bank, "rent"))
+
+
+def test_a_conversation_without_documents_needs_no_parts(
+    config: SedemConfig, chat_backbone: Backbone
+) -> None:
+    model = build(config, chat_backbone)
+    request, _ = conversation_request(model, [("user", "Hello!")], decoding_of(0).max_new_tokens)
+    engine, version = engine_of(model, 0), version_of(request.bank.snapshot())
+    found = asyncio.run(answered(engine, version, request))
+    assert isinstance(found, Answer)
+    assert untimed(found) == untimed(model.answer_requests([request], decoding_of(0))[0])
 
 
 CHOSEN, ANSWERED = Selected((), (), None, False), Answer("Ada", (), 0, 0, {}, "end", "tiny")

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from answers import RENT
+from answers import RENT, build
 from conftest import LEASE, RECIPE
 from fastapi.testclient import TestClient
-from serving import READER, SCOPED, SECRET, bearer
+from serving import KEYS, READER, SCOPED, SECRET, bearer
 from unit.serve.conftest import read_all, send
 
-from sedem import Decoding, MemoryBank, SeDeM
+from sedem import Decoding, MemoryBank, SeDeM, SedemConfig
+from sedem.answering.conversation import conversation_request
+from sedem.backbone.decoder import Backbone
+from sedem.serve.app import create_app
 from sedem.serve.asking import decoding_of
 from sedem.serve.settings import Settings
 from sedem.serve.shapes import ChatBody, Message, ResponsesBody
@@ -345,6 +348,83 @@ def test_too_much_text_and_no_text_are_refused(make_client: Callable[..., TestCl
     two = [{"role": "user", "content": "x " * 201}] * 2
     error = error_of(client, {**body, "messages": [*two, *body["messages"]]}, 400)
     assert "hold 2 documents, this server allows at most 1" in error["message"]
+
+
+@pytest.fixture
+def chatty(
+    settings: Settings, config: SedemConfig, chat_backbone: Backbone
+) -> Iterator[tuple[TestClient, SeDeM]]:
+    """A client of a server whose model has a chat template, and the model."""
+    model = build(config, chat_backbone)
+    with TestClient(create_app(settings, model, keys=KEYS), headers=bearer(SECRET)) as client:
+        yield client, model
+
+
+def message(content: str, role: str = "user") -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def test_without_documents_a_model_with_a_chat_template_replies(
+    chatty: tuple[TestClient, SeDeM],
+) -> None:
+    client, model = chatty
+    expected = model.answer(None, "Hello!", decoding=Decoding(8))
+    body = {"model": "sedem", "messages": [message(" Hello! ")], "max_tokens": 8}
+    whole = client.post(CHAT, json=body).json()
+    assert whole["choices"][0]["message"]["content"] == expected.text
+    assert whole["choices"][0]["message"]["annotations"] == []
+    details = whole["sedem"]
+    assert (details["k"], details["citations"], details["confidence"]) == (0, [], None)
+    assert (details["bank"], details["blocks"], details["context_tokens"]) == (None, 0, 0)
+    assert details["question"] == "Hello!"
+    assert whole["usage"]["prompt_tokens"] == expected.conditioning == details["conditioning"]
+    _, first, *deltas, last = events_of(client, body)
+    assert first["sedem"] == {"citations": [], "confidence": None, "k": 0}
+    texts = [event["choices"][0]["delta"]["content"] for event in deltas]
+    assert "".join(texts) == expected.text
+    assert {**last["sedem"], "timings": None} == {**details, "timings": None}
+    body = {"model": "sedem", "input": "Hello!", "max_output_tokens": 8}
+    response = client.post("/v1/responses", json=body).json()
+    assert response["output"][0]["content"][0]["text"] == expected.text
+
+
+def test_a_reply_sees_the_whole_conversation_and_says_what_it_does_not_see(
+    chatty: tuple[TestClient, SeDeM],
+) -> None:
+    client, model = chatty
+    turns = [("system", "Be brief."), ("user", "Hi"), ("assistant", "Yes?"), ("user", "Who?")]
+    request, _ = conversation_request(model, turns, 8)
+    (expected,) = model.answer_requests([request], Decoding(8))
+    messages = [message(words, role) for role, words in turns]
+    messages[0]["role"] = "developer"
+    messages[2:2] = [message("1 + 1 = 2", "tool"), message(" ", "assistant")]
+    body = {"model": "sedem", "messages": [*messages, message("Bo", "assistant")], "max_tokens": 8}
+    whole = client.post(CHAT, json=body).json()
+    assert whole["choices"][0]["message"]["content"] == expected.text
+    why = "was not used: it comes from a tool, or after the last question"
+    unused = whole["sedem"]["cut"][:2]
+    assert unused == [f"message 3 (tool) {why}", f"message 7 (assistant) {why}"]
+    old = [message("Hi " * 60), message("Yes. " * 60, "assistant")]
+    body["messages"] = [*messages[:1], *old, *messages[1:]]
+    details = client.post(CHAT, json=body).json()["sedem"]
+    why = "was not used: newer ones fill the decoder's 512 positions"
+    assert details["cut"][:2] == [f"message 2 (user) {why}", f"message 3 (assistant) {why}"]
+    assert details["cut"][2].startswith("message 5 (tool)")
+
+
+def test_what_asks_for_documents_is_not_answered_without(
+    chatty: tuple[TestClient, SeDeM],
+) -> None:
+    client, model = chatty
+    body = {"model": "sedem", "messages": [message("Hello!")], "max_tokens": 8}
+    for fields in ({"documents": [0]}, {"min_confidence": 0.5}):
+        assert error_of(client, {**body, **fields}, 400)["code"] == "no_documents"
+    body["messages"] = [message(LONG_LEASE), message("Hello!")]
+    assert client.post(CHAT, json=body).json()["sedem"]["k"] > 0
+    reject = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    model.decoder.tokenizer.chat_template = reject + str(model.decoder.tokenizer.chat_template)
+    body["messages"] = [message("Be brief.", "system"), message("Hello!")]
+    assert "(no system); ask a bank, or send turns" in error_of(client, body, 400)["message"]
 
 
 def test_every_block_of_a_large_bank_cannot_be_asked_for(
