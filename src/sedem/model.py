@@ -232,8 +232,8 @@ class SeDeM(SedemModules):
             engine: a name of `engine.static`. All but "eager" merge weights, which ends training.
             kept: limits on keys and values of independent blocks kept in memory between answers;
                 None means 1 GiB of a GPU and 2 GiB of RAM.
-            light: the model will only read and answer, on a CPU. An int8 backbone of the plain
-                Llama layout is then opened without transformers' models, which take seconds.
+            light: the model will only read and answer, on a CPU. A backbone of the plain Llama
+                layout is then opened without transformers' models, which take seconds.
             weights: "int8" runs decoding steps on a CPU with int8 matrices; see `engine.int8`.
 
         Raises:

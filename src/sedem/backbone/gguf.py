@@ -401,8 +401,8 @@ def convert(file: Path, folder: Path, name: str) -> None:
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
     weights = {key: w for key, w in model.state_dict().items() if key not in tied}
     save_tensors({key: _smallest(w) for key, w in weights.items()}, folder / WEIGHTS_FILE)
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
+    for entry in ("quantization_config", "_model_name_or_path"):
+        vars(config).pop(entry, None)  # it describes the file, not the weights
     config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     ends = [config.eos_token_id, metadata.get("tokenizer.ggml.eot_token_id")]

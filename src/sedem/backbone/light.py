@@ -7,8 +7,9 @@ Llama layout is opened this way; a config.json that differs in any entry is left
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -20,25 +21,41 @@ from typing_extensions import TypedDict
 from sedem.backbone.decoder import ADAPTER_WEIGHTS, LORA_TARGETS, Backbone, load_adapter
 from sedem.backbone.safetensors import (
     INT8_FILE,
+    WEIGHTS_FILE,
     Inner,
     Layers,
     Sizes,
     check_weights,
-    read_int8,
+    read_whole,
 )
 from sedem.config import CONFIG_FILE
 from sedem.errors import CheckpointError, ConfigError
-from sedem.untrusted import DOCUMENT_BYTES, exists, read_json
+from sedem.untrusted import DOCUMENT_BYTES, exists, read_json, read_text
 from sedem.validation import WholeAbove0, WidthAbove0
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 TOKENIZER_FILE = "tokenizer.json"
 SETTINGS_FILE = "tokenizer_config.json"
-OTHER_FILES = ("chat_template.jinja", "special_tokens_map.json", "added_tokens.json")
+TEMPLATE_FILE = "chat_template.jinja"
+GENERATION_FILE = "generation_config.json"
+OTHER_FILES = ("special_tokens_map.json", "added_tokens.json")
 """Files that change a tokenizer; a folder with any of them is left to transformers."""
 
 
-def open_light(folder: Path, dtype: torch.dtype, attention: str) -> LightBackbone | None:
-    """Open int8 rows of the plain Llama layout without transformers' models.
+def open_light(
+    folder: Path,
+    dtype: torch.dtype,
+    attention: str,
+    name: str | None = None,
+    digest: str | None = None,
+) -> LightBackbone | None:
+    """Open one file of weights of the plain Llama layout without transformers' models.
+
+    Args:
+        name: the name of the backbone; None means the folder's.
+        digest: its digest, if that of the weights need not be computed.
 
     Returns:
         The backbone on the CPU; None if it has another layout or is damaged, so that opening it
@@ -47,16 +64,16 @@ def open_light(folder: Path, dtype: torch.dtype, attention: str) -> LightBackbon
     Raises:
         CheckpointError: its weights are damaged.
     """
-    file = folder / INT8_FILE
     try:
         config = LightConfig.model_validate(_entries(folder / CONFIG_FILE))
     except (CheckpointError, OSError, ValidationError):
         return None
-    tokenizer = open_light_tokenizer(folder) if file.is_file() else None
-    if tokenizer is None:
+    file = next((f for f in (folder / INT8_FILE, folder / WEIGHTS_FILE) if f.is_file()), None)
+    if file is None or (tokenizer := open_light_tokenizer(folder)) is None:
         return None
     config.open_as(folder, dtype, attention)
-    return LightBackbone(LightModel(config, file), tokenizer, str(folder))
+    model = LightModel(config, file)
+    return LightBackbone(model, tokenizer, name or str(folder), digest=digest)
 
 
 def _entries(path: Path) -> dict[str, Any]:
@@ -99,6 +116,7 @@ class LightConfig(Sizes):
     initializer_range: float = 0.02
     pretraining_tp: int = 1
     transformers_version: str | None = None
+    unk_token_id: int | None = None
     use_cache: bool = True
 
     _folder: Path
@@ -129,12 +147,22 @@ class LightModel(nn.Module):
         super().__init__()
         self.config = config
         layers, tied = config.num_hidden_layers, config.tie_word_embeddings
-        weights = read_int8(file, config._opened_as, layers=layers, tied=tied)
+        weights = read_whole(file, config._opened_as, layers=layers, tied=tied)
         with torch.device("meta"):  # only shapes; the weights replace them
             self.model = _Trunk(config)
             self.lm_head: nn.Module = _Linear(config.hidden_size, config.vocab_size)
         check_weights(self.state_dict(), weights, str(file))
         self.load_state_dict(weights, assign=True)
+
+    @property
+    def generation_config(self) -> GenerationConfig | None:
+        """What ends an answer in the chat template, as transformers reads it."""
+        from transformers import GenerationConfig
+
+        folder = self.config._folder
+        if not exists(folder / GENERATION_FILE):
+            return None
+        return GenerationConfig.from_pretrained(str(folder))
 
     def get_decoder(self) -> nn.Module:
         """All but the output head."""
@@ -155,6 +183,13 @@ class LightModel(nn.Module):
 
 class LightBackbone(Backbone):
     """A backbone whose layers only a fused engine runs."""
+
+    @cached_property
+    def chat_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer as transformers reads it, which alone runs chat templates."""
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(str(self.model.config._folder))
 
     @property
     def has_lora(self) -> bool:
@@ -301,15 +336,17 @@ class LightTokenizer:
     """The part of transformers' tokenizers that sedem uses, with identical tokens."""
 
     is_fast = True
-    chat_template: str | None = None
 
-    def __init__(self, backend: Tokenizer, bos_token_id: int, eos_token_id: int) -> None:
+    def __init__(
+        self, backend: Tokenizer, bos_token_id: int, eos_token_id: int, chat_template: str | None
+    ) -> None:
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = True
         self.backend_tokenizer = backend
         self.bos_token_id = bos_token_id
         self.eos_token_id = eos_token_id
+        self.chat_template = chat_template
 
     def __call__(
         self,
@@ -349,10 +386,13 @@ class _Settings(BaseModel):
     bos_token: str
     eos_token: str
     pad_token: str | None = None
+    extra_special_tokens: list[str] = []
     # Entries that do not affect how text is tokenized or decoded here.
     clean_up_tokenization_spaces: bool = False
     backend: str | None = None
+    chat_template: None = None  # it has a file of its own
     model_max_length: int | None = None
+    unk_token: str | None = None
 
 
 def open_light_tokenizer(folder: Path) -> LightTokenizer | None:
@@ -368,6 +408,8 @@ def open_light_tokenizer(folder: Path) -> LightTokenizer | None:
         entries = read_json(folder / SETTINGS_FILE, CheckpointError, DOCUMENT_BYTES)
         settings = _Settings.model_validate(entries)
         backend = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
+        template = folder / TEMPLATE_FILE
+        chat = read_text(template, CheckpointError, DOCUMENT_BYTES) if exists(template) else None
     except Exception:  # tokenizers raises nothing narrower
         return None
     special = {
@@ -375,7 +417,8 @@ def open_light_tokenizer(folder: Path) -> LightTokenizer | None:
         for number, token in backend.get_added_tokens_decoder().items()
         if token.special
     }
-    named = {settings.bos_token, settings.eos_token, settings.pad_token or settings.eos_token}
-    if not named <= special.keys():
+    named = [settings.bos_token, settings.eos_token, settings.pad_token or settings.eos_token]
+    if not special.keys() >= {*named, *settings.extra_special_tokens}:
         return None
-    return LightTokenizer(backend, special[settings.bos_token], special[settings.eos_token])
+    ends = special[settings.bos_token], special[settings.eos_token]
+    return LightTokenizer(backend, *ends, chat)

@@ -25,7 +25,7 @@ from sedem.backbone.safetensors import (
     check_layers,
     check_sizes,
     check_weights,
-    read_int8,
+    read_whole,
 )
 from sedem.config import CONFIG_FILE
 from sedem.errors import CheckpointError, ConfigError, SedemError, first_line
@@ -124,8 +124,8 @@ def open_backbone(
     Args:
         attention: "sdpa" or "eager"; a layout whose attention has sinks is always opened with
             "eager".
-        light: whether only a fused engine will run it; int8 rows of the plain Llama layout are then
-            opened without transformers' models.
+        light: whether only a fused engine will run it; one file of weights of the plain Llama
+            layout is then opened without transformers' models.
 
     Raises:
         ConfigError: it cannot be found, its layout is not supported or it needs custom code.
@@ -139,7 +139,7 @@ def open_backbone(
         if light and is_folder(Path(name)):
             _check_files(name)
             with _reporting_damage("tokenizer", name), _refusing_own_code(name):
-                opened = open_light(Path(name), dtype, attention)
+                opened = open_light(Path(name), dtype, attention, given, origin_digest(name))
             if opened is not None:
                 return opened.to(device)
         config = read_config(name, revision)
@@ -169,7 +169,7 @@ def open_backbone(
 def _from_int8(file: Path, config: PretrainedConfig, options: dict[str, Any]) -> PreTrainedModel:
     from transformers.initialization import no_init_weights
 
-    weights = read_int8(
+    weights = read_whole(
         file,
         options["dtype"],
         layers=config.num_hidden_layers,

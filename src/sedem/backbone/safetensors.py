@@ -129,13 +129,17 @@ def dequantize_int8(
     return weights
 
 
-def read_int8(path: Path, dtype: torch.dtype, *, layers: int, tied: bool) -> dict[str, Tensor]:
-    """Read a backbone that is stored as int8 rows.
+def read_whole(path: Path, dtype: torch.dtype, *, layers: int, tied: bool) -> dict[str, Tensor]:
+    """Read a backbone from one file, of int8 rows or of plain weights.
 
     Raises:
         CheckpointError: the file cannot be read, or has fewer tensors than there are layers.
     """
-    weights = dequantize_int8(load_weights(path), dtype, str(path))
+    weights = load_weights(path)
+    if path.name == INT8_FILE:
+        weights = dequantize_int8(weights, dtype, str(path))
+    else:
+        weights = {name: weight.to(dtype) for name, weight in weights.items()}
     if tied and "model.embed_tokens.weight" in weights:
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
     check_layers(layers, len(weights), str(path))

@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from sedem import Document, SeDeM
 from sedem.backbone import gguf
 from sedem.backbone.gguf import ARCHITECTURES, Published, convert, converted, gguf_file, is_gguf
+from sedem.backbone.light import LightBackbone
 from sedem.backbone.loading import open_backbone
 from sedem.errors import CheckpointError, ConfigError
 
@@ -159,6 +160,15 @@ def test_a_file_is_converted_once_by_its_digest(file: Path, cache: Path) -> None
     again = open_backbone(str(copy))
     assert again.digest == digest
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
+
+
+def test_a_file_opens_light_as_it_opens_whole(file: Path, here: None) -> None:
+    light, full = (open_backbone(str(file), light=light) for light in (True, False))
+    assert type(light) is LightBackbone
+    assert (light.digest, light.name) == (full.digest, full.name)
+    for name, weight in full.model.state_dict().items():
+        assert torch.equal(light.model.state_dict()[name], weight)
+    assert light.token_ids(TEXT) == full.token_ids(TEXT)
 
 
 def test_a_model_answers_from_a_file_without_training(file: Path, here: None) -> None:

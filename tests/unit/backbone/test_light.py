@@ -43,14 +43,15 @@ HEAVY = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def checkpoint(tmp_path: Path, config: SedemConfig) -> Path:
-    """A checkpoint with adapters and an int8 backbone inside."""
+@pytest.fixture(params=["int8", "plain"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path: Path, config: SedemConfig) -> Path:
+    """A checkpoint with adapters and a backbone of int8 rows, or of plain weights, inside."""
     backbone = tmp_path / "backbone"
     save_tiny(backbone, head_dim=8)
-    weights = load_file(backbone / "model.safetensors")
-    (backbone / "model.safetensors").unlink()
-    save_file(quantize_int8(weights), backbone / INT8_FILE)
+    if request.param == "int8":
+        weights = load_file(backbone / "model.safetensors")
+        (backbone / "model.safetensors").unlink()
+        save_file(quantize_int8(weights), backbone / INT8_FILE)
     opened = open_backbone(str(backbone))
     torch.manual_seed(1)
     model = SeDeM(config, opened, opened).eval()
@@ -130,7 +131,7 @@ def test_its_tokenizer_cuts_and_decodes_as_that_of_transformers() -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("chat_template.jinja", "{{ messages }}"),
+        ("added_tokens.json", "{}"),
         ("tokenizer.json", "{}"),
         ("tokenizer_config.json", '{"tokenizer_class": "LlamaTokenizer"}'),
         (
@@ -144,6 +145,13 @@ def test_another_tokenizer_is_left_to_transformers(checkpoint: Path, name: str, 
     assert open_light_tokenizer(folder) is not None
     (folder / name).write_text(text)
     assert open_light_tokenizer(folder) is None
+
+
+def test_it_chats_as_transformers_would(chat_folder: str) -> None:
+    light, full = (open_backbone(chat_folder, light=light) for light in (True, False))
+    assert type(light) is LightBackbone
+    assert light.tokenizer.chat_template == full.tokenizer.chat_template
+    assert light.chat == full.chat
 
 
 SCHEDULE = """
@@ -200,10 +208,12 @@ def test_another_layout_is_left_to_transformers(
 
 def test_damaged_weights_are_named(checkpoint: Path) -> None:
     folder = checkpoint / "backbone"
-    weights = load_file(folder / INT8_FILE)
+    (file,) = folder.glob("*.safetensors")
+    weights = load_file(file)
     name = "model.layers.1.mlp.down_proj.weight"
-    del weights[name], weights[f"{name}.scale"]
-    save_file(weights, folder / INT8_FILE)
+    del weights[name]
+    weights.pop(f"{name}.scale", None)
+    save_file(weights, file)
     with pytest.raises(CheckpointError, match="1 weights are missing"):
         open_light(folder, torch.float32, "sdpa")
 
