@@ -13,6 +13,7 @@ from experiments.system.tables import Number, entries, scores, study
 
 NAME = "sedem-smol"
 MODEL = Variant(NAME, shipped=NAME)
+CHAT = Variant(f"{NAME}-chat", shipped=NAME, start=(("chat_template", True),))
 QUESTIONS = {
     "squad-10": 500,
     "squad-10-swapped": 200,
@@ -32,6 +33,7 @@ ROWS: dict[str, dict[str, Any]] = {
     f"{NAME}, every block": {"k": "all"},
     "the same four blocks as text (RAG with the same reader)": {"k": 4, "condition": "text"},
     "every block as text (full context, tuned)": {"k": "all", "condition": "text"},
+    f"{NAME}, K=4, in the chat template": {"k": 4, "variant": CHAT},
     f"{NAME}, no memory": {"k": 2, "control": "none"},
     "frozen backbone, every paragraph as text": {"method": "full-context"},
     "frozen backbone, BM25's four paragraphs as text": {"method": "bm25", "k": 4},
@@ -50,7 +52,8 @@ def real_model(scale: Scale) -> Iterator[Number]:
     for row, fields in ROWS.items():
         for key, limit in QUESTIONS.items():
             few = min(limit, COSTLY) if row.startswith(AS_TEXT) else limit
-            cell = Cell(variant=MODEL, questions=key, dtype="float32", limit=few, **fields)
+            fields = {"variant": MODEL, "dtype": "float32", **fields}
+            cell = Cell(questions=key, limit=few, **fields)
             yield from _scores(row, scale, cell)
     for key, limit in QUESTIONS.items():
         nano = guided_model(scale)

@@ -209,7 +209,8 @@ def checkpoint(
         form: a key of `FORMS`. A model that was trained further has the form of its recipes.
     """
     if variant.shipped:
-        return SHIPPED.with_name(variant.shipped)
+        shipped, changes = SHIPPED.with_name(variant.shipped), dict(variant.start)
+        return with_settings(shipped, changes, scale.runs / variant.name) if changes else shipped
     if variant.adapted:
         return _adapted(variant.adapted, scale, data)
     if variant.further:
