@@ -24,12 +24,20 @@ from safetensors.torch import load_file, save_file
 from experiments.system.scales import ROOT, Scale, recipe_exists
 from experiments.system.stand_in import fitted
 from sedem import Document
-from sedem.checkpoint.folder import ADAPTER, EXTRA_ENTRIES, WEIGHTS_FILE, unfinished, write
+from sedem.checkpoint.folder import (
+    ADAPTER,
+    EXTRA_ENTRIES,
+    WEIGHTS_FILE,
+    open_named,
+    unfinished,
+    write,
+)
 from sedem.checkpoint.untrained import untrained
 from sedem.config import SedemConfig
 from sedem.data.articles import read_articles
 from sedem.data.question_sets import open_examples
 from sedem.guidance.scores import Guidance
+from sedem.modules import SedemModules
 from sedem.training.baseline import BaselineRecipe, load_baseline_recipe, train_baseline
 from sedem.training.recipe import DataSource, Optimization, load_recipe, read_entries
 from sedem.training.run_setup import processes
@@ -484,7 +492,7 @@ def _adapted(kind: str, scale: Scale, data: Path) -> Path:
     folder = scale.runs / "adapt"
     if kind == "untrained":
         if not (folder / kind).is_dir():
-            model = untrained(backbone)
+            model = untrained(SedemModules, open_named(backbone, None, None))
             write(folder / kind, model.config, model.parts(), model.decoder)
         return folder / kind
     adapted = _without_labels(backbone, scale, data, folder / "adapted")
