@@ -68,12 +68,8 @@ DIGITS = 6
 """Significant digits of a result, so that what is committed stays small."""
 
 
-def measure(cell: Cell, scale: Scale, data: Path, study: str, results: Path | None = None) -> None:
-    """Measure a cell and keep the result in the folder of a study.
-
-    Args:
-        results: folder of results; None means the scale's.
-    """
+def measure(cell: Cell, scale: Scale, data: Path, study: str) -> None:
+    """Measure a cell and keep the result in the folder of a study."""
     if scale.name == "smoke":
         tiny_backbone()
     with records(scale):
@@ -82,7 +78,7 @@ def measure(cell: Cell, scale: Scale, data: Path, study: str, results: Path | No
     signed = found if "machine" in found else {**found, **provenance()}
     result = json.dumps({**signed, "stand_in": True} if scale.stand_in else signed)
     few_digits = json.loads(result, parse_float=lambda text: float(f"{float(text):.{DIGITS}g}"))
-    path = (results or results_of(scale)) / study / f"{cell.name}.json"
+    path = results_of(scale) / study / f"{cell.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     # On one line: indentation would be a quarter of all committed results.
     write_text(path, json.dumps(few_digits, separators=(",", ":")) + "\n")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -392,4 +392,6 @@ PAPER = Scale(
     stage1=("text.held_out=2000",),
 )
 
-SCALES = {scale.name: scale for scale in (SMOKE, NANO, PAPER)}
+GPU = replace(NANO, name="gpu")
+
+SCALES = {scale.name: scale for scale in (SMOKE, NANO, PAPER, GPU)}
