@@ -20,7 +20,7 @@ from accelerate.utils import gather_object
 
 from experiments.system import answers, bench, convention, learning, search, timing
 from experiments.system.cells import Cell, results_of, shareable, train
-from experiments.system.scales import Scale, tiny_backbone
+from experiments.system.scales import Scale
 from experiments.system.stand_in import records
 from experiments.system.tables import Study
 from sedem.durable_files import write_text
@@ -70,8 +70,6 @@ DIGITS = 6
 
 def measure(cell: Cell, scale: Scale, data: Path, study: str) -> None:
     """Measure a cell and keep the result in the folder of a study."""
-    if scale.name == "smoke":
-        tiny_backbone()
     with records(scale):
         found = MEASURES[cell.measure](cell, scale, data)
     # The bench and evaluations sign what they measure, since they resume the work of others.

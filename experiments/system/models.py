@@ -169,10 +169,8 @@ def equal_budget(scale: Scale, compression: int | None = None) -> Variant:
     changes: tuple[str, ...] = ()
     if compression is not None:
         name, changes = f"equal-c{compression}", (f"model.compression={compression}",)
-    if scale.name == "smoke":
-        return Variant(name, changes)  # every model of this scale is trained on the fixtures
     text, questions = (
-        _entries(scale.baseline_recipe("icae", stage, scale.backbones[0]), scale.baselines[stage])
+        _entries(scale.baseline_recipe("icae", stage, scale.backbones[0]))
         for stage in ("text", "questions")
     )
     return Variant(
@@ -188,7 +186,7 @@ def equal_budget(scale: Scale, compression: int | None = None) -> Variant:
 
 
 @cache
-def _entries(recipe: Path, overrides: tuple[str, ...]) -> Mapping[str, Any]:
+def _entries(recipe: Path, overrides: tuple[str, ...] = ()) -> Mapping[str, Any]:
     """The entries of a recipe; many variants need the same, and YAML is slow to read."""
     return read_entries(recipe, overrides)
 
@@ -210,7 +208,7 @@ def checkpoint(
     """The trained checkpoint of a variant.
 
     Args:
-        questions: set that stage 2 is trained for; at smoke and nano one mixture serves all sets.
+        questions: set that stage 2 is trained for; at nano one mixture serves all sets.
         data: folder that the recipes' data paths are relative to.
         form: a key of `FORMS`. A model that was trained further has the form of its recipes.
     """
@@ -279,8 +277,8 @@ def recipe_of(variant: Variant, scale: Scale, stage: str, questions: str) -> tup
 
 
 def _overrides(variant: Variant, scale: Scale, stage: str) -> list[str]:
-    own = [*getattr(scale, stage), *getattr(variant, stage)]
-    return [*scale.overrides, *variant.changes, *own]
+    own = [*scale.stage1, *variant.stage1] if stage == "stage1" else variant.stage2
+    return [*variant.changes, *own]
 
 
 def _further(variant: Variant, scale: Scale, data: Path) -> Path:
@@ -394,7 +392,7 @@ def baseline_checkpoint(
     """The trained checkpoint of a baseline: trained on text, then on questions.
 
     Args:
-        questions: set that it is trained for; at smoke and nano one mixture serves all sets.
+        questions: set that it is trained for; at nano one mixture serves all sets.
         data: folder that the recipes' data paths are relative to.
         setting: which recipe for questions; the text recipe of that name if there is one. A recipe
             for questions that ends in the set's name is for this set only.
@@ -406,7 +404,7 @@ def baseline_checkpoint(
         path = scale.baseline_recipe(method, stage, backbone, setting)
         if not recipe_exists(path):
             continue
-        overrides = [*scale.baselines[stage], *start]
+        overrides = [*start]
         output = scale.runs / path.stem
         if scale.name == "paper":
             output = scale.runs / backbone / path.stem
@@ -482,7 +480,7 @@ ARTICLES = 40
 """Maximum number of articles among the documents."""
 ADAPTED_COMPRESSION = 2
 """C, as in sedem-nano."""
-ADAPTED_STEPS = {"smoke": (2, 2), "nano": (150, 100)}
+ADAPTED_STEPS = {"nano": (150, 100)}
 """Steps of both stages, by scales that have the study."""
 
 

@@ -17,13 +17,13 @@ from experiments.system.bench import (
     icae_times,
     run_bench,
     timed_context,
-    timed_shapes,
     worth,
 )
 from experiments.system.floors import Ceilings
 from experiments.system.measures import measure
 from experiments.system.peers import PEERS, QUESTION_ROOM, without_early_exit
-from experiments.system.scales import PAPER, SMOKE
+from experiments.system.scales import PAPER
+from experiments.system.stand_in import stand_in
 from sedem import Answer, Document, SeDeM
 from sedem.answering.decoding import question_ids
 from sedem.answering.requests import encode_questions
@@ -116,25 +116,25 @@ def test_an_encoder_that_runs_all_layers_gives_the_same_states(
         without_early_exit(SeDeM.from_pretrained(tiny_checkpoint, engine="eager"))
 
 
-def test_the_papers_tables_of_times_are_measured_at_smoke_scale(
+def test_the_papers_tables_of_times_are_measured_on_stand_ins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(bench, "measure_ceilings", lambda device, dtype: Ceilings(1e10, 1e11))
-    (shape,) = timed_shapes(SMOKE)
-    cells = [icae_times(SMOKE, shape, "qasper"), comprexit_times(SMOKE)]
+    small, shape = stand_in(PAPER), "llama-3.2-1b"
+    cells = [icae_times(small, shape, "qasper"), comprexit_times(small)]
     rows = [["sedem", "icae", "sedem-all-layers"]]
     rows.append(["sedem", "comprexit", "sedem-all-blocks", "comprexit-128"])
     for cell, methods in zip(cells, rows, strict=True):
-        measure(cell, SMOKE, tmp_path, "efficiency")
-        result = cell.read(SMOKE)
+        measure(cell, small, tmp_path, "efficiency")
+        result = cell.read(small)
         assert result is not None and list(result["results"]) == methods
         assert not result["left_out"] and result["settings"]["k"] == cell.k
         # The path of the folder, which is another one on every machine, is not in the result.
-        assert result["settings"]["backbone"] == "smoke"
+        assert result["settings"]["backbone"] == shape
         assert not any(str(tmp_path) in note or "runs/" in note for note in result["notes"])
-    number = next(n for n in efficiency.numbers(SMOKE) if n.cell == cells[0])
-    assert number.ours(SMOKE) is not None
+    number = next(n for n in efficiency.numbers(small) if n.cell == cells[0])
+    assert number.ours(small) is not None
 
 
 def test_a_peer_compresses_pieces_of_128_tokens(tiny_folder: Callable[..., str]) -> None:

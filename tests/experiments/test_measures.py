@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,10 @@ from experiments.pages import STUDIES, write_tables
 from experiments.system import cells, measures
 from experiments.system.cells import Cell
 from experiments.system.measures import MEASURES, measure, measure_missing
-from experiments.system.scales import PAPER, ROOT, SMOKE
+from experiments.system.scales import PAPER
 from experiments.system.stand_in import stand_in
 from experiments.system.tables import STAND_IN
 
-FIXTURES = ROOT / "tests" / "fixtures"
 SMALL = stand_in(PAPER)
 
 
@@ -61,14 +61,15 @@ def test_a_kind_is_measured_and_drawn_on_stand_ins(
     assert (runs / f"{name}.svg").read_text().startswith("<?xml")
 
 
-def test_learning_rates_are_searched_at_smoke_scale(
+def test_learning_rates_are_searched_on_stand_ins(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(runs)
+    searched = replace(SMALL, search={"text": ("text.held_out=1",), "questions": ()})
     study = STUDIES["learning_rates"]
-    cell = study.cells(SMOKE)[0]
-    measure(cell, SMOKE, FIXTURES, study.name)
-    assert next(n.value(SMOKE) for n in study.numbers(SMOKE) if n.cell == cell) > 0
+    cell = study.cells(searched)[0]
+    measure(cell, searched, runs, study.name)
+    assert next(n.value(searched) for n in study.numbers(searched) if n.cell == cell) > 0
 
 
 def test_a_cell_that_fails_is_named_and_stops_no_other(
@@ -105,18 +106,19 @@ def test_a_result_lies_in_the_folder_of_the_first_study_and_is_measured_once(
         "cost",
         lambda cell, scale, data: {"digits": 0.123456789, "machine": "Abacus"},
     )
-    measure_missing([first, second], SMOKE, FIXTURES)
-    folder = cells.results_of(SMOKE)
-    shared = first.cells(SMOKE)
+    measure_missing([first, second], SMALL, tmp_path)
+    folder = cells.results_of(SMALL)
+    shared = first.cells(SMALL)
     assert {path.stem for path in (folder / "parameters").iterdir()} == {c.name for c in shared}
-    assert set(shared) < set(second.cells(SMOKE))
-    rest = {cell.name for cell in second.cells(SMOKE)} - {cell.name for cell in shared}
+    assert set(shared) < set(second.cells(SMALL))
+    rest = {cell.name for cell in second.cells(SMALL)} - {cell.name for cell in shared}
     assert {path.stem for path in (folder / "parameter_overhead").iterdir()} == rest
 
-    path = shared[0].path(SMOKE)
-    assert path is not None and path.read_text() == '{"digits":0.123457,"machine":"Abacus"}\n'
+    path = shared[0].path(SMALL)
+    written = '{"digits":0.123457,"machine":"Abacus","stand_in":true}\n'
+    assert path is not None and path.read_text() == written
     path.write_text("{}")
-    measure_missing([second], SMOKE, FIXTURES, only=shared[0].name)
+    measure_missing([second], SMALL, tmp_path, only=shared[0].name)
     assert path.read_text() == "{}"
-    measure_missing([second], SMOKE, FIXTURES, only=shared[0].name, again=True)
-    assert shared[0].path(SMOKE) == path and path.read_text() != "{}"
+    measure_missing([second], SMALL, tmp_path, only=shared[0].name, again=True)
+    assert shared[0].path(SMALL) == path and path.read_text() != "{}"
