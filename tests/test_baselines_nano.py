@@ -15,10 +15,14 @@ from sedem import Document
 from sedem.backbone.loading import open_backbone
 from sedem.baselines.registry import TRAINED
 from sedem.checkpoint.folder import locate
+from sedem.data import custom_questions
+from sedem.data.examples import Example
 from sedem.errors import ConfigError
 from sedem.evaluation.registry import METHODS, default_checkpoint
 
-SQUAD = Path(__file__).parent / "fixtures" / "squad.json"
+DOCUMENTS = [Document("lease", "The rent is 900 euros, due on the third. Pets need a word. " * 2)]
+OTHERS = (Document("cake", "Beat two eggs."), Document("ship", "The ship left on 4 June."))
+RENT = Example("rent", (*DOCUMENTS, *OTHERS), "What is the rent?", ("900 euros",))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -27,8 +31,9 @@ def test_every_listed_method_answers_with_its_default_checkpoint(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert f"\n{method} " in "\n" + succeeds("eval", "--list")
-    squad = ("--data", SQUAD, "--limit", 1, "--max-new-tokens", 3)
-    metrics = prints_json("eval", method, *squad, "--json")
+    custom_questions.dump([RENT], Path("questions.jsonl"))
+    asked = ("--data", "questions.jsonl", "--max-new-tokens", 3)
+    metrics = prints_json("eval", method, *asked, "--json")
     assert metrics["counts"]["not_answered"] == 0
     assert metrics["settings"]["checkpoint"] == default_checkpoint(method)
 
@@ -39,9 +44,6 @@ def test_shipped_checkpoints_are_small_and_contain_no_backbone() -> None:
         assert sum(path.stat().st_size for path in files) < 2_000_000
         assert {path.suffix for path in files} == {".json", ".safetensors", ".md"}
         assert not any("backbone" in path.parts for path in files)
-
-
-DOCUMENTS = [Document("lease", "The rent is 900 euros, due on the third. Pets need a word. " * 2)]
 
 
 @pytest.mark.parametrize("method", TRAINED)
