@@ -125,11 +125,15 @@ def test_more_replicas_than_cpus_are_refused(monkeypatch: pytest.MonkeyPatch) ->
         Machines(engines=0)
 
 
-def test_what_the_command_cannot_do_is_one_sentence(tmp_path: Path) -> None:
+def test_options_of_a_cluster_need_ray() -> None:
     for flag in ("--partitions", "--engines", "--copies"):
         result = CliRunner().invoke(app, ["serve", flag, "2"])
         assert result.exit_code == 1
         assert result.stderr == f"error: {flag} belongs to --ray; add it\n"
+
+
+@pytest.mark.slow
+def test_a_cluster_that_does_not_answer_is_one_sentence(tmp_path: Path) -> None:
     # In a process of its own: one that has joined a cluster stays in that.
     words = ["serve", "--folder", str(tmp_path), "--port", "0", "--ray", "127.0.0.1:1"]
     run = [sys.executable, "-c", "from sedem.cli.main import app; app()", *words]
