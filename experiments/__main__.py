@@ -16,15 +16,13 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments import pages
-from experiments.gpu import GPU
 from experiments.system.scales import PAPER, SCALES, Scale
 from experiments.system.stand_in import stand_in
 from experiments.system.tables import Study
 from sedem.errors import SedemError
 
-CHOICES = {**SCALES, GPU.name: GPU}
 NameArgument = Annotated[str, typer.Argument(help="A study; see `list`.")]
-ScaleOption = Annotated[str, typer.Option(help=f"One of {', '.join(CHOICES)}.")]
+ScaleOption = Annotated[str, typer.Option(help=f"One of {', '.join(SCALES)}.")]
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 
@@ -147,9 +145,9 @@ def _part(text: str) -> tuple[int, int]:
 
 
 def _scale(name: str) -> Scale:
-    if name not in CHOICES:
-        raise typer.BadParameter(f"scale is '{name}'; it can be {', '.join(CHOICES)}")
-    return CHOICES[name]
+    if name not in SCALES:
+        raise typer.BadParameter(f"scale is '{name}'; it can be {', '.join(SCALES)}")
+    return SCALES[name]
 
 
 if __name__ == "__main__":

@@ -119,7 +119,6 @@ def _more_given(scale: Scale) -> Iterator[Number]:
 def _distant(scale: Scale) -> Iterator[Number]:
     """Labels from answer strings and from evidence; both are trained alike and select K=2."""
     sources = {
-        "smoke": "[{path: squad.json, set: squad, label: answer}]",
         "nano": (
             '[{path: squad/train-44-articles.json, records: ":6", label: answer}, '
             '{path: wikipedia/articles.jsonl.xz, set: exact-facts, records: ":200", '
@@ -201,8 +200,7 @@ def _place(number: Number, scale: Scale) -> str:
 )
 def yes_no(scale: Scale) -> list[Number]:
     """F1 by kind of question: rows of other tables, and two constant answers."""
-    # The HotpotQA fixture has no yes/no questions.
-    sets = ("2wiki",) if scale.name == "smoke" else ("hotpotqa", "2wiki")
+    sets = ("hotpotqa", "2wiki")
     rows: dict[tuple[Cell, str], str] = {}
     for row, cell, metric in _answered(scale, sets):
         if cell is not None and cell.questions in sets:

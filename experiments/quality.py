@@ -127,11 +127,11 @@ def constant_answers(scale: Scale) -> Iterator[Number]:
             continue
         cell, row = constant(key), questions.title
         columns: list[tuple[Any, ...]] = [("constant answer", "settings.answer")]
-        if scale.name != "smoke":
-            chosen = "settings.chosen"
-            columns.append(("training questions", f"{chosen}.questions", 0))
-            columns.append(("F1 on them", f"{chosen}.f1"))
-        columns.append(("evaluation questions", "counts.examples", 0))
+        columns += [
+            ("training questions", "settings.chosen.questions", 0),
+            ("F1 on them", "settings.chosen.f1"),
+            ("evaluation questions", "counts.examples", 0),
+        ]
         yield from entries(row, cell, *columns) + scores(row, "", cell, METRICS)
 
 

@@ -84,7 +84,7 @@ def effective_rank(scale: Scale) -> Iterator[Number]:
 @study("What a first search with pooled keys misses", "The paper gives no numbers.", drawn=("%",))
 def coarse_search(scale: Scale) -> Iterator[Number]:
     """Percentage of the exact best two among the best C by pooled keys, and the search time."""
-    limit = scale.limit if scale.size == "smoke" else 200
+    limit = scale.limit if scale.stand_in else 200
     cell = Cell(
         "coarse-search", variant=main_model(scale), questions=scale.ablation[0], limit=limit
     )
@@ -104,7 +104,7 @@ def coarse_search(scale: Scale) -> Iterator[Number]:
 
 def made_banks(scale: Scale) -> Cell:
     """The measurement of banks whose blocks are made from real ones."""
-    limit = scale.limit if scale.size == "smoke" else 40
+    limit = scale.limit if scale.stand_in else 40
     return Cell("large-banks", questions=scale.ablation[0], limit=limit)
 
 
@@ -147,7 +147,7 @@ def selecting(scale: Scale) -> Iterator[Number]:
 )
 def confidence(scale: Scale) -> Iterator[Number]:
     """Metrics of the confidence by the number of paragraphs per question."""
-    limit = scale.limit if scale.size == "smoke" else None
+    limit = scale.limit if scale.stand_in else None
     questions = "squad-10" if "squad-10" in scale.sets else scale.ablation[0]
     cell = Cell("confidence", variant=guided_model(scale), questions=questions, limit=limit)
     for paragraphs in (1 + distractors for distractors in DISTRACTORS):

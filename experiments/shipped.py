@@ -61,7 +61,7 @@ def shipped_model(scale: Scale) -> Iterator[Number]:
 
 
 def _answers(scale: Scale, questions: str, fields: dict[str, Any]) -> Cell:
-    limit = scale.limit if scale.size == "smoke" else fields.get("limit")
+    limit = scale.limit if scale.stand_in else fields.get("limit")
     changes = {**fields, "limit": limit, "max_new_tokens": MAX_NEW_TOKENS}
     return Cell(variant=main_model(scale), questions=questions, **changes)
 
@@ -95,7 +95,7 @@ def shipped_beside_paper(scale: Scale) -> Iterator[Number]:
 @study("What one command prints of the shipped model", "The paper gives no numbers.")
 def shipped_command(scale: Scale) -> list[Number]:
     """`sedem eval sedem --data FILE -k 2 --limit 200`: float32 and the set's own answer limit."""
-    key, limit = scale.ablation[0], scale.limit if scale.size == "smoke" else 200
+    key, limit = scale.ablation[0], scale.limit if scale.stand_in else 200
     cell = Cell(variant=guided_model(scale), questions=key, k=2, dtype="float32", limit=limit)
     metrics = ("f1", "em", "rouge_l", "recall@1", "recall@2")
     return scores(scale.sets[key].title, "", cell, metrics)
@@ -157,7 +157,7 @@ def answer_limit(scale: Scale) -> Iterator[Number]:
 )
 def slot_types(scale: Scale) -> Iterator[Number]:
     """Bytes per token, scores and recall by type, on the first set of the ablations."""
-    limit = scale.limit if scale.size == "smoke" else 300
+    limit = scale.limit if scale.stand_in else 300
     key = scale.ablation[0]
     model = Cell(variant=main_model(scale), questions=key, max_new_tokens=32, dtype="float32")
     for slots in SLOT_TYPES:

@@ -261,8 +261,8 @@ def kept(scale: Scale) -> Iterator[Number]:
     "arrival of a question to its first token.",
 )
 def arrivals(scale: Scale) -> Iterator[Number]:
-    """Throughput and waiting time by rate and kind of batch; sedem-nano answers, if not smoke."""
-    cell = Cell("arrivals", variant=main_model(scale) if scale.size == "smoke" else None)
+    """Throughput and waiting time by rate and kind of batch, of sedem-nano or a stand-in."""
+    cell = Cell("arrivals", variant=main_model(scale) if scale.stand_in else None)
     for rate in RATES[scale.size]:
         for way in WAYS:
             yield from entries(

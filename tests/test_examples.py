@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from servers import serving
 from serving import SECRET
 
 from sedem import Document, SeDeM
+from sedem.demo import DOCUMENTS
 from sedem.serve.settings import Settings
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -60,10 +62,15 @@ def test_stream(run: Run) -> None:
     assert lines[-1].startswith("from: harbour-register.txt:")
 
 
-def test_batch_questions(run: Run, tmp_path: Path) -> None:
+def test_batch_questions(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ulysses-spacecraft.txt", "harbour-register.txt"):
+        shutil.copy(DOCUMENTS / name, tmp_path)
+    monkeypatch.setattr("sedem.demo.DOCUMENTS", tmp_path)
+    (tmp_path / "questions").mkdir()
     questions = ["In what year was Ulysses launched?", "Who is the mayor of Belholm?"]
-    (tmp_path / "questions.txt").write_text("\n\n".join(questions), "utf-8")
-    rows = [json.loads(line) for line in run("batch_questions", "questions.txt").splitlines()]
+    asked = tmp_path / "questions" / "asked.txt"
+    asked.write_text("\n\n".join(questions), "utf-8")
+    rows = [json.loads(line) for line in run("batch_questions", str(asked)).splitlines()]
     assert [row["question"] for row in rows] == questions
     assert [row["answer"] for row in rows] == ["1990", "Jonas Wenrick"]
     assert [len(row["citations"]) for row in rows] == [2, 2]

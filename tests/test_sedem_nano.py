@@ -66,14 +66,13 @@ def test_demo_questions_cite_the_place_where_the_answer_is(
     assert answer.k == 2 and answer.text.strip()
 
 
-def test_the_fast_path_answers_like_the_reference(
-    model: SeDeM, bank: MemoryBank, documents: list[Document]
-) -> None:
+def test_the_fast_path_answers_like_the_reference(model: SeDeM, documents: list[Document]) -> None:
     reference = SeDeM.from_pretrained("sedem-nano", device="cpu", engine="eager")
     assert (model.engine.name, reference.engine.name) == ("static", "eager")
     limit = Decoding(max_new_tokens=16)
-    expected = reference.answer(reference.read(documents), QUESTIONS, decoding=limit)
-    answers = model.answer(bank, QUESTIONS, decoding=limit)
+    few = [d for d in documents if d.name in ("george-eastman.txt", "harbour-register.txt")]
+    expected = reference.answer(reference.read(few), QUESTIONS, decoding=limit)
+    answers = model.answer(model.read(few), QUESTIONS, decoding=limit)
     assert [a.text for a in answers] == [a.text for a in expected]
     for ours, theirs in zip(answers, expected, strict=True):
         assert [c.text for c in ours.citations] == [c.text for c in theirs.citations]

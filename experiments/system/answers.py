@@ -220,9 +220,6 @@ def training_questions(
     scale: Scale, questions: str, data: Path
 ) -> tuple[list[Example], list[dict[str, Any]]]:
     """The stage-2 training questions with the schema of an evaluation set, and their sources."""
-    if scale.name == "smoke":
-        # Every model of this scale is trained on the fixtures.
-        return scale.sets[questions].examples(data), []
     path = ROOT / "recipes" / "nano" / "stage2.yaml"
     if scale.name == "paper":
         path = scale.recipe("stage2", scale.backbones[0], questions)

@@ -28,7 +28,7 @@ from experiments.system.floors import (
 )
 from experiments.system.models import guided_model, main_model
 from experiments.system.peers import PEERS, PrefixCached, TextBlocks
-from experiments.system.scales import RUNS, SHIPPED, Scale
+from experiments.system.scales import SHIPPED, Scale
 from experiments.system.stand_in import backbone
 from sedem.answering.requests import encode_questions
 from sedem.backbone.decoder import Backbone
@@ -54,14 +54,13 @@ from sedem.types import Document
 # What is measured, by scale
 
 CONTEXTS = {
-    "smoke": (64,),
+    "stand-in": (64,),
     "nano": (512, 2048, 32768),
     "gpu": (1280, 5120, 32768),
     "paper": (1280, 5120, 32768, 131072, 1048576),
 }
 """Context lengths in tokens."""
 METHODS = {
-    "smoke": ("sedem", "full-context"),
     # LongLLMLingua reads the whole context for each question: minutes of a CPU at 32,768 tokens.
     "nano": ("sedem", "full-context", "bm25"),
     "gpu": ("sedem", "full-context", "bm25"),
@@ -71,23 +70,23 @@ PEERS_BESIDE = {"nano": ("hf", "hf-compiled", "hf-prefix"), "gpu": ("hf", "hf-pr
 """Peers of the methods."""
 PEER_CONTEXTS = {"nano": (1024,)}
 """Context lengths at which every method of `sedem eval --list` is timed, trained ones too."""
-ANSWER_TOKENS = {"smoke": 3, "nano": 17, "gpu": 33, "paper": 33}
+ANSWER_TOKENS = {"stand-in": 3, "nano": 17, "gpu": 33, "paper": 33}
 SHAPES = ("llama-3.2-1b", "llama-3.2-3b")
 """Shapes timed on random weights at gpu and paper scale: speed does not depend on weights."""
 BLOCKS = {"nano": (1000, 10_000), "gpu": (1000, 10_000, 100_000), "paper": (1000, 10_000, 100_000)}
 """Sizes of the synthetic banks that are scored."""
-SEDEM_CONTEXTS = {"smoke": (64,), "nano": (8192,), "gpu": (32768,), "paper": (32768,)}
+SEDEM_CONTEXTS = {"stand-in": (64,), "nano": (8192,), "gpu": (32768,), "paper": (32768,)}
 """Context lengths at which SeDeM is timed alone."""
-BATCHES = {"smoke": (1, 2), "nano": (1, 8, 64), "gpu": (1, 8, 64), "paper": (1, 8, 64)}
+BATCHES = {"stand-in": (1, 2), "nano": (1, 8, 64), "gpu": (1, 8, 64), "paper": (1, 8, 64)}
 """Numbers of questions asked of one bank together."""
-OWN_SHAPES = {"smoke": RUNS / "smoke" / "backbone", "nano": SHIPPED / "backbone"}
+OWN_SHAPES = {"nano": SHIPPED / "backbone"}
 """Folders whose shapes stand for those of the paper, by backbone of a scale."""
 RIVALS = {"icae": ("sedem-all-layers",), "comprexit": ("sedem-all-blocks", "comprexit-128")}
 """Methods that the paper times beside SeDeM, and the peers that are measured with each."""
 COMPREXIT_CONTEXT = 1536
 """Tokens of the context of Table comprexit_ttft."""
 KEPT_CONTEXTS = {
-    "smoke": (64,),
+    "stand-in": (64,),
     "nano": (256, 1024, 4096, 16384),
     "paper": (256, 1024, 4096, 16384, 65536),
 }
@@ -148,7 +147,7 @@ def bench(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     plan: dict[str, Any] = {
         "methods": ("sedem",),
         "backbone": _shape(cell, scale),
-        "runs": 1 if name == "smoke" else 20,
+        "runs": 1 if scale.stand_in else 20,
         "answer_tokens": ANSWER_TOKENS[name],
     }
     more: dict[str, Any] = {}

@@ -158,7 +158,7 @@ def _stage2(model: SeDeM, dataset: BlockDataset, conditioning: str, **blocks: An
 ALWAYS = 3
 """Number of lowest rates that are always tried."""
 PROBED = {"batch_size": 8, "held_out": 64}
-PROBED_AT_SMOKE = {"batch_size": 2, "held_out": 2, "segment_length": 32, "continuation": 16}
+PROBED_ON_STAND_INS = {"batch_size": 2, "held_out": 2, "segment_length": 32, "continuation": 16}
 
 
 def training(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
@@ -186,7 +186,7 @@ def search(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     for rate in scale.rates:
         if len(losses) >= ALWAYS and best_rate({"rates": losses}) != float([*losses][-1]):
             break
-        overrides = [*scale.baselines[stage], *scale.search[stage], f"data_root={data}"]
+        overrides = [*scale.search[stage], f"data_root={data}"]
         parts = load_baseline_recipe(cell.method, path, overrides).optimization.learning_rates
         rates = ", ".join(f"{part}: {rate:.1e}" for part in parts)
         output = scale.runs / "search" / f"{cell.method}-{rate_name(rate)}"
@@ -219,7 +219,7 @@ def best_rate(result: dict[str, Any]) -> float:
 
 def steps_of(scale: Scale) -> int:
     """The steps of each run of `probe`."""
-    return 2 if scale.size == "smoke" else 20
+    return 2 if scale.stand_in else 20
 
 
 def ends_of_grid(scale: Scale) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -237,7 +237,7 @@ def probe(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
 
     assert cell.variant is not None
     path = scale.recipe("stage1", cell.variant.backbone or "", scale.ablation[0])
-    overrides = [*scale.overrides, *scale.stage1]
+    overrides = [*scale.stage1]
     overrides += fitted(read_entries(path, overrides), scale)
     recipe = load_recipe(Stage1Recipe, path, overrides)
     steps, source = steps_of(scale), recipe.text.path
@@ -247,7 +247,7 @@ def probe(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         layers=ends_of_grid(scale),
         compressions=(recipe.model.compression,),
         steps=steps,
-        **(PROBED_AT_SMOKE if scale.size == "smoke" else PROBED),
+        **(PROBED_ON_STAND_INS if scale.stand_in else PROBED),
     )
     result = run_probe(
         recipe.model.encoder,

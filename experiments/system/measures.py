@@ -20,7 +20,7 @@ from accelerate.utils import gather_object
 
 from experiments.system import answers, bench, convention, learning, search, timing
 from experiments.system.cells import Cell, results_of, shareable, train
-from experiments.system.scales import Scale, tiny_backbone
+from experiments.system.scales import Scale
 from experiments.system.stand_in import records
 from experiments.system.tables import Study
 from sedem.durable_files import write_text
@@ -68,21 +68,15 @@ DIGITS = 6
 """Significant digits of a result, so that what is committed stays small."""
 
 
-def measure(cell: Cell, scale: Scale, data: Path, study: str, results: Path | None = None) -> None:
-    """Measure a cell and keep the result in the folder of a study.
-
-    Args:
-        results: folder of results; None means the scale's.
-    """
-    if scale.name == "smoke":
-        tiny_backbone()
+def measure(cell: Cell, scale: Scale, data: Path, study: str) -> None:
+    """Measure a cell and keep the result in the folder of a study."""
     with records(scale):
         found = MEASURES[cell.measure](cell, scale, data)
     # The bench and evaluations sign what they measure, since they resume the work of others.
     signed = found if "machine" in found else {**found, **provenance()}
     result = json.dumps({**signed, "stand_in": True} if scale.stand_in else signed)
     few_digits = json.loads(result, parse_float=lambda text: float(f"{float(text):.{DIGITS}g}"))
-    path = (results or results_of(scale)) / study / f"{cell.name}.json"
+    path = results_of(scale) / study / f"{cell.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     # On one line: indentation would be a quarter of all committed results.
     write_text(path, json.dumps(few_digits, separators=(",", ":")) + "\n")

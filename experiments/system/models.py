@@ -24,12 +24,20 @@ from safetensors.torch import load_file, save_file
 from experiments.system.scales import ROOT, SHIPPED, Scale, recipe_exists
 from experiments.system.stand_in import fitted
 from sedem import Document
-from sedem.checkpoint.folder import ADAPTER, EXTRA_ENTRIES, WEIGHTS_FILE, unfinished, write
+from sedem.checkpoint.folder import (
+    ADAPTER,
+    EXTRA_ENTRIES,
+    WEIGHTS_FILE,
+    open_named,
+    unfinished,
+    write,
+)
 from sedem.checkpoint.untrained import untrained
 from sedem.config import SedemConfig
 from sedem.data.articles import read_articles
 from sedem.data.question_sets import open_examples
 from sedem.guidance.scores import Guidance
+from sedem.modules import SedemModules
 from sedem.training.baseline import BaselineRecipe, load_baseline_recipe, train_baseline
 from sedem.training.recipe import DataSource, Optimization, load_recipe, read_entries
 from sedem.training.run_setup import processes
@@ -163,10 +171,8 @@ def equal_budget(scale: Scale, compression: int | None = None) -> Variant:
     changes: tuple[str, ...] = ()
     if compression is not None:
         name, changes = f"equal-c{compression}", (f"model.compression={compression}",)
-    if scale.name == "smoke":
-        return Variant(name, changes)  # every model of this scale is trained on the fixtures
     text, questions = (
-        _entries(scale.baseline_recipe("icae", stage, scale.backbones[0]), scale.baselines[stage])
+        _entries(scale.baseline_recipe("icae", stage, scale.backbones[0]))
         for stage in ("text", "questions")
     )
     return Variant(
@@ -182,7 +188,7 @@ def equal_budget(scale: Scale, compression: int | None = None) -> Variant:
 
 
 @cache
-def _entries(recipe: Path, overrides: tuple[str, ...]) -> Mapping[str, Any]:
+def _entries(recipe: Path, overrides: tuple[str, ...] = ()) -> Mapping[str, Any]:
     """The entries of a recipe; many variants need the same, and YAML is slow to read."""
     return read_entries(recipe, overrides)
 
@@ -204,7 +210,7 @@ def checkpoint(
     """The trained checkpoint of a variant.
 
     Args:
-        questions: set that stage 2 is trained for; at smoke and nano one mixture serves all sets.
+        questions: set that stage 2 is trained for; at nano one mixture serves all sets.
         data: folder that the recipes' data paths are relative to.
         form: a key of `FORMS`. A model that was trained further has the form of its recipes.
     """
@@ -276,8 +282,8 @@ def recipe_of(variant: Variant, scale: Scale, stage: str, questions: str) -> tup
 
 
 def _overrides(variant: Variant, scale: Scale, stage: str) -> list[str]:
-    own = [*getattr(scale, stage), *getattr(variant, stage)]
-    return [*scale.overrides, *variant.changes, *own]
+    own = [*scale.stage1, *variant.stage1] if stage == "stage1" else variant.stage2
+    return [*variant.changes, *own]
 
 
 def _further(variant: Variant, scale: Scale, data: Path) -> Path:
@@ -391,7 +397,7 @@ def baseline_checkpoint(
     """The trained checkpoint of a baseline: trained on text, then on questions.
 
     Args:
-        questions: set that it is trained for; at smoke and nano one mixture serves all sets.
+        questions: set that it is trained for; at nano one mixture serves all sets.
         data: folder that the recipes' data paths are relative to.
         setting: which recipe for questions; the text recipe of that name if there is one. A recipe
             for questions that ends in the set's name is for this set only.
@@ -403,7 +409,7 @@ def baseline_checkpoint(
         path = scale.baseline_recipe(method, stage, backbone, setting)
         if not recipe_exists(path):
             continue
-        overrides = [*scale.baselines[stage], *start]
+        overrides = [*start]
         output = scale.runs / path.stem
         if scale.name == "paper":
             output = scale.runs / backbone / path.stem
@@ -479,7 +485,7 @@ ARTICLES = 40
 """Maximum number of articles among the documents."""
 ADAPTED_COMPRESSION = 2
 """C, as in sedem-nano."""
-ADAPTED_STEPS = {"smoke": (2, 2), "nano": (150, 100)}
+ADAPTED_STEPS = {"nano": (150, 100)}
 """Steps of both stages, by scales that have the study."""
 
 
@@ -489,7 +495,7 @@ def _adapted(kind: str, scale: Scale, data: Path) -> Path:
     folder = scale.runs / "adapt"
     if kind == "untrained":
         if not (folder / kind).is_dir():
-            model = untrained(backbone)
+            model = untrained(SedemModules, open_named(backbone, None, None))
             write(folder / kind, model.config, model.parts(), model.decoder)
         return folder / kind
     adapted = _without_labels(backbone, scale, data, folder / "adapted")

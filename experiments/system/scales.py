@@ -1,34 +1,28 @@
-"""The three scales: backbones, sets, recipes and limits of each.
+"""The scales: backbones, sets, recipes and limits of each.
 
-- smoke: a tiny random backbone and a few records. It tests the wiring in seconds.
 - nano: the backbone of sedem-nano and small files of the public sets, fully trained.
 - paper: Llama-3.2 and the public sets by name.
+- gpu: the bench of both on one GPU.
 
 A result of one scale is never shown at another.
 """
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from sedem.backbone.loading import empty_model, read_config
 from sedem.data.examples import Example
 from sedem.data.question_sets import open_examples
-from sedem.durable_files import build_once
 
 ROOT = Path(__file__).parents[2]
 RUNS = Path("runs")
 FACTS = ROOT / "experiments" / "data" / "exact-facts-evaluation.jsonl.xz"
 HOUSEHOLD = FACTS.with_name("household.jsonl.xz")
 SHIPPED = ROOT / "checkpoints" / "sedem-nano"
-SMALLEST = "smoke"
 STUDIED_DEPTH = 28
 """Layers of Llama-3.2-3B, the backbone of the paper's depth studies."""
 
@@ -74,7 +68,7 @@ class Scale:
     """One scale.
 
     Attributes:
-        backbones: backbones by the paper's short names; the small ones are `nano` and `smoke`.
+        backbones: backbones by the paper's short names; the small one is `nano`.
         depth: number of decoder layers of the backbone of the depth studies.
         studied: the backbone of the depth studies; None means the first.
         sets: evaluation questions by the paper's keys.
@@ -92,10 +86,9 @@ class Scale:
         costly_limit: questions of what is slow on a CPU: every block, BM25's paragraphs as text,
             and trained baselines.
         slowest_limit: questions of methods that read a context several times.
-        overrides: overrides of both study recipes; `stage1` and `stage2` have those of one.
-        baselines: overrides of the recipes of trained baselines, by "text" and "questions".
+        stage1: overrides of the study recipe of stage 1.
         rates: learning rates that are tried for a trained baseline, in ascending order.
-        search: overrides of its recipe for that search, by "text" and "questions".
+        search: overrides of its recipe, on "text" or "questions", for that search.
         gold_trained: a trained baseline that is given only gold documents was also trained only on
             them, as in the paper. At nano, its training was already close to that.
         dtype: type of the backbones in an evaluation.
@@ -119,12 +112,7 @@ class Scale:
     limit: int | None = None
     costly_limit: int | None = None
     slowest_limit: int | None = None
-    overrides: tuple[str, ...] = ()
     stage1: tuple[str, ...] = ()
-    stage2: tuple[str, ...] = ()
-    baselines: Mapping[str, tuple[str, ...]] = field(
-        default_factory=lambda: {"text": (), "questions": ()}
-    )
     rates: tuple[float, ...] = (3e-4, 1e-3, 3e-3)
     search: Mapping[str, tuple[str, ...]] = field(
         default_factory=lambda: {"text": (), "questions": ()}
@@ -142,15 +130,15 @@ class Scale:
 
     @property
     def size(self) -> str:
-        """The scale whose sizes are measured: stand-ins are as small as `smoke`."""
-        return SMALLEST if self.stand_in else self.name
+        """The name under which `bench` and others list what they measure at a scale."""
+        return "stand-in" if self.stand_in else self.name
 
     def layer(self, studied: int) -> int:
         """The layer of this scale's backbone at the relative depth of one of the paper's 28."""
         return max(1, round(studied * self.depth / STUDIED_DEPTH))
 
     def recipe(self, stage: str, backbone: str, questions: str, every_block: bool = False) -> Path:
-        """The recipe of a stage for an ablation (smoke, nano), or the paper's.
+        """The recipe of a stage for an ablation (nano), or the paper's.
 
         Args:
             stage: "stage1" or "stage2".
@@ -208,100 +196,6 @@ def ruler(
         for length in lengths
     }
 
-
-def tiny_backbone() -> Path:
-    """A random backbone with sedem-nano's tokenizer, written once."""
-    folder = RUNS / "smoke" / "backbone"
-    build_once(
-        folder,
-        lambda place: (place / "model.safetensors").is_file(),
-        _write_tiny_backbone,
-        "the tiny backbone",
-    )
-    return folder
-
-
-def _write_tiny_backbone(folder: Path) -> None:
-    own = SHIPPED / "backbone"
-    config = read_config(str(own))
-    config.update(
-        {
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 7,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 8,
-        }
-    )
-    torch.manual_seed(0)
-    model = empty_model(config)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(own / name, folder / name)
-    model.save_pretrained(folder)
-
-
-SMALL_BASELINE = (
-    f"model.backbone={RUNS / 'smoke' / 'backbone'}",
-    "optimization.steps=2",
-    "optimization.batch_size=2",
-    "optimization.bf16=false",
-    "optimization.backbone_dtype=float32",
-)
-
-SMOKE = Scale(
-    name=SMALLEST,
-    backbones=("smoke",),
-    depth=7,
-    sets={
-        "hotpotqa": Questions("HotpotQA", "hotpotqa-hub.jsonl", "hotpotqa", max_new_tokens=3),
-        "2wiki": Questions("2Wiki", "2wikimultihopqa.json", "2wikimultihopqa", max_new_tokens=3),
-        "musique": Questions("MuSiQue", "musique.jsonl", "musique", k=4, max_new_tokens=3),
-        "qasper": Questions("QASPER", "qasper.json", "qasper", k=8, max_new_tokens=3),
-        "squad-10": Questions("SQuAD-10", "squad.json", "squad", limit=2, max_new_tokens=3),
-        **ruler("hotpotqa-native.json", (4096,), 1, repeat=True),
-    },
-    ablation=("squad-10",),
-    held_out={
-        "held-out-squad": Questions("SQuAD-10, held out", "squad.json", "squad", limit=2),
-    },
-    segment_lengths=(32, 128),
-    compressions=(4, 8),
-    budgets=(2, 4),
-    limit=2,
-    overrides=(
-        f"model.encoder={RUNS / 'smoke' / 'backbone'}",
-        "model.compression=4",
-        "model.decompressor_hidden=16",
-        "optimization.steps=2",
-        "optimization.batch_size=2",
-        "optimization.bf16=false",
-        "optimization.backbone_dtype=float32",
-    ),
-    stage1=(
-        "text.path=articles.jsonl",
-        "text.held_out=3",
-        "text.evaluation_windows=2",
-        "losses.regress_first=0.5",
-    ),
-    stage2=(
-        "data.training=[{path: squad.json, set: squad}]",
-        "data.evaluation=[]",
-        "data.max_blocks=3",
-        "model.lora_rank=2",
-        "model.lora_alpha=4",
-    ),
-    baselines={
-        "text": (*SMALL_BASELINE, "text.path=articles.jsonl", "text.held_out=0"),
-        "questions": (*SMALL_BASELINE, "data.training=[{path: squad.json, set: squad}]"),
-    },
-    rates=(1e-3,),
-    search={
-        "text": ("text.held_out=3", "text.evaluation_windows=2"),
-        "questions": ('data.evaluation=[{path: squad.json, set: squad, records: ":1"}]',),
-    },
-    dtype="float32",
-)
 
 NANO = Scale(
     name="nano",
@@ -401,4 +295,6 @@ PAPER = Scale(
     stage1=("text.held_out=2000",),
 )
 
-SCALES = {scale.name: scale for scale in (SMOKE, NANO, PAPER)}
+GPU = replace(NANO, name="gpu")
+
+SCALES = {scale.name: scale for scale in (NANO, PAPER, GPU)}

@@ -167,7 +167,7 @@ CANDIDATES = (128, 512, 1024, 2048, 4096, 16384)
 BEST = 2
 """Number of exact best blocks that are looked for."""
 BANK_SIZES = dict.fromkeys(("nano", "gpu", "paper"), (18_000, 100_000, 300_000, 1_000_000)) | {
-    "smoke": (400, 800)
+    "stand-in": (400, 800)
 }
 """Numbers of blocks by scale, in ascending order; each bank begins with the previous one."""
 RUNS = 4
@@ -280,7 +280,6 @@ def _candidates_ms(
 # How well scores predict whether the evidence is there, on articles not used for fitting
 
 FITTED = {
-    "smoke": Questions("SQuAD", "squad.json", "squad"),
     "nano": TRAINING_PART,
     "paper": Questions("SQuAD", "squad", "squad", split="train"),
 }

@@ -39,7 +39,7 @@ from sedem.types import Document
 # the same questions at the same times. They alternate round by round, so that other work on the
 # machine affects both equally.
 
-RATES = dict.fromkeys(("nano", "gpu", "paper"), (2, 8)) | {"smoke": (50,)}
+RATES = dict.fromkeys(("nano", "gpu", "paper"), (2, 8)) | {"stand-in": (50,)}
 """Average questions per second, by scale."""
 WAYS = ("static batches", "running batch")
 TOKENS = 2048
@@ -51,9 +51,9 @@ SEED = 0
 
 def arrivals(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     """Tokens per second and times to the first token by rate and way; medians of all rounds."""
-    smoke = cell.variant is not None
-    count, rounds = (3, 1) if smoke else (64, 3)
-    model = SeDeM.from_pretrained(checkpoint_of(cell, scale, data) if smoke else SMALL_MODEL)
+    small = scale.stand_in
+    count, rounds = (3, 1) if small else (64, 3)
+    model = SeDeM.from_pretrained(checkpoint_of(cell, scale, data) if small else SMALL_MODEL)
     bank = model.read(context(source(None)[0], model.encoder, TOKENS))
     random, words = Random(SEED), bank.documents[0].text.split()
     requests = []
@@ -275,7 +275,7 @@ def preparation(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
 # a million of them fit on a small disk, and the measured costs do not depend on the width.
 
 GROWN = dict.fromkeys(("nano", "gpu", "paper"), (10_000, 100_000, 1_000_000)) | {
-    "smoke": (800, 4_000)
+    "stand-in": (800, 4_000)
 }
 """Numbers of blocks by scale, in ascending order."""
 SLOTS, WIDTH = 32, 8

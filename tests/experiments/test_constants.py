@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,16 @@ from experiments.controls import WHOLE, yes_no
 from experiments.quality import constant
 from experiments.system import answers, cells
 from experiments.system.answers import best_constant, training_questions
-from experiments.system.scales import NANO, ROOT, SMOKE, Questions
+from experiments.system.scales import NANO, ROOT, Questions
 from sedem import Document
 from sedem.data.examples import Example
 
 FIXTURES = ROOT / "tests" / "fixtures"
+SMALL = replace(
+    NANO,
+    name="small",
+    sets={"2wiki": Questions("2Wiki", "2wikimultihopqa.json", "2wikimultihopqa")},
+)
 
 
 def asked(*answers: str) -> Example:
@@ -43,14 +49,16 @@ def test_a_constant_is_scored_by_the_harness(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    result = answers.constant(constant("2wiki", "yes"), SMOKE, FIXTURES)
+    result = answers.constant(constant("2wiki", "yes"), SMALL, FIXTURES)
     # The fixture has the answers "yes" and "Rome".
     assert result["em"]["mean"] == 50 and result["counts"]["examples"] == 2
     assert (result["yes_no"]["em"]["mean"], result["other"]["em"]["mean"]) == (100, 0)
     assert result["settings"]["answer"] == "yes" and "chosen" not in result["settings"]
     assert {"machine", "versions", "commit"} <= set(result)
-    chosen = answers.constant(constant("2wiki"), SMOKE, FIXTURES)["settings"]
-    assert chosen["chosen"] == {"sources": [], "questions": 2, "f1": 50.0}
+    training = [asked("yes"), asked("no"), asked("yes"), asked("yes")]
+    monkeypatch.setattr(answers, "training_questions", lambda *_: (training, []))
+    chosen = answers.constant(constant("2wiki"), SMALL, FIXTURES)["settings"]
+    assert chosen["chosen"] == {"sources": [], "questions": 4, "f1": 75.0}
     assert chosen["method"] == "constant" and chosen["answer"] == "yes"
 
 

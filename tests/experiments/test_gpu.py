@@ -1,68 +1,33 @@
-"""The script for an hour on a GPU: its steps, their order, and their budgets."""
+"""The GPU script: what it does once, how its training resumes, and what it needs."""
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from experiments import gpu
-from experiments.gpu import (
-    CANDIDATE,
-    GPU,
-    TIMES,
-    GpuWork,
-    Step,
-    app,
-    candidate_overrides,
-    gpu_scale,
-    run_missing,
-    steps,
-)
-from experiments.system.models import equal_budget
-from experiments.system.scales import NANO, ROOT
-from experiments.training import equal_training
-from sedem.baselines.registry import TRAINED
+from experiments.gpu import STAGES, app
+from experiments.speed import performance
+from experiments.system.scales import GPU
+from sedem.engine.static import ENGINES
 from sedem.training.recipe import read_entries
+from sedem.training.shipped_recipes import shipped_recipe, what_trains
 
-FIXTURES = ROOT / "tests" / "fixtures"
-
-
-def test_steps_run_at_once_after_what_they_need_or_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "experiments").mkdir()
-    # In place of the script: a step is a command of the shell.
-    (tmp_path / "experiments" / "gpu.py").write_text(
-        "import subprocess, sys\n"
-        "name, command = sys.argv[2].split(': ')\n"
-        "sys.exit(subprocess.run(f'{command} && touch {name}', shell=True).returncode)\n"
-    )
-    monkeypatch.setattr(gpu, "ROOT", tmp_path)
-    monkeypatch.setenv("PYTHONPATH", "")
-    os.mkfifo(tmp_path / "pipe")
-
-    def shell(name: str, command: str, *needs: str, alone: bool = False) -> Step:
-        return Step(f"{name}: {command}", print, Path(name), tuple(map(Path, needs)), alone)
-
-    chosen = [
-        shell("broken", "echo nothing; false"),
-        shell("never", "true", "broken"),
-        shell("first", "test ! -e writing"),
-        shell("reading", "cat pipe", "first"),
-        # Of a pipe, neither end can be opened without the other.
-        shell("writing", "echo > pipe"),
-        shell("alone", "test -e reading && test -e writing", alone=True),
-    ]
-    failed = run_missing(GpuWork(tmp_path, FIXTURES, 1.0, True, "cpu", 3), chosen, 1.0)
-    (name,) = failed
-    assert name.startswith("broken") and "nothing" in failed[name]
-    left = [step.made.name for step in chosen if step.state(tmp_path) != "done"]
-    assert left == ["broken", "never"]
+# In place of `sedem`: one whose regression hangs until there is a file "go".
+FAKE = """
+import pathlib, sys, time
+print(*sys.argv[1:], flush=True, file=open("calls", "a"))
+name = sys.argv[4].removeprefix("smol/")
+if name == "stage1-regress" and not pathlib.Path("go").exists():
+    time.sleep(60)
+pathlib.Path("runs/smol", name).mkdir(parents=True)
+pathlib.Path("runs/smol", name, "training.json").touch()
+"""
 
 
 def test_a_machine_without_a_gpu_is_refused_in_one_sentence(
@@ -70,68 +35,54 @@ def test_a_machine_without_a_gpu_is_refused_in_one_sentence(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     result = CliRunner().invoke(app, ["--out", str(tmp_path / "out")])
-    assert result.exit_code == 1
-    assert result.output.startswith("this machine has no GPU") and "--device cpu" in result.output
+    assert result.exit_code == 1 and "this machine has no GPU" in str(result.exception)
     assert not (tmp_path / "out").exists()
 
 
-def test_the_steps_are_tests_parity_bench_the_candidate_and_the_study(tmp_path: Path) -> None:
-    found = steps(GpuWork(tmp_path, FIXTURES, 1.0, False, "cuda", 8))
-    names = [step.name for step in found]
-    assert len(set(names)) == len(names)
-    before: set[Path] = set()
-    for step in found:
-        assert set(step.needs) <= before, f"{step.name} stands before what it needs"
-        before.add(step.made)
-    assert names[:2] == ["tests marked gpu", "parity of engines"]
-    assert names[2].startswith("bench.llama")
-    first = names.index(f"train {CANDIDATE[0]}")
-    end = first + len(CANDIDATE)
-    assert all("llama" in name for name in names[2:first])
-    assert names[first:end] == [f"train {name}" for name in CANDIDATE]
-    assert [step.alone for step in found] == [True] * first + [False] * (len(found) - first)
-    rest = names[end:]
-    sweep = [name for name in rest if name.startswith("budgets.")]
-    assert len(sweep) == 5 and {f"shipped {name}" for name in sweep} <= set(rest)
-    studied = [*TRAINED, "equal-c1", "equal-c2", "equal-c4"]
-    assert {name.split(".")[0] for name in rest if name.startswith("train ")} == {
-        f"train {name}" for name in studied
-    }
-    assert all(any(step.startswith(f"{name}.") for step in rest) for name in studied)
+def test_training_stops_when_the_time_is_over_and_the_same_command_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "SEDEM", (sys.executable, "-c", FAKE))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    command = ["--out", str(tmp_path), "--data", "data", "--set", "run.workers=1", "train"]
+    stopped = CliRunner().invoke(app, [*command, "--seconds", "1"])
+    assert stopped.exit_code == os.EX_TEMPFAIL and "repeat the command" in stopped.output
+    (tmp_path / "go").touch()
+    for _ in range(2):
+        assert CliRunner().invoke(app, command).exit_code == 0
+    values = f"--set data_root={Path('data').resolve()} --set run.workers=1"
+    assert (tmp_path / "calls").read_text().splitlines() == [
+        f"train {name.split('-')[0]} --recipe smol/{name} {values}"
+        for name in ("stage1-regress", *STAGES)
+    ]
 
 
-@pytest.mark.parametrize("stage", ["text", "questions"])
-def test_every_method_has_fifty_times_the_examples_of_nano(stage: str) -> None:
-    def examples(overrides: tuple[str, ...]) -> int:
-        own = read_entries(NANO.baseline_recipe("icae", stage, "nano"), overrides)["optimization"]
-        count: int = own["steps"] * own["batch_size"] * own["accumulation"]
-        return count
-
-    assert examples(GPU.baselines[stage]) == 50 * examples(())
-    own = equal_budget(GPU, 2)
-    trained = own.stage1 if stage == "text" else own.stage2
-    assert examples(trained) == examples(GPU.baselines[stage])
-    assert examples(gpu_scale(0.1).baselines[stage]) == 5 * examples(())
+def test_each_stage_of_sedem_smol_starts_from_the_previous_one() -> None:
+    start = None
+    for name in STAGES:
+        path = shipped_recipe(f"smol/{name}")
+        recipe = read_entries(path)
+        assert what_trains(path) == name.split("-")[0]
+        assert recipe["run"]["output"] == f"runs/smol/{name}"
+        assert recipe.get("start_from") == start
+        start = f"runs/smol/{name}/final"
 
 
-def test_every_row_is_asked_the_same_questions() -> None:
-    cells = equal_training.cells(GPU)
-    assert {cell.limit for cell in cells} == {None}
-    assert all(GPU.sets[cell.questions].limit == 200 for cell in cells)
+def test_the_bench_on_a_gpu_times_llamas_shapes() -> None:
+    assert {cell.backbone for cell in performance.cells(GPU)} == {"llama-3.2-1b", "llama-3.2-3b"}
 
 
-def test_stage_2_of_the_candidate_has_more_generated_questions() -> None:
-    def entries(*overrides: str) -> dict[str, Any]:
-        found: dict[str, Any] = read_entries(ROOT / "recipes/nano/stage2.yaml", overrides)
-        return found
+def test_a_check_is_done_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setitem(gpu.CHECKS, "parity", lambda: {"number": done.append("parity")})
+    for _ in range(2):
+        result = CliRunner().invoke(app, ["--out", str(tmp_path), "parity"])
+        assert result.exit_code == 0, result.output
+    assert done == ["parity"]
 
-    own, longer = entries(), entries(*candidate_overrides("stage2", 1.0))
 
-    def generated(recipe: dict[str, Any]) -> list[int]:
-        sources = [source.get("options", {}) for source in recipe["data"]["training"]]
-        return [options["count"] for options in sources if "count" in options]
-
-    times = TIMES["stage2"]
-    assert generated(longer) == [times * count for count in generated(own)]
-    examples = [r["optimization"]["steps"] * r["optimization"]["batch_size"] for r in (own, longer)]
-    assert examples[1] == times * examples[0]
+@pytest.mark.slow
+def test_engines_agree() -> None:
+    found = gpu.parity("cpu")["engines"]
+    assert set(found) == {*ENGINES} - {"auto", "graphs"}

@@ -13,6 +13,7 @@ from experiments.system import needs
 from experiments.system.cells import Cell, trainings
 from experiments.system.models import Planned, main_model
 from experiments.system.scales import PAPER
+from sedem.baselines.registry import TRAINED
 from sedem.bench.training_cost import Assumed, training_cost
 from sedem.evaluation.cost import Workload
 
@@ -42,10 +43,11 @@ def runs() -> dict[Path, Planned]:
     return dict(pair for cell in cells for pair in trainings(cell, PAPER, Path("data")).items())
 
 
-def test_every_recipe_of_the_scale_is_counted(runs: dict[Path, Planned]) -> None:
-    by_recipe = {run.path.name: run for run in runs.values()}
-    assert len(by_recipe) > 25
-    for name, run in by_recipe.items():
+def test_every_kind_of_recipe_of_the_scale_is_counted(runs: dict[Path, Planned]) -> None:
+    assert len({run.path.name for run in runs.values()}) > 25
+    kinds = {run.trained: run for run in runs.values()}
+    assert {"stage1", "stage2", *TRAINED} == kinds.keys()
+    for name, run in kinds.items():
         assert needs.training_flops(run) > 1e15 and needs.checkpoint_bytes(run) > 1e5, name
 
 

@@ -11,7 +11,7 @@ from experiments.pages import STUDIES
 from experiments.system import cells
 from experiments.system.cells import SELECTING, Cell
 from experiments.system.models import BASE, Variant, main_model, recipe_of, without_selector
-from experiments.system.scales import NANO, PAPER, SMOKE, Scale
+from experiments.system.scales import NANO, PAPER, Scale
 from sedem.data.hub import HOMES
 from sedem.training.recipe import load_recipe
 from sedem.training.stages import STAGES, Stage2Recipe
@@ -31,7 +31,7 @@ def test_a_study_has_numbers_of_the_paper_or_a_note_why_not(scale: Scale) -> Non
 
 
 def test_two_cells_or_variants_of_one_name_are_one_and_the_same() -> None:
-    for scale in (SMOKE, NANO, PAPER):
+    for scale in (NANO, PAPER):
         by_name: dict[str, Cell] = {}
         variants: dict[str, Variant] = {}
         for study in STUDIES.values():

@@ -13,7 +13,7 @@ from experiments.speed import efficiency
 from experiments.system import cells, paper
 from experiments.system.cells import Cell
 from experiments.system.models import Variant
-from experiments.system.scales import NANO, PAPER, SMOKE
+from experiments.system.scales import NANO, PAPER
 from experiments.system.tables import (
     NOT_RUN,
     Number,
@@ -51,7 +51,7 @@ def test_what_was_not_measured_at_a_scale_shows_no_number(one_cell: Callable[...
     assert one_cell(None).markdown(NANO).splitlines()[2] == f"| row | {NOT_RUN}<br>paper 20 |"
     assert one_cell(None, None).markdown(NANO).splitlines()[2] == f"| row | {NOT_RUN} |"
     elsewhere = one_cell({"f1": {"mean": 14.84, "interval": [12.9, 16.6]}})
-    assert NOT_RUN in elsewhere.markdown(PAPER) and NOT_RUN in elsewhere.markdown(SMOKE)
+    assert NOT_RUN in elsewhere.markdown(PAPER)
 
 
 def test_a_text_stands_as_it_is_and_parts_are_added(one_cell: Callable[..., Study]) -> None:

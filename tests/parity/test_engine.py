@@ -121,8 +121,11 @@ def guided(folder: str, context: str, guidance: bool) -> SeDeM:
     return build(folder, block_context=context, guidance=guidance)
 
 
-@pytest.mark.parametrize("guidance", [False, True], ids=["", "guided"])
-@pytest.mark.parametrize("context", CONTEXTS)
+GUIDED = [(kind, context, True) for kind in KINDS for context in CONTEXTS]
+PLAIN = [(KINDS[0], context, False) for context in CONTEXTS]
+
+
+@pytest.mark.parametrize(("folder", "context", "guidance"), GUIDED + PLAIN, indirect=["folder"])
 def test_every_context_of_blocks_with_and_without_guidance(
     folder: str, context: str, guidance: bool
 ) -> None:

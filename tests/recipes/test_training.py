@@ -36,7 +36,7 @@ def test_a_recipe_trains(name: str, tiny_folder: Callable[..., str], tmp_path: P
     train_small(name, None, tiny_folder, tmp_path)
 
 
-@pytest.mark.parametrize(("name", "backbone"), RECIPES)
+@pytest.mark.parametrize(("name", "backbone"), dict(RECIPES).items())
 def test_a_recipe_written_out_is_the_same_recipe(
     name: str, backbone: str | None, tmp_path: Path
 ) -> None:

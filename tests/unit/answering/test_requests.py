@@ -239,8 +239,8 @@ def of(bank: MemoryBank, document: int) -> list[int]:
     return [index for index, row in enumerate(bank.blocks) if row.document == document]
 
 
-@pytest.mark.parametrize("document", [0, 1, "lease.txt", "recipe.txt"])
-@pytest.mark.parametrize("k", [1, 3, 29, "all"])
+@pytest.mark.parametrize("document", [0, "recipe.txt"])
+@pytest.mark.parametrize("k", [1, 3, "all"])
 def test_one_document_of_two_answers_as_a_bank_of_its_own(
     document: int | str, k: int | str, model: SeDeM, documents: list[Document], bank: MemoryBank
 ) -> None:

@@ -370,6 +370,7 @@ def random_plan(tiny_folder: Callable[..., str]) -> Plan:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_trained_baseline_is_benched_on_the_shape_of_a_folder(random_plan: Plan) -> None:
     document = run_bench(random_plan)
     assert list(document["results"]) == ["sedem", *TRAINED] and not document["left_out"]

@@ -104,7 +104,9 @@ def workers() -> list[psutil.Process]:
     return [process for process in started if "encode" in process.name()]
 
 
+@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_bank_is_the_one_of_this_machine_though_workers_are_killed(
+    kills: int,
     cluster: str,
     checkpoint: str,
     model: SeDeM,
@@ -116,13 +118,14 @@ def test_the_bank_is_the_one_of_this_machine_though_workers_are_killed(
 
     def kill(*progress: float) -> None:
         seen.append(progress)
-        if len(killed) < 3:
+        if len(killed) < kills:
             for process in workers():
                 killed.add(process.pid)
                 process.kill()
 
     report = build_on_ray(model, Workers(cluster, checkpoint), bank, Sources([str(folder)]), kill)
-    assert len(killed) >= 3, "workers that came after the first were killed too"
+    # There are two workers, so more kills than that hit those that came after the first.
+    assert len(killed) >= kills
     assert differences(bank, alone) == []
     assert committed(bank) == committed(alone)
     assert (report.added, report.documents) == (41, 41)

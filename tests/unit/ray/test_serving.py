@@ -37,6 +37,8 @@ from sedem.ray import serving
 from sedem.ray.serving import Machines
 
 SECONDS = 120.0
+clustered = pytest.mark.slow
+"""A test that asks the server. Its cluster is many processes; test_replicas has one."""
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +49,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
+@clustered
 def test_routes_page_and_keys_are_those_of_one_machine(server: Server) -> None:
     assert server.client.get("/health").json() == {"status": "ok"}
     assert server.client.get("/ready").json() == {"status": "ready"}
@@ -58,6 +61,7 @@ def test_routes_page_and_keys_are_those_of_one_machine(server: Server) -> None:
     assert refused.status_code == 400 and "at least 1" in refused.text
 
 
+@clustered
 def test_answers_are_those_of_one_machine(server: Server) -> None:
     assert compare(server, 6) == Counts(asked=6, same=6)
     for fields in ({"k": "all"}, {"documents": [2, 5]}, {"ranking": True}):
@@ -78,6 +82,7 @@ def test_answers_are_those_of_one_machine(server: Server) -> None:
     assert torch.equal(scores, server.model.scores(MemoryBank.open(server.place), "cocoa"))
 
 
+@clustered
 def test_a_text_that_comes_with_a_question_is_answered_by_one_engine(server: Server) -> None:
     text = "The lease of the harbour house was signed by Ada Finch on 3 May. " * 8
     body = body_of(f"{text}\n\nWho signed the lease?") | {"model": MODEL}
@@ -86,6 +91,7 @@ def test_a_text_that_comes_with_a_question_is_answered_by_one_engine(server: Ser
     assert response.json()["sedem"]["citations"]
 
 
+@clustered
 def test_documents_are_added_while_questions_run(server: Server) -> None:
     question = "the garden of the captain"
     before = server.expected(question)
@@ -103,7 +109,7 @@ def test_documents_are_added_while_questions_run(server: Server) -> None:
     assert seen[-1] == after.blocks and seen == sorted(seen)
 
 
-@pytest.mark.slow
+@clustered
 @pytest.mark.parametrize("name", ["selector-1", "engine"])
 def test_a_replica_is_killed_under_load_and_no_answer_is_wrong(server: Server, name: str) -> None:
     counts = under_load(server, 8, lambda: kill_replica(name), at_once=2)
@@ -111,18 +117,23 @@ def test_a_replica_is_killed_under_load_and_no_answer_is_wrong(server: Server, n
     assert compare(server, 2) == Counts(asked=2, same=2)
 
 
-def test_more_replicas_than_cpus_are_refused(server: Server) -> None:
+def test_more_replicas_than_cpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 4.0})
     with pytest.raises(ConfigError, match="need 10 CPUs, the cluster has 4"):
         serving._check_room(Machines(partitions=4, engines=2, copies=2))
     with pytest.raises(ConfigError, match="engines is 0"):
         Machines(engines=0)
 
 
-def test_what_the_command_cannot_do_is_one_sentence(tmp_path: Path) -> None:
+def test_options_of_a_cluster_need_ray() -> None:
     for flag in ("--partitions", "--engines", "--copies"):
         result = CliRunner().invoke(app, ["serve", flag, "2"])
         assert result.exit_code == 1
         assert result.stderr == f"error: {flag} belongs to --ray; add it\n"
+
+
+@pytest.mark.slow
+def test_a_cluster_that_does_not_answer_is_one_sentence(tmp_path: Path) -> None:
     # In a process of its own: one that has joined a cluster stays in that.
     words = ["serve", "--folder", str(tmp_path), "--port", "0", "--ray", "127.0.0.1:1"]
     run = [sys.executable, "-c", "from sedem.cli.main import app; app()", *words]

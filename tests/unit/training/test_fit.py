@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
 import os
-import subprocess
-import sys
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,9 @@ from unit.training.runs import (
 )
 
 from sedem import Document, SeDeM, SedemConfig
+from sedem.training import trainer
 from sedem.training.checkpoints import COMPLETE, is_complete
 from sedem.training.fit import NamedBar, use_one_gpu
-from sedem.training.recipe import as_yaml
 from sedem.training.stage1 import Stage1
 from sedem.training.stages import Stage1Recipe, Stage2Recipe
 from sedem.training.trainer import TRAINED
@@ -92,39 +92,28 @@ def test_windows_are_cut_by_epoch_and_alike_after_a_kill(
     assert_same_training(killed, whole)
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from sedem.training import trainer
-from sedem.training.recipe import load_recipe
-from sedem.training.stages import Stage1Recipe, train_stage1
-
-seal = trainer.seal
-def killed(folder):
-    if folder.name == "checkpoint-4":
-        os.kill(os.getpid(), signal.SIGKILL)
-    seal(folder)
-trainer.seal = killed
-train_stage1(load_recipe(Stage1Recipe, Path(sys.argv[1])))
-"""
-
-
 def test_a_process_killed_while_it_writes_a_checkpoint_resumes_from_the_one_before(
     stage1_recipe: Stage1Recipe,
     finished_stage1: Stage1Recipe,
-    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     # With keep=1, the old checkpoint must stay until the new one is complete.
     recipe = elsewhere(stage1_recipe, "killed", keep=1)
-    path = tmp_path / "recipe.yaml"
-    path.write_text(as_yaml(recipe))
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, str(path)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-    )
-    assert killed.returncode == -9
+    seal = trainer.seal
+
+    def killed(folder: Path) -> None:
+        if folder.name == "checkpoint-4":
+            os.kill(os.getpid(), signal.SIGKILL)
+        seal(folder)
+
+    # Forked, so that nothing is imported again.
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "seal", killed)
+        process = multiprocessing.get_context("fork").Process(target=train, args=[recipe])
+        process.start()
+        process.join(120)
+    assert process.exitcode == -signal.SIGKILL
     left = {folder.name for folder in Path(recipe.run.output).glob("checkpoint-*")}
     assert left == {"checkpoint-2", "checkpoint-4"}
     assert not is_complete(Path(recipe.run.output) / "checkpoint-4")
@@ -206,6 +195,7 @@ def pairs(
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["stage2", "sharded-stage1", "sharded-resumed"])
 def test_two_processes_train_as_one(name: str, pairs: dict[str, Pair]) -> None:
     together, alone = pairs[name]
