@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 from experiments.system.cells import Cell
 from experiments.system.models import Variant, guided_model
 from experiments.system.scales import Scale
-from experiments.system.tables import Number, entries, scores, study
+from experiments.system.tables import Number, scores, study
 
 NAME = "sedem-smol"
 MODEL = Variant(NAME, shipped=NAME)

@@ -77,9 +77,7 @@ def shown_model(request: pytest.FixtureRequest) -> SeDeM:
 
 
 @pytest.fixture
-def served(
-    shown_model: SeDeM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[SeDeM]:
+def served(shown_model: SeDeM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SeDeM]:
     """A server with a bank `lease`, for pages that show OpenAI's client."""
     model = shown_model
     model.read([Document("lease.txt", LEASE)]).save(tmp_path / "lease.bank")
