@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
 
+from experiments.system.answers import WAYS
 from experiments.system.cells import Cell
-from experiments.system.models import Variant, guided_model
-from experiments.system.scales import Scale
+from experiments.system.models import guided_model
+from experiments.system.scales import SMOL, Scale
 from experiments.system.tables import Number, scores, study
 
-NAME = "sedem-smol"
-MODEL = Variant(NAME, shipped=NAME)
-CHAT = Variant(f"{NAME}-chat", shipped=NAME, start=(("chat_template", True),))
 QUESTIONS = {
     "squad-10": 500,
     "squad-10-swapped": 200,
@@ -23,22 +21,18 @@ QUESTIONS = {
     "musique": 40,
 }
 """Number of questions of each set."""
-COSTLY = 200
-"""The same at most, for rows that read all of a context as text."""
+FROZEN = 50
+"""The same at most, for the frozen backbone, which stops at no answer by itself."""
 
-ROWS: dict[str, dict[str, Any]] = {
-    f"{NAME}, K=1": {"k": 1},
-    f"{NAME}, K=4": {"k": 4},
-    f"{NAME}, every block": {"k": "all"},
-    "the same four blocks as text (RAG with the same reader)": {"k": 4, "condition": "text"},
-    "every block as text (full context, tuned)": {"k": "all", "condition": "text"},
-    f"{NAME}, K=4, in the chat template": {"k": 4, "variant": CHAT},
-    f"{NAME}, no memory": {"k": 2, "control": "none"},
-    "frozen backbone, every paragraph as text": {"method": "full-context"},
-    "frozen backbone, BM25's four paragraphs as text": {"method": "bm25", "k": 4},
+LABELS = {
+    "K=1": "sedem-smol, K=1",
+    "K=4": "sedem-smol, K=4",
+    "K=all": "sedem-smol, every block",
+    "text, K=4": "the same four blocks as text (RAG with the same reader)",
+    "text, K=all": "every block as text (full context, tuned)",
+    "no memory": "sedem-smol, no memory",
 }
-"""Ways to answer: table rows, with the fields of their cells."""
-AS_TEXT = ("every block as text", "frozen backbone, every")
+METRICS = ("f1", "em")
 
 
 @study(
@@ -48,29 +42,43 @@ AS_TEXT = ("every block as text", "frozen backbone, every")
 )
 def real_model(scale: Scale) -> Iterator[Number]:
     """Scores by way to answer; sedem-nano's in the last row."""
-    for row, fields in ROWS.items():
-        for key, limit in QUESTIONS.items():
-            few = min(limit, COSTLY) if row.startswith(AS_TEXT) else limit
-            fields = {"variant": MODEL, "dtype": "float32", **fields}
-            cell = Cell(questions=key, limit=few, **fields)
-            yield from _scores(row, scale, cell)
+    if SMOL not in scale.shipped:
+        return
+    model = guided_model(scale, SMOL)
+    chat = replace(model, name=f"{model.name}-chat", start=(("chat_template", True),))
     for key, limit in QUESTIONS.items():
-        nano = guided_model(scale)
-        cell = Cell(variant=nano, questions=key, dtype="float32", limit=limit, k=4)
-        yield from _scores("sedem-nano, K=4", scale, cell)
+        title = scale.sets[key].title
+        cell = Cell("ways", variant=model, questions=key, limit=limit, dtype="float32")
+        for way in WAYS:
+            for metric in METRICS:
+                number = f"ways.{way}.{metric}"
+                yield Number(LABELS[way], f"{title} {metric.upper()}", None, cell, number)
+        answers = replace(cell, measure="answers", k=4)
+        rows = {
+            "sedem-smol, K=4, in the chat template": replace(answers, variant=chat),
+            "frozen backbone, every paragraph as text": replace(
+                answers, method="full-context", k=None, limit=min(limit, FROZEN)
+            ),
+            "frozen backbone, BM25's four paragraphs as text": replace(
+                answers, method="bm25", limit=min(limit, FROZEN)
+            ),
+            "sedem-nano, K=4": replace(answers, variant=guided_model(scale)),
+        }
+        for row, one in rows.items():
+            yield from scores(row, title, one, METRICS)
 
 
-def _scores(row: str, scale: Scale, cell: Cell) -> list[Number]:
-    return scores(row, scale.sets[cell.questions].title, cell, ("f1", "em"))
-
-
-@study(
-    "Evidence that sedem-smol selects",
-    "The paper gives no numbers.",
-)
+@study("Evidence that sedem-smol selects", "The paper gives no numbers.")
 def real_selection(scale: Scale) -> Iterator[Number]:
-    """Recall of the evidence by set, of the answers with four blocks."""
-    for key, limit in QUESTIONS.items():
-        cell = Cell(variant=MODEL, questions=key, dtype="float32", limit=limit, k=4)
-        recall = ("recall@1", "recall@2", "recall@4")
-        yield from scores(scale.sets[key].title, "", cell, recall)
+    """Recall of the evidence by set."""
+    for key, limit in QUESTIONS.items() if SMOL in scale.shipped else ():
+        cell = Cell(
+            "ways",
+            variant=guided_model(scale, SMOL),
+            questions=key,
+            limit=limit,
+            dtype="float32",
+        )
+        for k in (1, 2, 4):
+            number = f"ways.K=4.recall@{k}"
+            yield Number(scale.sets[key].title, f"recall@{k}", None, cell, number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -64,10 +64,37 @@ def answers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
 
 
 def budgets(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
-    """Scores at every K of `BUDGETS` over the same banks, and paired differences to K=1.
+    """Scores at every K of `BUDGETS`, and paired differences to K=1.
 
     All blocks as text do not fit a small decoder's positions, so text has no K "all".
     """
+    condition = cell.condition or None
+    tried = [k for k in BUDGETS if k != "all" or condition != "text"]
+    return _by_way(
+        cell, scale, data, "budgets", {str(k): {"k": k, "condition": condition} for k in tried}
+    )
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "K=1": {"k": 1},
+    "K=4": {"k": 4},
+    "K=all": {"k": "all"},
+    "text, K=4": {"k": 4, "condition": "text"},
+    "text, K=all": {"k": "all", "condition": "text"},
+    "no memory": {"blocks": []},
+}
+"""Ways to answer, with fields of their requests."""
+
+
+def ways(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    """Scores of every one of `WAYS`, and paired differences to the first."""
+    return _by_way(cell, scale, data, "ways", WAYS)
+
+
+def _by_way(
+    cell: Cell, scale: Scale, data: Path, name: str, tried: Mapping[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """Scores by way over the same banks: blocks are read once, and what is kept is reused."""
     dtype = cell.dtype or scale.dtype
     settings = MethodSettings(
         checkpoint=str(checkpoint_of(cell, scale, data)),
@@ -79,32 +106,33 @@ def budgets(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     )
     method = open_sedem(settings)
     assert isinstance(method, SedemMethod)
-    tried = [k for k in BUDGETS if k != "all" or cell.condition != "text"]
-    records: dict[str, list[Record]] = {str(k): [] for k in tried}
+    records: dict[str, list[Record]] = {way: [] for way in tried}
     examples = examples_of(cell, scale, data)
     for start in range(0, len(examples), BATCH):
         batch = examples[start : start + BATCH]
-        # The same banks for every K: blocks are read once, and kept keys and values are reused.
-        asked = method.requests(batch)
-        for k in tried:
+        asked = list(zip(method.requests(batch), batch, strict=True))
+        for way, fields in tried.items():
             requests = [
                 replace(
                     request,
-                    k=k,
-                    blocks=method.best_that_fit(request.bank, example) if k == "all" else None,
-                    condition=cell.condition or None,
+                    **{
+                        "blocks": method.best_that_fit(request.bank, example)
+                        if fields.get("k") == "all"
+                        else None,
+                        **fields,
+                    },
                 )
-                for request, example in zip(asked, batch, strict=True)
+                for request, example in asked
             ]
             found = method.model.answer_requests(requests, method.decoding)
-            records[str(k)] += [to_record(*pair) for pair in zip(batch, found, strict=True)]
-    first = records[str(tried[0])]
+            records[way] += [to_record(*pair) for pair in zip(batch, found, strict=True)]
+    first = next(iter(records.values()))
     config, guidance = method.model.config, method.model.guidance
     return {
-        "budgets": {k: measure(found) for k, found in records.items()},
+        name: {way: measure(found) for way, found in records.items()},
         "change": {
-            k: {name: one.to_dict() for name, one in compare(first, found, ("f1", "em")).items()}
-            for k, found in records.items()
+            way: {name: one.to_dict() for name, one in compare(first, found, ("f1", "em")).items()}
+            for way, found in records.items()
             if found is not first
         },
         "form": {

@@ -30,6 +30,7 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
     "answers": answers.answers,
     "constant": answers.constant,
     "budgets": answers.budgets,
+    "ways": answers.ways,
     "lengths": answers.lengths,
     "memory": learning.memory,
     "loss": learning.loss,
