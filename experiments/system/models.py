@@ -120,9 +120,10 @@ def main_model(scale: Scale, backbone: str | None = None) -> Variant:
     return Variant(f"sedem-{backbone}", main=True, backbone=backbone)
 
 
-def guided_model(scale: Scale) -> Variant:
-    """The main model on the first backbone of a scale, trained further with guided attention."""
-    return replace(main_model(scale), name=f"{main_model(scale).name}-guided", further=GUIDED)
+def guided_model(scale: Scale, backbone: str | None = None) -> Variant:
+    """The main model, trained further with guided attention; arguments as in `main_model`."""
+    main = main_model(scale, backbone)
+    return replace(main, name=f"{main.name}-guided", further=GUIDED)
 
 
 def further_trained(scale: Scale, name: str, recipe: str = GUIDED[0], **fields: Any) -> Variant:
