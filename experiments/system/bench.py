@@ -182,7 +182,7 @@ def bench(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         case "beside-llama-cpp":
             # A round reads the longest text anew, which takes half a minute of a CPU.
             plan |= {"kept": ("warm",), "weights": ("int8",), "k": cell.k, "online": False}
-            plan |= {"contexts": BESIDE_CONTEXTS[name], "runs": min(plan["runs"], 8)}
+            plan |= {"contexts": BESIDE_CONTEXTS[name], "runs": min(plan["runs"], 6)}
             more = {"peers": ("hf", "hf-prefix", "llama-cpp")}
     checkpoint = None if cell.variant is None else checkpoint_of(cell, scale, data)
     plan["checkpoint"] = str(checkpoint or DEFAULT_MODEL)
