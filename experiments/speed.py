@@ -9,6 +9,7 @@ from typing import Any
 from experiments.system import paper
 from experiments.system.bench import (
     BATCHES,
+    BESIDE_CONTEXTS,
     CONTEXTS,
     KEPT_CONTEXTS,
     METHODS,
@@ -22,7 +23,7 @@ from experiments.system.bench import (
 )
 from experiments.system.cells import Cell
 from experiments.system.models import main_model
-from experiments.system.scales import Scale
+from experiments.system.scales import SMOL, Scale
 from experiments.system.tables import (
     NOT_RUN,
     Number,
@@ -48,6 +49,15 @@ KEPT_ROWS = {
     "hf-prefix": "hf-prefix",
 }
 """Rows of the comparison of kept keys and values, and their labels."""
+INT8 = "sedem-warm-int8-weights"
+BESIDE_ROWS = {
+    INT8: "sedem",
+    "hf": "Hugging Face, whole text",
+    "hf-prefix": "Hugging Face, prefix cache",
+    "llama-cpp": "llama.cpp, prefix cache",
+}
+"""Rows of the comparison with llama.cpp, and their labels."""
+WITHOUT_BANK = ("hf", "hf-prefix", "llama-cpp")
 ONLINE = "online TTFT, ms", "online_ttft_ms.median"
 PREBUILT = "prebuilt TTFT, ms", "prebuilt_ttft_ms.median"
 
@@ -254,6 +264,20 @@ def kept(scale: Scale) -> Iterator[Number]:
 
 
 @study(
+    "sedem-smol and llama.cpp",
+    NONE_PRINTED,
+    render=lambda scale: _blocks(scale, "beside-llama-cpp"),
+)
+def beside_llama_cpp(scale: Scale) -> Iterator[Number]:
+    """Times and kept bytes of a warm bank, and of the same backbone with the whole text."""
+    if SMOL not in scale.shipped:
+        return
+    rows = {label: method for method, label in BESIDE_ROWS.items()}
+    decoding = "decode tok/s", "decode_tok_s.median"
+    yield from _rows(scale, "beside-llama-cpp", BESIDE_CONTEXTS, rows, PREBUILT, decoding)
+
+
+@study(
     "Questions that arrive at random",
     NONE_PRINTED,
     about="{questions} questions with K of 1, 2 or 4 to a context of {tokens:,} tokens, up to "
@@ -323,7 +347,7 @@ def _blocks(scale: Scale, kind: str, picture: str = "") -> str:
 
     Args:
         scale: nano shows sedem-nano, paper the shapes of Llama.
-        kind: "bench", "batches", "memories" or "kept".
+        kind: "bench", "batches", "memories", "kept" or "beside-llama-cpp".
         picture: file of the first model's picture; empty for none.
     """
     cells, shown = bench_cells(scale, kind), []
@@ -336,8 +360,13 @@ def _blocks(scale: Scale, kind: str, picture: str = "") -> str:
             if picture:
                 parts.append(f"![Time to the first token against context length]({picture})")
             parts.append(_measured_on(result))
-            tables = [_kept(result), _worth(result)] if kind == "kept" else [lines(result)]
-            tables += _details(result) if kind == "bench" else []
+            tables = [lines(result)]
+            if kind == "kept":
+                tables = [_kept(result, KEPT_ROWS, "sedem-warm"), _worth(result)]
+            elif kind == "beside-llama-cpp":
+                tables = [_kept(result, BESIDE_ROWS, INT8, decoding=True)]
+            elif kind == "bench":
+                tables += _details(result)
             parts += map(markdown_table, tables)
         shown.append("\n\n".join(parts))
         picture = ""
@@ -403,23 +432,32 @@ def _quartiles(times: Mapping[str, float]) -> str:
     return f"{times['median']:,.1f} ({times['q1']:,.1f}-{times['q3']:,.1f})"
 
 
-def _kept(result: Mapping[str, Any]) -> list[list[str]]:
-    """Times and bytes of every row of the comparison, by context length."""
-    head = ["tokens", "method", "decoder reads", "prebuilt TTFT ms", "times warm's"]
-    shown = [[*head, "bank, B/token", "kept, B/token"]]
-    for tokens, found in result["worth"].items():
-        for name, label in KEPT_ROWS.items():
-            row = result["results"][name][tokens]
-            # For a prefix, only the cache is stored.
-            bank = 0 if name == "hf-prefix" else row["stored_bytes_per_token"]
+def _kept(
+    result: Mapping[str, Any], labels: Mapping[str, str], reference: str, *, decoding: bool = False
+) -> list[list[str]]:
+    """Times and bytes of the rows that were measured, by context length.
+
+    Args:
+        reference: the row that the others are divided by.
+    """
+    results, short = result["results"], labels[reference].split(", ")[-1]
+    head = ["tokens", "method", "decoder reads", "prebuilt TTFT ms", f"times {short}'s"]
+    shown = [[*head, *(["decode tok/s"] if decoding else []), "bank, B/token", "kept, B/token"]]
+    for tokens, warm in results[reference].items():
+        for name in (name for name in labels if name in results):
+            row = results[name][tokens]
+            ratio = row["prebuilt_ttft_ms"]["median"] / warm["prebuilt_ttft_ms"]["median"]
+            # Text has no bank, and for a prefix, only the cache is stored.
+            bank = 0 if name in WITHOUT_BANK else row["stored_bytes_per_token"]
             kept_bytes = row["kept"]["bytes_per_token"] if row["kept"] else 0
             shown.append(
                 [
                     f"{int(tokens):,}",
-                    label,
+                    labels[name],
                     f"{row['decoder_tokens']:,}",
                     _quartiles(row["prebuilt_ttft_ms"]),
-                    f"{found['ratio'][name]:.2f}",
+                    f"{ratio:.2f}",
+                    *([_quartiles(row["decode_tok_s"])] if decoding else []),
                     f"{bank:,.0f}" if bank else "-",
                     f"{kept_bytes:,.0f}" if kept_bytes else "-",
                 ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ from experiments.system.floors import (
     text_work,
 )
 from experiments.system.models import guided_model, main_model
-from experiments.system.peers import PEERS, PrefixCached, TextBlocks
-from experiments.system.scales import SHIPPED, Scale
+from experiments.system.peers import PEERS, LlamaCpp, PrefixCached, TextBlocks
+from experiments.system.scales import SHIPPED, SMOL, Scale
 from experiments.system.stand_in import backbone
 from sedem.answering.requests import encode_questions
 from sedem.backbone.decoder import Backbone
@@ -92,6 +93,9 @@ KEPT_CONTEXTS = {
 }
 """Context lengths at which kept keys and values are compared. The first has as much text as the K
 blocks that SeDeM reads."""
+BESIDE_CONTEXTS = {"stand-in": (64,), "nano": (1024, 2048, 4096, 7168)}
+"""Context lengths at which sedem-smol and llama.cpp are compared; its backbone has 8,192
+positions."""
 NEVER = "never"
 SLOT_TYPES = ("bfloat16", "int8", "fp8")
 """Types of stored slots."""
@@ -101,6 +105,8 @@ def bench_cells(scale: Scale, kind: str = "bench") -> dict[str, Cell]:
     """The bench of the scale's main model, or of the paper's shapes, by name for tables."""
     if scale.name in ("gpu", "paper"):
         return {shape: Cell(kind, backbone=shape) for shape in SHAPES}
+    if kind == "beside-llama-cpp":
+        return {SMOL: Cell(kind, variant=guided_model(scale, SMOL), k=4)}
     # The bench of all methods times the model that people install.
     model = guided_model(scale) if kind == "bench" else main_model(scale)
     return {scale.backbones[0]: Cell(kind, variant=model)}
@@ -142,6 +148,8 @@ def bench(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     - memories: SeDeM by type of the stored slots.
     - kept: what is kept of blocks, and when it pays off.
     - peers: every method, with its speed-up over the full context.
+    - beside-llama-cpp: a warm bank, and its backbone with the whole text, by Hugging Face's forward
+      and by llama.cpp.
     """
     name = scale.size
     plan: dict[str, Any] = {
@@ -170,6 +178,11 @@ def bench(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
             plan |= {"kept": ("cold", "warm"), "block_context": "independent", "k": 2}
             plan |= {"contexts": KEPT_CONTEXTS[name], "online": False, "answer_tokens": 3}
             more = {"peers": ("text-blocks", "hf-prefix")}
+        case "beside-llama-cpp":
+            # A round reads the longest text anew, which takes half a minute of a CPU.
+            plan |= {"kept": ("warm",), "weights": ("int8",), "k": cell.k, "online": False}
+            plan |= {"contexts": BESIDE_CONTEXTS[name], "runs": min(plan["runs"], 6)}
+            more = {"peers": ("hf", "hf-prefix", "llama-cpp")}
     checkpoint = None if cell.variant is None else checkpoint_of(cell, scale, data)
     plan["checkpoint"] = str(checkpoint or SMALL_MODEL)
     result = run_bench(Plan(**plan), scale.runs / "bench" / cell.name, **more)
@@ -180,6 +193,8 @@ def bench(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         result["notes"] = [n.replace(plan["backbone"], cell.backbone) for n in result["notes"]]
     if cell.measure == "peers":
         result["times_sooner"] = times_sooner(result["results"])
+    if cell.measure == "beside-llama-cpp" and not result["left_out"]:
+        result["versions"]["llama-cpp-python"] = version("llama-cpp-python")
     if cell.measure == "kept":
         result["worth"] = worth(result["results"])
     return result
@@ -304,7 +319,7 @@ class _Details:
         if isinstance(reader, TextBlocks):
             # It uses parts of two open models.
             more["memory"] = None
-        elif isinstance(reader, PrefixCached):
+        elif isinstance(reader, PrefixCached | LlamaCpp):
             # For a truncated context, only the remaining tokens count.
             kept = answer.stored_bytes or 0
             tokens = trial.memory.ids.shape[1] - 1
@@ -332,8 +347,10 @@ def _work(trial: Trial) -> Stages | None:
     if isinstance(reader, BoundSedem):
         found = isinstance(reader, WarmSedem)
         return sedem_work(reader.model, trial.answer, QUESTIONS[0], found=found)
-    if subject.backbone is None or not subject.reads_text or isinstance(reader, LongLLMLingua):
+    unknown = isinstance(reader, LongLLMLingua | LlamaCpp)
+    if subject.backbone is None or not subject.reads_text or unknown:
         # LongLLMLingua reads the context several times to prune it, then reads the rest.
+        # llama.cpp has its own matrices.
         return None
     cached = isinstance(reader, PrefixCached)
     return text_work(subject.backbone, trial.answer, QUESTIONS[0], cached=cached)

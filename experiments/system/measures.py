@@ -49,6 +49,7 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
     "memories": bench.bench,
     "kept": bench.bench,
     "peers": bench.bench,
+    "beside-llama-cpp": bench.bench,
     "arrivals": timing.arrivals,
     "condition-times": timing.condition_times,
     "preparation": timing.preparation,
@@ -59,8 +60,8 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
 TRAINING = ("search", "probe")
 """Kinds that train small models of their own, each in a process of its own."""
 TIMED = (
-    *("bench", "batches", "memories", "kept", "peers", "arrivals", "condition-times"),
-    *("preparation", "bank-size", "coarse-search", "large-banks"),
+    *("bench", "batches", "memories", "kept", "peers", "beside-llama-cpp", "arrivals"),
+    *("condition-times", "preparation", "bank-size", "coarse-search", "large-banks"),
 )
 """Kinds that measure times, so nothing else may run beside them."""
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -21,7 +21,7 @@ import yaml
 from filelock import FileLock
 from safetensors.torch import load_file, save_file
 
-from experiments.system.scales import ROOT, SHIPPED, Scale, recipe_exists
+from experiments.system.scales import ROOT, Scale, recipe_exists
 from experiments.system.stand_in import fitted
 from sedem import Document
 from sedem.checkpoint.folder import (
@@ -83,7 +83,6 @@ class Variant:
         further: recipes that train it from the main model in its guided form, in order; empty means
             the recipes of the study, from the beginning.
         start: settings of the main model that are changed, with their values, before `further`.
-        shipped: name of the shipped checkpoint that it is, if it is not one of the scale.
         adapted: a model of `sedem adapt`, or one compared with it: "untrained", "without labels" or
             "with labels".
     """
@@ -98,7 +97,6 @@ class Variant:
     every_block: bool = False
     further: tuple[str, ...] = ()
     start: tuple[tuple[str, Any], ...] = ()
-    shipped: str = ""
     adapted: str = ""
 
 
@@ -130,9 +128,10 @@ def main_model(scale: Scale, backbone: str | None = None) -> Variant:
     return Variant(f"sedem-{backbone}", main=True, backbone=backbone)
 
 
-def guided_model(scale: Scale) -> Variant:
-    """The main model on the first backbone of a scale, trained further with guided attention."""
-    return replace(main_model(scale), name=f"{main_model(scale).name}-guided", further=GUIDED)
+def guided_model(scale: Scale, backbone: str | None = None) -> Variant:
+    """The main model, trained further with guided attention; arguments as in `main_model`."""
+    main = main_model(scale, backbone)
+    return replace(main, name=f"{main.name}-guided", further=GUIDED)
 
 
 def further_trained(scale: Scale, name: str, recipe: str = GUIDED[0], **fields: Any) -> Variant:
@@ -214,14 +213,14 @@ def checkpoint(
         data: folder that the recipes' data paths are relative to.
         form: a key of `FORMS`. A model that was trained further has the form of its recipes.
     """
-    if variant.shipped:
-        shipped, changes = SHIPPED.with_name(variant.shipped), dict(variant.start)
-        return with_settings(shipped, changes, scale.runs / variant.name) if changes else shipped
     if variant.adapted:
         return _adapted(variant.adapted, scale, data)
     if variant.further:
         shipped = scale.shipped.get(variant.backbone or scale.backbones[0])
-        return shipped if variant.main and shipped else _further(variant, scale, data)
+        if not (variant.main and shipped):
+            return _further(variant, scale, data)
+        changes = dict(variant.start)
+        return with_settings(shipped, changes, scale.runs / variant.name) if changes else shipped
     if _has_own_recipes(variant, scale):
         folder = run_of_stage(variant, scale, scale.stages[-1], data) / "final"
     else:

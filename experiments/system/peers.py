@@ -1,12 +1,13 @@
 """Peers of the methods: Hugging Face's forward, kept blocks of text, and other settings.
 
-The first three have the prompt of `full-context`, token for token. Documents are tokenized when
+The first four have the prompt of `full-context`, token for token. Documents are tokenized when
 they are read, so the time of a question is the model's alone.
 
 - `hf`: plain forward with `DynamicCache`.
 - `hf-compiled`: `StaticCache`, with a plain prefill and a compiled decoding step, as in `generate`.
 - `hf-prefix`: caches the context's keys and values when it is read, as servers with a prefix cache
   do; a question runs only its own tokens. This is full context with a prebuilt memory.
+- `llama-cpp`: the same, by llama.cpp from the backbone's own GGUF file, with its defaults.
 - `text-blocks`: keys and values of raw-text blocks, computed independently and kept: SeDeM without
   memory. Block-Attention (2409.15355) and TurboRAG (2410.07590) keep them this way. Each block is
   run through all layers of the frozen decoder, with the start token before it and positions from 1
@@ -28,8 +29,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -38,6 +41,7 @@ from transformers import Cache, DynamicCache, StaticCache
 from sedem.answering.decoding import Decoding, context_prompt, question_ids
 from sedem.answering.requests import Request, check_fits, choose, encode_questions, score_requests
 from sedem.backbone.decoder import Backbone, check_compiler
+from sedem.backbone.gguf import found_file, is_gguf
 from sedem.bank.keys import prepare
 from sedem.bank.memory_bank import MemoryBank
 from sedem.baselines.full_context import generate_timed, text_bytes
@@ -178,6 +182,65 @@ class PrefixCached(HuggingFace):
         if extra := cache.get_seq_length() - memory.ids.shape[1]:
             cache.crop(-extra)
         return self.forward(prompt_1P, cache), lambda ids_B: self.forward(ids_B[:, None], cache)
+
+
+class LlamaCpp(HuggingFace):
+    """Runs llama.cpp on the backbone's GGUF file; the backbone itself only tokenizes.
+
+    The keys and values of one context are kept, in llama.cpp's own type.
+
+    Raises:
+        ConfigError: llama.cpp is not installed, or the backbone is not from a GGUF file.
+    """
+
+    name = "llama-cpp"
+
+    def __init__(self, backbone: Backbone, decoding: Decoding) -> None:
+        super().__init__(backbone, decoding)
+        if find_spec("llama_cpp") is None:
+            raise ConfigError("llama.cpp is not installed; it needs pip install llama-cpp-python")
+        if not is_gguf(backbone.name):
+            raise ConfigError(f"llama.cpp reads GGUF files, and '{backbone.name}' is not one")
+        import llama_cpp
+
+        threads = torch.get_num_threads()
+        with found_file(backbone.name) as file:
+            self._model = llama_cpp.Llama(
+                str(file),
+                n_ctx=backbone.max_positions,
+                n_threads=threads,
+                n_threads_batch=threads,
+                verbose=False,
+            )
+        self._library = llama_cpp
+        self._kept: Tensor | None = None
+
+    def read(self, documents: Sequence[Document]) -> Tokens:
+        """Run the context and keep its keys and values."""
+        tokens = super().read(documents)
+        self._run_context(tokens)
+        kept = self._library.llama_state_seq_get_size(self._model.ctx, 0)
+        return replace(tokens, stored_bytes=kept)
+
+    def prefill(self, memory: Tokens, prompt_1P: Tensor) -> tuple[Tensor, Callable[..., Tensor]]:
+        """Logits after the question `[1, V]`; a context that was replaced is run again first."""
+        if memory.ids is not self._kept:
+            self._run_context(memory)
+        # The next run drops the keys and values of tokens after these.
+        self._model.n_tokens = memory.ids.shape[1]
+        return self._run(prompt_1P[0]), self._run
+
+    def _run_context(self, tokens: Tokens) -> None:
+        self._model.reset()
+        self._run(tokens.ids[0])
+        self._kept = tokens.ids
+
+    def _run(self, ids_P: Tensor) -> Tensor:
+        """Run more tokens and return the logits after them `[1, V]`."""
+        self._model.eval(ids_P.tolist())
+        logits = self._library.llama_get_logits(self._model.ctx)
+        logits_1V = np.ctypeslib.as_array(logits, (1, self._model.n_vocab()))
+        return torch.from_numpy(logits_1V.copy())
 
 
 class Compiled(HuggingFace):
@@ -446,7 +509,10 @@ def _open_short_pieces(settings: MethodSettings) -> Subject:
 
 
 PEERS: dict[str, Opener] = {
-    **{kind.name: _opener(kind) for kind in (HuggingFace, Compiled, PrefixCached, TextBlocks)},
+    **{
+        kind.name: _opener(kind)
+        for kind in (HuggingFace, Compiled, PrefixCached, LlamaCpp, TextBlocks)
+    },
     "sedem-all-blocks": _open_all_blocks,
     "sedem-all-layers": _open_all_layers,
     "comprexit-128": _open_short_pieces,

@@ -23,6 +23,8 @@ RUNS = Path("runs")
 FACTS = ROOT / "experiments" / "data" / "exact-facts-evaluation.jsonl.xz"
 HOUSEHOLD = FACTS.with_name("household.jsonl.xz")
 SHIPPED = ROOT / "checkpoints" / "sedem-nano"
+SMOL = "smol"
+"""The backbone of sedem-smol in `Scale.shipped`."""
 STUDIED_DEPTH = 28
 """Layers of Llama-3.2-3B, the backbone of the paper's depth studies."""
 
@@ -242,7 +244,7 @@ NANO = Scale(
         ),
     },
     layers=(6, 6),
-    shipped={"nano": SHIPPED},
+    shipped={"nano": SHIPPED, SMOL: SHIPPED.with_name("sedem-smol")},
     stages=("stage1-regress", "stage1", "stage2", "stage2-more", "stage2-pairs"),
     limit=150,
     costly_limit=100,

@@ -252,7 +252,8 @@ def made_on(result: Mapping[str, Any], device: str = "processor", dtype: str = "
 def versions_of(result: Mapping[str, Any]) -> str:
     """Versions of the libraries that times depend on."""
     versions = result["versions"]
-    return f"torch {versions['torch']}, transformers {versions['transformers']}"
+    shown = ("torch", "transformers", "llama-cpp-python")
+    return ", ".join(f"{name} {versions[name]}" for name in shown if name in versions)
 
 
 def load_of(result: Mapping[str, Any]) -> str:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import LEASE, RECIPE
+from gguf_files import write_gguf
 
 import sedem.bench.measure
-from experiments.speed import comprexit_ttft, efficiency
+from experiments.speed import beside_llama_cpp, comprexit_ttft, efficiency
 from experiments.system import bench
 from experiments.system.bench import (
     EncoderLayers,
@@ -23,17 +27,19 @@ from experiments.system.bench import (
 from experiments.system.floors import Ceilings
 from experiments.system.measures import measure
 from experiments.system.peers import PEERS, QUESTION_ROOM, without_early_exit
-from experiments.system.scales import PAPER
+from experiments.system.scales import NANO, PAPER, SMOL
 from experiments.system.stand_in import stand_in
 from sedem import Answer, Document, SeDeM
 from sedem.answering.decoding import question_ids
 from sedem.answering.requests import encode_questions
+from sedem.backbone import gguf
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
 from sedem.bench.memory import measure_memory
 from sedem.bench.plan import Plan
 from sedem.bench.report import lines
 from sedem.bench.subjects import Subject, checkpoint_of, open_subjects
+from sedem.engine import int8
 from sedem.engine.interface import AnswerInputs
 from sedem.errors import ConfigError
 from sedem.evaluation.config import MethodSettings
@@ -197,6 +203,71 @@ def test_peers_give_the_same_answer_as_full_context() -> None:
         answers += [reader.answer(memory, "Rent?") for _ in range(2)]
     assert len({answer.text for answer in answers}) == 1 and answers[0].text
     assert len({answer.conditioning for answer in answers}) == 1
+
+
+@pytest.fixture
+def gguf_checkpoint(
+    tiny_folder: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """An untrained SeDeM with independent blocks, on a tiny GGUF file."""
+    monkeypatch.setenv("SEDEM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(gguf, "_convert_apart", gguf.convert)
+    file = write_gguf(tiny_folder(vocab_size=260), tmp_path / "tiny.gguf")
+    model = SeDeM.from_pretrained(file, engine="eager")
+    model.config = model.config.with_changes(block_context="independent")
+    model.save_pretrained(tmp_path / "smol")
+    return str(tmp_path / "smol")
+
+
+def test_llama_cpp_has_the_logits_of_a_prefix_cache(gguf_checkpoint: str) -> None:
+    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    own, theirs = (peer(n, gguf_checkpoint).reader for n in ("llama-cpp", "hf-prefix"))
+    contexts = [[Document("one", LEASE)], [Document("two", RECIPE)]]
+    memories = [[reader.read(documents) for documents in contexts] for reader in (own, theirs)]
+    # The context that was read last, then one that llama.cpp has dropped.
+    for number in (1, 1, 0):
+        pair = [(own, memories[0][number]), (theirs, memories[1][number])]
+        assert torch.equal(*(memory.ids for _, memory in pair))
+        prompt_1P = torch.tensor([question_ids(own.backbone, QUESTION)[1:]])
+        with torch.no_grad():
+            started = [reader.prefill(memory, prompt_1P) for reader, memory in pair]
+            found = [[logits_1V, step(torch.tensor([7]))] for logits_1V, step in started]
+        # Its keys and values are float16.
+        torch.testing.assert_close(*found, rtol=0.02, atol=0.02)
+        assert pair[0][1].stored_bytes < pair[1][1].stored_bytes
+    answers = [reader.answer(reader.read(contexts[0]), QUESTION) for reader in (own, theirs)]
+    assert len({answer.conditioning for answer in answers}) == 1
+    assert all("ttft_ms" in answer.timings for answer in answers)
+
+
+@pytest.mark.skipif(not int8._multiplies_exactly(), reason="this machine cannot multiply int8")
+def test_sedem_is_measured_beside_llama_cpp_or_one_sentence_says_why_not(
+    gguf_checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench, "measure_ceilings", lambda device, dtype: Ceilings(1e10, 1e11))
+    scale = replace(NANO, stand_in=True, shipped={SMOL: Path(gguf_checkpoint)})
+    (cell,) = beside_llama_cpp.cells(scale)
+    measure(cell, scale, tmp_path, "beside_llama_cpp")
+    result = cell.read(scale)
+    assert result is not None and result["settings"]["k"] == 4
+    rows = ["sedem-warm-int8-weights", "hf", "hf-prefix"]
+    if find_spec("llama_cpp") is None:
+        assert "pip install llama-cpp-python" in result["left_out"]["llama-cpp"]
+    else:
+        rows.append("llama-cpp")
+        assert "llama-cpp-python" in result["versions"]
+    assert list(result["results"]) == rows
+    kept = [found["64"]["kept"] is not None for found in result["results"].values()]
+    assert kept == [True, False, True, True][: len(rows)]
+    shown = beside_llama_cpp.markdown(scale).splitlines()
+    assert len([line for line in shown if line.startswith("| 64 |")]) == len(rows)
+
+
+def test_llama_cpp_needs_a_gguf_file(tiny_checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("experiments.system.peers.find_spec", lambda name: object())
+    with pytest.raises(ConfigError, match=r"llama\.cpp reads GGUF files, and '.*' is not one"):
+        peer("llama-cpp", tiny_checkpoint)
 
 
 @pytest.mark.slow

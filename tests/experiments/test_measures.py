@@ -35,8 +35,9 @@ LEFT_OUT = {"bench", "batches", "memories", "bank-size"}
 
 
 def test_every_kind_has_a_study() -> None:
-    # Peers are measured like "bench", but only at nano scale; the paper has its learning rates.
-    assert set(MEASURES) == set(KINDS) | {"peers", "search"}
+    # The first two are measured like "bench", but only at nano scale; the paper has its learning
+    # rates.
+    assert set(MEASURES) == set(KINDS) | {"peers", "beside-llama-cpp", "search"}
 
 
 @pytest.fixture(scope="module")

@@ -83,18 +83,31 @@ def opened_folder(name: str, revision: str | None = None) -> str:
     """
     if not is_gguf(name):
         return name
+    known = PUBLISHED.get(name)
+    if known is not None and _is_converted(folder := folder_of(known.sha256)):
+        return str(folder)
+    with found_file(name, revision) as file:
+        return str(converted(file, name))
+
+
+@contextmanager
+def found_file(name: str, revision: str | None = None) -> Iterator[Path]:
+    """Find the file that a name means; a published file may be gone after the context.
+
+    Raises:
+        ConfigError: there is no such file.
+        CheckpointError: a published file has other contents.
+    """
     if (known := PUBLISHED.get(name)) is None:
-        return str(converted(gguf_file(name, revision), name))
-    folder = folder_of(known.sha256)
-    if not _is_converted(folder):
-        with _published_file(name, known) as file:
-            if (digest := _digest(file)) != known.sha256:
-                raise CheckpointError(
-                    f"'{file}' is not the file that sedem needs: its SHA-256 is {digest}, not "
-                    f"{known.sha256}; delete it"
-                )
-            converted(file, name)
-    return str(folder)
+        yield gguf_file(name, revision)
+        return
+    with _published_file(name, known) as file:
+        if (digest := _digest(file)) != known.sha256:
+            raise CheckpointError(
+                f"'{file}' is not the file that sedem needs: its SHA-256 is {digest}, not "
+                f"{known.sha256}; delete it"
+            )
+        yield file
 
 
 def gguf_file(name: str, revision: str | None = None) -> Path:

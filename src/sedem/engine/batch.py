@@ -203,14 +203,14 @@ class StaticBatch:
         real: True where a restored state stands for a real token `[B, U]`.
         scores: score of each state's block `[B, U]`; -inf where there is none.
         number: number of each state's block among those of its row `[B, U]`.
-        prefix: token ids, padded on the right `[B, P]`.
+        prefix: token ids, padded on the right `[B, P]`; P is that of the last prefill.
         prefix_valid: False where the prefix is padding.
         ids: the tokens of a step `[B]`.
         next_position: position of the next token `[B]`.
         logits: after the prefill or the last step `[B, V]`.
         used: 1 for a row in use, 0 for an empty one `[B]`. An empty row also runs, but no other row
             sees it.
-        text: number of text columns that each row in use has filled, counted on the host.
+        text: number of text columns that each row in use has filled at most, counted on the host.
     """
 
     def __init__(
@@ -223,6 +223,7 @@ class StaticBatch:
     ) -> None:
         self.decoder = decoder
         self.bucket = bucket
+        self._graph = graph
         self.text: dict[int, int] = {}
         device, vocabulary = decoder.device, decoder.embedding.shape[0]
         rows, states = bucket.rows, bucket.slots * decoder.states_per_slot
@@ -263,6 +264,12 @@ class StaticBatch:
         fill_lengths(host["prefix_valid"], [len(ids) for ids in prefixes])
         self._load_memory(rows)
         self.upload.send()
+        # Only a graph always has the same shape. Otherwise, shared padding is not run.
+        width = self.bucket.prefix if self._graph else max(map(len, prefixes))
+        sent = self.upload.device
+        self.prefix, self.prefix_valid = (
+            sent[name][:, :width] for name in ("prefix", "prefix_valid")
+        )
         self._replay_prefill(self._run_prefill)
         self.used.fill_(1)
         self.text = dict.fromkeys(range(len(inputs)), self.bucket.prefix)

@@ -65,6 +65,7 @@ class QuestionBuffers:
         self.upload = Upload(embedding.device, {"ids": ((rows, tokens), torch.long)})
         self.ids = self.upload.device["ids"]
         self.states = embedding.new_zeros(layers, rows, tokens, embedding.shape[1])
+        self._graph = graph
         self._replay_encode = Replay(self.buffers, graph=graph, pool=pool)
 
     @property
@@ -79,11 +80,13 @@ class QuestionBuffers:
         ids = self.upload.host["ids"].zero_()
         ids[:rows, :tokens] = ids_BT
         self.upload.send()
-        self._replay_encode(self._encode)
+        # Only a graph always has the same shape. Otherwise, padding is not run.
+        width = self.ids.shape[1] if self._graph else tokens
+        self._replay_encode(lambda: self._encode(width))
         return self.states[:, :rows, :tokens].clone()
 
-    def _encode(self) -> None:
-        self.states.copy_(self.encoder.states(self.ids))
+    def _encode(self, width: int) -> None:
+        self.states[:, :, :width] = self.encoder.states(self.ids[:, :width])
 
 
 class Static:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from sedem.backbone.gguf import PUBLISHED, _published_file
+from sedem.backbone.gguf import PUBLISHED, found_file
 from sedem.backbone.loading import open_backbone
 from sedem.demo import DOCUMENTS
 from sedem.errors import ConfigError
@@ -23,7 +23,7 @@ TOKENS = 24
 @pytest.fixture(scope="module")
 def file() -> Iterator[Path]:
     try:
-        with _published_file(NAME, PUBLISHED[NAME]) as found:
+        with found_file(NAME) as found:
             yield found
     except ConfigError as error:
         pytest.skip(f"the file cannot be had here: {error}")
