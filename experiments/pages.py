@@ -33,7 +33,7 @@ STUDIES = {
 """Every study by name."""
 
 CARD = SHIPPED / "README.md"
-REAL_CARD = SHIPPED.with_name(real.NAME) / "README.md"
+REAL_CARD = SHIPPED.with_name("sedem-smol") / "README.md"
 RESULTS = ROOT / "experiments" / "results-nano.md"
 PERFORMANCE = ROOT / "experiments" / "performance.md"
 _SITE = tuple(ROOT / "docs" / f"{name}.md" for name in ("results-nano", "performance", "scale"))

@@ -80,7 +80,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "K=4": {"k": 4},
     "K=all": {"k": "all"},
     "text, K=4": {"k": 4, "condition": "text"},
-    "text, K=all": {"k": "all", "condition": "text"},
     "no memory": {"blocks": []},
 }
 """Ways to answer, with fields of their requests."""
