@@ -9,9 +9,10 @@ import pytest
 
 from experiments.pages import STUDIES, write_tables
 from experiments.system import cells, measures, search, timing
+from experiments.system.answers import WAYS
 from experiments.system.cells import Cell
 from experiments.system.measures import MEASURES, measure, measure_missing
-from experiments.system.scales import PAPER
+from experiments.system.scales import NANO, PAPER, SMOL
 from experiments.system.stand_in import stand_in
 from experiments.system.tables import STAND_IN
 
@@ -35,9 +36,9 @@ LEFT_OUT = {"bench", "batches", "memories", "bank-size"}
 
 
 def test_every_kind_has_a_study() -> None:
-    # The first two are measured like "bench", but only at nano scale; the paper has its learning
-    # rates.
-    assert set(MEASURES) == set(KINDS) | {"peers", "beside-llama-cpp", "search"}
+    # The first two are measured like "bench", but only at nano scale, as are ways to answer; the
+    # paper has its learning rates.
+    assert set(MEASURES) == set(KINDS) | {"peers", "beside-llama-cpp", "ways", "search"}
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +64,21 @@ def test_a_kind_is_measured_and_drawn_on_stand_ins(
     assert any(STAND_IN in line for number in shown for line in number.lines(SMALL))
     STUDIES[name].plot(SMALL, runs / f"{name}.svg")
     assert (runs / f"{name}.svg").read_text().startswith("<?xml")
+
+
+def test_every_way_to_answer_is_scored(
+    tiny_checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    scale = replace(NANO, stand_in=True, shipped={SMOL: Path(tiny_checkpoint)})
+    study = STUDIES["real_model"]
+    (cell,) = (c for c in study.cells(scale) if c.questions == "household")
+    measure(replace(cell, limit=2), scale, tmp_path, study.name)
+    result = replace(cell, limit=2).read(scale)
+    assert result is not None and result["form"]["examples"] == 2
+    assert set(result["ways"]) == set(WAYS) and set(result["change"]) == set(WAYS) - {"K=1"}
+    cut = {way: found["conditioning"]["mean"] for way, found in result["ways"].items()}
+    assert cut["no memory"] < cut["K=1"] < cut["K=4"] < cut["K=all"]
 
 
 def test_learning_rates_are_searched_on_stand_ins(

@@ -18,7 +18,14 @@ from sedem.training.stages import STAGES, Stage2Recipe
 
 COMMITTED = pytest.mark.parametrize("scale", [NANO, PAPER], ids=lambda scale: scale.name)
 """The scales whose results are committed; the paper's has none yet."""
-OF_SMALL_BACKBONES = ("adapt", "plan", "learning_rates", "beside_llama_cpp")
+OF_SMALL_BACKBONES = (
+    "adapt",
+    "plan",
+    "learning_rates",
+    "beside_llama_cpp",
+    "real_model",
+    "real_selection",
+)
 
 
 @COMMITTED
