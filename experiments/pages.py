@@ -36,7 +36,10 @@ CARD = SHIPPED / "README.md"
 REAL_CARD = SHIPPED.with_name("sedem-smol") / "README.md"
 RESULTS = ROOT / "experiments" / "results-nano.md"
 PERFORMANCE = ROOT / "experiments" / "performance.md"
-_SITE = tuple(ROOT / "docs" / f"{name}.md" for name in ("results-nano", "performance", "scale"))
+_SITE = tuple(
+    ROOT / "docs" / f"{name}.md"
+    for name in ("results-smol", "results-nano", "performance", "scale")
+)
 PAGES = (ROOT / "README.md", REAL_CARD, CARD, RESULTS, PERFORMANCE, *_SITE)
 
 _BLOCK = re.compile(
