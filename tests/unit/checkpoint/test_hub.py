@@ -152,7 +152,7 @@ def test_a_hub_id_cannot_be_put_inside(public: SeDeM, tmp_path: Path) -> None:
         push_folder(tmp_path / "public", REPO, with_backbone=True)
 
 
-@pytest.mark.parametrize("name", ["sedem-nano", "icae-nano"])
+@pytest.mark.parametrize("name", ["sedem-nano", "sedem-smol"])
 def test_shipped_checkpoints_can_be_pushed_with_their_own_cards(name: str) -> None:
     folder = Path(__file__).parents[3] / "checkpoints" / name
     push_folder(folder, REPO)
