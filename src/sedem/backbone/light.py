@@ -189,7 +189,8 @@ class LightBackbone(Backbone):
         """The tokenizer as transformers reads it, which alone runs chat templates."""
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(str(self.model.config._folder))
+        folder = str(self.model.config._folder)
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
     @property
     def has_lora(self) -> bool:
