@@ -13,7 +13,6 @@ from experiments.system import cells
 from experiments.system.bench import bench_cells
 from experiments.system.scales import NANO
 
-
 SMOL_CELL = "ways.sedem-smol-guided.squad-10.32-tokens.float32.n100"
 
 
