@@ -7,7 +7,6 @@ import re
 import shlex
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments import pages
-from experiments.system.scales import PAPER, SCALES, SMOL, Scale
+from experiments.system.scales import PAPER, SCALES, Scale
 from experiments.system.stand_in import stand_in
 from experiments.system.tables import Study
 from sedem.errors import SedemError
@@ -47,9 +46,6 @@ def run(
     part: Annotated[
         str, typer.Option(help="Only this part of the cells, such as 2/8, for several machines.")
     ] = "1/1",
-    smol: Annotated[
-        Path | None, typer.Option(help="Checkpoint to measure in place of the shipped sedem-smol.")
-    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what it needs, and measure nothing.")
     ] = False,
@@ -67,8 +63,6 @@ def run(
         option = "--stand-in" if small else "--dry-run"
         raise typer.BadParameter(f"{option} is of the scale {PAPER.name}, not of {scale}")
     wanted = stand_in(_scale(scale)) if small else _scale(scale)
-    if smol is not None:
-        wanted = replace(wanted, shipped={**wanted.shipped, SMOL: smol})
     if small:
         torch.set_num_threads(1)  # tiny models, and a process for every core
     if dry_run:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf_files import write_gguf
 from object_server import ObjectServer, running
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
@@ -24,6 +25,7 @@ from transformers import (
 )
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
+from sedem.backbone import gguf
 from sedem.backbone.decoder import FAMILIES, Backbone
 from sedem.backbone.loading import open_backbone
 
@@ -124,6 +126,16 @@ def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.save_pretrained(folder)
     return str(folder)
+
+
+@pytest.fixture
+def tiny_gguf(
+    tiny_folder: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """A tiny Llama as a GGUF file, which is converted in this process, into a cache of its own."""
+    monkeypatch.setenv("SEDEM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(gguf, "_convert_apart", gguf.convert)
+    return write_gguf(tiny_folder(vocab_size=260), tmp_path / "tiny.gguf")
 
 
 @pytest.fixture

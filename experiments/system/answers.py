@@ -111,18 +111,13 @@ def _by_way(
         batch = examples[start : start + BATCH]
         asked = list(zip(method.requests(batch), batch, strict=True))
         for way, fields in tried.items():
-            requests = [
-                replace(
-                    request,
-                    **{
-                        "blocks": method.best_that_fit(request.bank, example)
-                        if fields.get("k") == "all"
-                        else None,
-                        **fields,
-                    },
-                )
-                for request, example in asked
-            ]
+            requests = [replace(request, blocks=None) for request, _ in asked]
+            if fields.get("k") == "all":
+                requests = [
+                    replace(request, blocks=method.best_that_fit(request.bank, example))
+                    for request, example in asked
+                ]
+            requests = [replace(request, **fields) for request in requests]
             found = method.model.answer_requests(requests, method.decoding)
             records[way] += [to_record(*pair) for pair in zip(batch, found, strict=True)]
     first = next(iter(records.values()))

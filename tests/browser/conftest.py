@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from browser.visitor import DESKTOP, Opener, Served
@@ -31,9 +32,12 @@ DEMO = ("harbour-register.txt", "ulysses-spacecraft.txt")
 
 @pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """One server for all tests of the page, with a bank that the operator gave."""
-    folder = tmp_path_factory.mktemp("served")
-    model = SeDeM.from_pretrained("sedem-nano")
+    """One server for all tests of the page."""
+    yield from serve(SeDeM.from_pretrained("sedem-nano"), tmp_path_factory.mktemp("served"))
+
+
+def serve(model: SeDeM, folder: Path) -> Iterator[Served]:
+    """A server with a bank that the operator gave."""
     texts = {name: (DOCUMENTS / name).read_text("utf-8")[:CHARACTERS] for name in DEMO}
     bank = model.read([Document(*one) for one in texts.items()])
     bank.save(folder / "demo.bank")

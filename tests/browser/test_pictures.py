@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser.visitor import PHONE, Opener, ask, upload
+from browser.conftest import serve
+from browser.visitor import PHONE, Opener, Served, ask, upload
 from PIL import Image
 from playwright.sync_api import Page, expect
 
+from sedem import SeDeM
 from sedem.demo import DOCUMENTS
+from sedem.errors import ConfigError
 
 DOCS = Path(__file__).parents[2] / "docs"
 TOTAL_BYTES = 250_000
@@ -19,6 +22,16 @@ WINDOW = (1280, 800)
 QUESTION = "In what year was Ulysses launched?"
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The model that people install."""
+    try:
+        model = SeDeM.from_pretrained("sedem-smol")
+    except ConfigError as error:
+        pytest.skip(f"the backbone cannot be had here: {error}")
+    yield from serve(model, tmp_path_factory.mktemp("served"))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -19,11 +19,9 @@ import torch
 import typer.main
 from commands import prints_json, refused, sedem, succeeds
 from conftest import LEASE, POSITIONS, RECIPE
-from gguf_files import write_gguf
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
 from sedem.answering.decoding import UNANSWERABLE
-from sedem.backbone import gguf
 from sedem.backbone.loading import open_backbone
 from sedem.bank.file import BankFile
 from sedem.checkpoint.folder import EXTRA_ENTRIES
@@ -385,12 +383,8 @@ def test_an_untrained_checkpoint_reads_and_answers(
     assert found == [True, False]
 
 
-def test_a_gguf_file_is_a_model_by_itself_or_begins_a_checkpoint(
-    here: Path, tiny_folder: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SEDEM_CACHE", str(here / "cache"))
-    monkeypatch.setattr(gguf, "_convert_apart", gguf.convert)
-    file = write_gguf(tiny_folder(vocab_size=260), Path("tiny.gguf"))
+def test_a_gguf_file_is_a_model_by_itself_or_begins_a_checkpoint(tiny_gguf: Path) -> None:
+    file = tiny_gguf.name
     assert "1 added" in succeeds("build", "own.bank", "lease.txt", "-m", file)
     assert prints_json("ask", "own.bank", RENT, "-m", file, "--json")["model"] == "tiny.gguf"
     assert "tiny.gguf, 4 layers, nothing trained" in succeeds("init", file, "new")

@@ -176,6 +176,10 @@ def test_results_of_other_settings_or_files_are_not_mixed(tiny_checkpoint: str) 
     assert [path.read_bytes() for path in sorted(Path("run").iterdir())] == before
 
 
+def test_a_trained_baseline_needs_a_checkpoint() -> None:
+    refused("eval", "icae", "--data", custom_questions(1), words="'sedem train icae' and name it")
+
+
 def test_an_evaluation_with_bad_settings_is_refused(tiny_checkpoint: str) -> None:
     data = custom_questions(2)
     for options, words in (

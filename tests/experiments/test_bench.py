@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from conftest import LEASE, RECIPE
-from gguf_files import write_gguf
 
 import sedem.bench.measure
 from experiments.speed import beside_llama_cpp, comprexit_ttft, efficiency
@@ -32,7 +31,6 @@ from experiments.system.stand_in import stand_in
 from sedem import Answer, Document, SeDeM
 from sedem.answering.decoding import question_ids
 from sedem.answering.requests import encode_questions
-from sedem.backbone import gguf
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
 from sedem.bench.memory import measure_memory
@@ -206,14 +204,9 @@ def test_peers_give_the_same_answer_as_full_context() -> None:
 
 
 @pytest.fixture
-def gguf_checkpoint(
-    tiny_folder: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> str:
+def gguf_checkpoint(tiny_gguf: Path, tmp_path: Path) -> str:
     """An untrained SeDeM with independent blocks, on a tiny GGUF file."""
-    monkeypatch.setenv("SEDEM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(gguf, "_convert_apart", gguf.convert)
-    file = write_gguf(tiny_folder(vocab_size=260), tmp_path / "tiny.gguf")
-    model = SeDeM.from_pretrained(file, engine="eager")
+    model = SeDeM.from_pretrained(tiny_gguf, engine="eager")
     model.config = model.config.with_changes(block_context="independent")
     model.save_pretrained(tmp_path / "smol")
     return str(tmp_path / "smol")

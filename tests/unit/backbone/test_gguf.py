@@ -162,6 +162,12 @@ def test_a_file_is_converted_once_by_its_digest(file: Path, cache: Path) -> None
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
 
 
+def test_an_older_transformers_is_named(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf, "version", lambda package: "5.17.0")
+    with pytest.raises(ConfigError, match=r"transformers 5\.17\.0 does not read .* install 5\.23"):
+        open_backbone(str(file))
+
+
 def test_a_file_opens_light_as_it_opens_whole(file: Path, here: None) -> None:
     light, full = (open_backbone(str(file), light=light) for light in (True, False))
     assert type(light) is LightBackbone

@@ -72,6 +72,11 @@ class Mute:
         return Answer("", (), 0, len(memory), timings, "end", self.name)
 
 
+def test_a_trained_baseline_is_measured_on_random_weights_only(plan: Plan) -> None:
+    with pytest.raises(ConfigError, match=r"has random weights here; name a --backbone"):
+        open_subjects(plan.with_changes(methods=("icae",)), plan.checkpoint)
+
+
 def test_k_applies_only_to_methods_with_a_selection_budget(plan: Plan) -> None:
     methods = ("sedem", "full-context", "bm25", "longllmlingua")
     subjects, left_out = open_subjects(plan.with_changes(methods=methods, k=1), plan.checkpoint)

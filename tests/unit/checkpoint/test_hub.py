@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import save_tiny
-from gguf_files import write_gguf
 from huggingface_hub.errors import HFValidationError
 
 from sedem import SeDeM, SedemConfig
-from sedem.backbone import gguf
 from sedem.backbone.decoder import Backbone
 from sedem.checkpoint import hub
 from sedem.checkpoint.folder import seal
@@ -126,22 +123,17 @@ def test_a_backbone_may_be_uploaded_inside(local: Path) -> None:
     assert "backbone/model.safetensors" in RecordingApi.uploaded
 
 
-def test_a_gguf_file_may_be_uploaded_inside(
-    tiny_folder: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SEDEM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(gguf, "_convert_apart", gguf.convert)
-    file = write_gguf(tiny_folder(vocab_size=260), tmp_path / "tiny.gguf")
-    model = SeDeM.from_pretrained(file, engine="eager")
+def test_a_gguf_file_may_be_uploaded_inside(tiny_gguf: Path, tmp_path: Path) -> None:
+    model = SeDeM.from_pretrained(tiny_gguf, engine="eager")
     model.save_pretrained(tmp_path / "saved")
     with pytest.raises(
         ConfigError, match=r"encoder is '/.*tiny\.gguf', which only this machine has"
     ):
         push_folder(tmp_path / "saved", REPO)
     push_folder(tmp_path / "saved", REPO, with_backbone=True)
-    assert RecordingApi.uploaded["backbone/tiny.gguf"] == file.read_bytes()
+    assert RecordingApi.uploaded["backbone/tiny.gguf"] == tiny_gguf.read_bytes()
     model.save_pretrained(tmp_path / "whole", with_backbone=True)
-    file.unlink()
+    tiny_gguf.unlink()
     inside = SeDeM.from_pretrained(tmp_path / "whole", engine="eager")
     assert inside.fingerprint() == model.fingerprint()
 
