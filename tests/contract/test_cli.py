@@ -383,15 +383,17 @@ def test_an_untrained_checkpoint_reads_and_answers(
     assert found == [True, False]
 
 
-def test_a_gguf_file_is_a_model_by_itself_or_begins_a_checkpoint(tiny_gguf: Path) -> None:
+def test_a_gguf_file_is_a_model_by_itself_or_begins_a_checkpoint(
+    here: Path, tiny_gguf: Path
+) -> None:
     file = tiny_gguf.name
     assert "1 added" in succeeds("build", "own.bank", "lease.txt", "-m", file)
     assert prints_json("ask", "own.bank", RENT, "-m", file, "--json")["model"] == "tiny.gguf"
     assert "tiny.gguf, 4 layers, nothing trained" in succeeds("init", file, "new")
     assert "1 added" in succeeds("build", "new.bank", "lease.txt", "-m", "new")
     encoder = json.loads(Path("new", "config.json").read_text())["encoder"]
-    assert encoder == str(file.resolve())
-    file.unlink()
+    assert encoder == str(Path(file).resolve())
+    Path(file).unlink()
     words = r"needs the backbone in '.*tiny\.gguf', which is not on this machine"
     refused("ask", "new.bank", RENT, "-m", "new", words=words)
 
