@@ -41,7 +41,7 @@ class Step(StrEnum):
     TRAIN = "train"
 
 
-STAGES = ("stage1-regress", "stage1", "stage2", "stage2-finish")
+STAGES = ("stage1-regress", "stage1", "stage2")
 """The recipes of sedem-smol; each starts from the previous one."""
 SEDEM = (sys.executable, "-c", "from sedem.cli.main import app; app()")
 """The command `sedem`, which need not be installed."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sedem import Answer, Decoding, Document, SeDeM, SedemConfig
 from sedem.answering.decoding import question_ids
-from sedem.answering.requests import Request, choose, inputs_of
+from sedem.answering.requests import Request, Scores, choose, inputs_of
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
 from sedem.engine.interface import AnswerInputs, Engine, Rows
@@ -62,7 +62,7 @@ def inputs_for(model: SeDeM, request: Request, turn: int = 0) -> AnswerInputs:
     """Return the inputs of an answer from blocks that no question chose."""
     scores = torch.arange(len(request.bank)).roll(turn).float()
     prefix = torch.tensor(question_ids(model.decoder, request.question))
-    return inputs_of(request.bank, choose(model, request, scores), prefix)
+    return inputs_of(request.bank, choose(model, request, Scores(scores)), prefix)
 
 
 @contextmanager
@@ -102,5 +102,7 @@ def assert_same_sources(one: Answer, other: Answer) -> None:
         other.cut,
     )
     for left, right in zip(one.citations, other.citations, strict=True):
-        assert replace(left, score=0.0) == replace(right, score=0.0)
+        exact = {"score": 0.0, "state_score": 0.0}
+        assert replace(left, **exact) == replace(right, **exact)
+        assert left.state_score == pytest.approx(right.state_score, abs=1e-4)
         assert left.score == pytest.approx(right.score, abs=1e-4)

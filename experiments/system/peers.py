@@ -416,15 +416,15 @@ class TextBlocks:
         request = Request(bank, question, self.k, condition="memory")
         hidden_1QE, mask_1Q = encode_questions(model, model.engine, [question])
         clock.lap("encode_ms")
-        (scores_N,) = score_requests(model, [request], hidden_1QE, mask_1Q)
-        selection = choose(model, request, scores_N)
+        (scores,) = score_requests(model, [request], hidden_1QE, mask_1Q)
+        selection = choose(model, request, scores)
         clock.lap("score_ms")
         clock.timings["select_ms"] = clock.timings["encode_ms"] + clock.timings["score_ms"]
         blocks, limit = selection.memory, self.decoding.max_new_tokens
         prefix = torch.tensor(question_ids(self.backbone, question))
         sizes = self.engine.kept.walk.sizes(source, blocks)
         check_fits(self.modules, sizes, len(prefix), limit)
-        inputs = AnswerInputs(source, blocks, selection.scores[blocks], prefix)
+        inputs = AnswerInputs(source, blocks, selection.scores.total[blocks], prefix)
         clock.lap("gather_ms")
         with self.engine.open_rows(1) as rows:
             logits_1V = rows.join([0], [inputs], [limit])
@@ -436,7 +436,7 @@ class TextBlocks:
         return Answer(
             text=transcript.text,
             citations=tuple(
-                bank.citation(block, rank, float(selection.scores[block]))
+                bank.citation(block, rank, float(selection.scores.total[block]))
                 for rank, block in enumerate(selection.ranked, start=1)
             ),
             k=len(blocks),

@@ -14,6 +14,7 @@ from sedem.untrusted import read_json
 from sedem.validation import (
     WIDEST,
     Flag,
+    NumberFrom0,
     Settings,
     Share,
     WholeAbove0,
@@ -29,6 +30,7 @@ LayerMixing = Literal["uniform", "learned"]
 DefaultBudget = Literal["all", "auto"]
 BlockContext = Literal["joint", "separate", "independent"]
 Condition = Literal["memory", "text", "both"]
+SelectBy = Literal["states", "words", "both"]
 
 CONFIG_FILE = "config.json"
 REMOVED = {"block_order": "document", "guidance_floor": None, "start_placement": "front"}
@@ -73,6 +75,9 @@ class SedemConfig(Settings):
         condition: default form in which the decoder reads the selected blocks. "memory" is the
             paper's; "text" puts their text before the question; "both" is the best one as text and
             the others as memory.
+        selection: what blocks are selected by: "states", as in the paper; "words", BM25 of the
+            question's words; or "both", s_n plus `word_weight` times BM25.
+        word_weight: units of s_n that one unit of BM25 is worth; `sedem calibrate` fits it.
         chat_template: whether questions are put in a user's turn of the tokenizer's chat template,
             in training and in answers, as instruction-tuned backbones expect.
         auto_mass: with k "auto", the mass of softmax(s / tau) over the `auto_max` best blocks that
@@ -110,6 +115,8 @@ class SedemConfig(Settings):
     block_context: BlockContext = "joint"
     guidance: Flag = False
     condition: Condition = "memory"
+    selection: SelectBy = "states"
+    word_weight: NumberFrom0 = 0.75
     chat_template: Flag = False
     auto_mass: Share = 0.95
     auto_min: WholeAbove0 = 1

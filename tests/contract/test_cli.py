@@ -34,7 +34,10 @@ TINY = "tiny"
 ANSWER_KEYS = {"answer", "citations", "k", "blocks", "timings", "model", "finish_reason", "cut"} | {
     "conditioning", "stored_bytes", "context_tokens", "confidence",
 }  # fmt: skip
-CITATION_KEYS = {"rank", "document", "start", "end", "score", "text", "page", "note"}
+CITATION_KEYS = {
+    "rank", "document", "start", "end", "score", "text", "page", "note",
+    "state_score", "word_score", "words",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

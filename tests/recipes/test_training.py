@@ -10,7 +10,7 @@ from unit.training.small_recipes import load, train_small
 
 from sedem import SedemConfig
 from sedem.baselines.registry import TRAINED
-from sedem.checkpoint.folder import EXTRA_ENTRIES
+from sedem.checkpoint.folder import EXTRA_ENTRIES, locate
 from sedem.training.recipe import as_yaml
 from sedem.training.shipped_recipes import (
     backbones_of,
@@ -27,7 +27,10 @@ ONE_OF_EACH = [
     "nano/stage2-guided",
     *(f"nano/{method}-questions" for method in TRAINED),
 ]
-FREE = ("k", "lora_rank", "lora_alpha", "block_context", "guidance", "condition", "confidence")
+FREE = (
+    "k", "lora_rank", "lora_alpha", "block_context", "guidance", "condition", "confidence",
+    "selection", "word_weight",
+)  # fmt: skip
 """Settings that a recipe may change from the checkpoint that it starts from."""
 
 
@@ -59,7 +62,7 @@ def test_no_two_recipes_share_an_output_folder_and_each_starts_from_another() ->
             if recipe.start_from in ends:
                 model = ends[recipe.start_from].model
             else:
-                folder = Path(__file__).parents[2] / recipe.start_from
+                folder = locate(recipe.start_from)
                 model = SedemConfig.load(folder, extra=EXTRA_ENTRIES)
                 free |= {"encoder": recipe.model.encoder}
             assert model.with_changes(**free) == recipe.model

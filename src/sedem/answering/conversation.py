@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 
 from sedem.answering.decoding import Turn, check_question, conversation_ids
-from sedem.answering.requests import Request, Selection
+from sedem.answering.requests import Request, Scores, Selection
 from sedem.bank.blocks import Blocks
 from sedem.bank.memory_bank import MemoryBank, Snapshot
 from sedem.errors import ConfigError
@@ -60,8 +60,8 @@ def conversation_request(
     # If not even the last turn fits, preparing the request raises an error with the numbers.
     start = starts[bisect_left(starts[:-1], True, key=lambda start: len(prompt(start)) <= room)]
     nothing = no_documents(model.fingerprint(), model.config.slots_per_block, decoder.width)
-    selection = Selection([], [], [], torch.zeros(0))
-    return Request(nothing, question, selection=selection, prompt=prompt(start)), kept(start)
+    selected = Selection([], [], [], Scores(torch.zeros(0)))
+    return Request(nothing, question, selected=selected, prompt=prompt(start)), kept(start)
 
 
 @lru_cache(maxsize=1)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import TypedDict, get_args
+from typing import TypedDict, cast, get_args
 
 import numpy as np
 import torch
@@ -22,7 +22,8 @@ from sedem.answering.decoding import question_ids, with_texts
 from sedem.bank import search
 from sedem.bank.file import unknown_document
 from sedem.bank.memory_bank import BankReader
-from sedem.config import Condition
+from sedem.bank.words import POSTINGS, Words, score_words
+from sedem.config import Condition, SelectBy
 from sedem.engine.device import Clock, device_lock, fill, mask_of
 from sedem.engine.interface import AnswerInputs, Engine
 from sedem.errors import ConfigError, DataError
@@ -31,6 +32,7 @@ from sedem.guidance.scores import (
     Auto,
     Budget,
     blocks_for_mass,
+    combined_scores,
     confidence_features,
     is_share,
     text_count,
@@ -48,6 +50,7 @@ class Options(TypedDict, total=False):
     blocks: Sequence[int] | None
     ranking: bool
     condition: Condition | None
+    selection: SelectBy | None
     min_confidence: float | None
     documents: Sequence[int | str] | None
 
@@ -62,10 +65,13 @@ class Request:
         ranking: whether the answer lists every block by score.
         condition: the decoder reads the blocks as "memory", as "text", or "both": the best one as
             text and the others as memory; None means the model's default.
+        selection: blocks are compared with the question by their "states", as in the paper, by its
+            "words", or by "both"; None means the model's default, or states if the bank has no
+            index of words.
         min_confidence: if the confidence is below it, the request is declined; None never declines.
         documents: use only blocks of these documents, given by name or index; None means all. With
             documents, every block of a large bank is scored, not only its candidates.
-        selection: the blocks, if they were selected elsewhere; then nothing is scored.
+        selected: the blocks, if they were selected elsewhere; then nothing is scored.
         prompt: decoder tokens of a conversation in the chat template, whose last turn is the
             question; None means those of the question alone.
     """
@@ -76,10 +82,26 @@ class Request:
     blocks: Sequence[int] | None = None
     ranking: bool = False
     condition: Condition | None = None
+    selection: SelectBy | None = None
     min_confidence: float | None = None
     documents: Sequence[int | str] | None = None
-    selection: Selection | None = None
+    selected: Selection | None = None
     prompt: Sequence[int] | None = None
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How well each block of a bank suits a question; on the CPU.
+
+    Attributes:
+        total: what blocks are selected by `[N]`; -inf for non-candidates.
+        states: s_n, the selector's score `[N]`; None if it was not asked for.
+        words: the question's words in the bank; None if they were not asked for.
+    """
+
+    total: Tensor
+    states: Tensor | None = None
+    words: Words | None = None
 
 
 @dataclass(frozen=True)
@@ -89,7 +111,7 @@ class Selection:
     Attributes:
         memory: those that the decoder reads as memory, in reading order.
         texts: those that it reads as text, in reading order.
-        scores: score of every block of the bank `[N]`, on the CPU; -inf for non-candidates.
+        scores: scores of every block of the bank.
         confidence: probability that the evidence is in the bank, or in the requested documents;
             None if the model gives none.
         declined: whether the confidence is below the request's minimum.
@@ -98,7 +120,7 @@ class Selection:
     ranked: list[int]
     memory: list[int]
     texts: list[int]
-    scores: Tensor
+    scores: Scores
     confidence: float | None = None
     declined: bool = False
 
@@ -123,8 +145,14 @@ class Prepared:
     def citations(self) -> tuple[Citation, ...]:
         """The spans behind the selected blocks, best first."""
         bank, selection = self.request.bank, self.selection
+        scores, words = selection.scores, selection.scores.words
         return tuple(
-            bank.citation(index, rank, float(selection.scores[index]))
+            replace(
+                bank.citation(index, rank, float(scores.total[index])),
+                state_score=None if scores.states is None else float(scores.states[index]),
+                word_score=None if words is None else float(words.scores[index]),
+                words=() if words is None else words.matching(index),
+            )
             for rank, index in enumerate(selection.ranked, start=1)
         )
 
@@ -151,7 +179,7 @@ def prepare(
         check_min_confidence(model, request)
         request.bank.check_made_by(model.fingerprint())
     with device_lock(model.device):
-        to_select = [request for request in requests if request.selection is None]
+        to_select = [request for request in requests if request.selected is None]
         states = None
         if to_select:
             states = encode_questions(model, engine, [one.question for one in to_select])
@@ -166,7 +194,7 @@ def prepare(
         sure = [] if states is None else confidences(model, scores, states[1])
         known = zip(to_select, scores, sure, strict=True)
         selected = iter([choose(model, *one) for one in known])
-        selections = [request.selection or next(selected) for request in requests]
+        selections = [request.selected or next(selected) for request in requests]
         clock.lap("score_ms")
     rows = zip(requests, selections, prompts, limits, strict=True)
     prepared = [_inputs(model, *row) for row in rows]
@@ -241,18 +269,18 @@ def check_min_confidence(model: SedemModules, request: Request) -> None:
 
 @torch.no_grad()
 def confidences(
-    model: SedemModules, scores: Sequence[Tensor], mask_BQ: Tensor
+    model: SedemModules, scores: Sequence[Scores], mask_BQ: Tensor
 ) -> list[float | None]:
     """Return the probability that a bank has the evidence, for each question."""
     if model.confidence is None:
         return [None] * len(scores)
-    rows = zip(scores, mask_BQ.sum(1).tolist(), strict=True)
+    rows = zip((one.total for one in scores), mask_BQ.sum(1).tolist(), strict=True)
     features_BF = torch.stack([confidence_features(*row) for row in rows])
     return list(model.confidence(features_BF).tolist())
 
 
 def choose(
-    model: SedemModules, request: Request, scores_N: Tensor, confidence: float | None = None
+    model: SedemModules, request: Request, scores: Scores, confidence: float | None = None
 ) -> Selection:
     """Choose the blocks of a request: the K with the best scores, or the forced ones.
 
@@ -260,6 +288,7 @@ def choose(
         ConfigError: K is invalid, or a forced block does not exist or is named twice, or both
             blocks and documents are given.
     """
+    scores_N = scores.total
     if request.blocks is None:
         ranked = select(scores_N, count_blocks(model, request.k, scores_N))
     elif request.documents is not None:
@@ -281,7 +310,7 @@ def choose(
     )
     least = request.min_confidence
     declined = confidence is not None and least is not None and confidence < least
-    return Selection(ranked.tolist(), memory, texts, scores_N, confidence, declined)
+    return Selection(ranked.tolist(), memory, texts, scores, confidence, declined)
 
 
 def prefix_of(
@@ -341,7 +370,7 @@ def budget_of(model: SedemModules, k: Budget | None) -> Budget:
 
 def inputs_of(bank: BankReader, selection: Selection, prefix: Tensor) -> AnswerInputs:
     """Return the inputs of an answer from the selected blocks and the prefix's token ids."""
-    return AnswerInputs(bank, selection.memory, selection.scores[selection.memory], prefix)
+    return AnswerInputs(bank, selection.memory, selection.scores.total[selection.memory], prefix)
 
 
 def restored_sizes(model: SedemModules, bank: BankReader, blocks: Sequence[int]) -> list[int]:
@@ -385,31 +414,87 @@ def check_fits(
 
 def score_requests(
     model: SedemModules, requests: Sequence[Request], hidden_BQE: Tensor, mask_BQ: Tensor
-) -> list[Tensor]:
-    """Return scores `[N]` for each request, on the CPU; requests to one bank are scored together.
+) -> list[Scores]:
+    """Return the scores of each request; requests to one bank are scored together.
 
     Args:
         requests: the requests; blocks of documents that a request leaves out score -inf.
 
     Raises:
-        ConfigError: the documents of a request cannot be used.
+        ConfigError: the documents of a request, or what it selects by, cannot be used.
+        BankError: a request selects by words, and its bank has no index of them.
         UnknownDocumentError: a bank has no document of a requested name.
     """
+    words = [find_words(model, request) for request in requests]
     by_bank: dict[int, list[int]] = {}
     for row, request in enumerate(requests):
-        by_bank.setdefault(id(request.bank), []).append(row)
-    scores: dict[int, Tensor] = {}
+        if select_by(model, request) != "words":
+            by_bank.setdefault(id(request.bank), []).append(row)
+    states: dict[int, Tensor] = {}
     for rows in by_bank.values():
         bank = requests[rows[0]].bank
         every = any(needs_every_score(model, requests[row]) for row in rows)
         together = len(rows) == len(requests)
         asked = (hidden_BQE, mask_BQ) if together else (hidden_BQE[rows], mask_BQ[rows])
-        bank_scores_BN = search.score_questions(model.selector, bank, *asked, every=every)
-        scores |= zip(rows, bank_scores_BN.cpu(), strict=True)
+        also = [best_by_words(words[row]) for row in rows]
+        scores_BN = search.score_questions(model.selector, bank, *asked, every=every, also=also)
+        states |= zip(rows, scores_BN.cpu(), strict=True)
     return [
-        of_documents(request.bank, request.documents, scores[row])
-        for row, request in enumerate(requests)
+        combine(model, request, states.get(row), words[row]) for row, request in enumerate(requests)
     ]
+
+
+def select_by(model: SedemModules, request: Request) -> SelectBy:
+    """Return what the blocks of a request are selected by.
+
+    Raises:
+        ConfigError: there is no such thing.
+    """
+    if request.selection is None:
+        return model.config.selection if request.bank.has_words else "states"
+    return check_selection(request.selection)
+
+
+def check_selection(selection: str) -> SelectBy:
+    """Return it if blocks can be selected by it.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    for name in get_args(SelectBy):
+        if name == selection:
+            return cast(SelectBy, name)
+    raise ConfigError(f"selection is '{selection}'; it can be {', '.join(get_args(SelectBy))}")
+
+
+def find_words(model: SedemModules, request: Request) -> Words | None:
+    """Find the words of a question in its bank; None if the request selects by states alone.
+
+    In a large bank, only the rarest words are read.
+
+    Raises:
+        BankError: the bank has no index of words, is damaged, or was compacted since.
+    """
+    if select_by(model, request) == "states":
+        return None
+    large = len(request.bank) > search.COARSE_FROM
+    return score_words(request.bank, request.question, POSTINGS if large else None)
+
+
+def best_by_words(words: Words | None) -> Tensor:
+    """Return the blocks of a large bank to compare by states because of their words, in order."""
+    if words is None or words.count <= search.COARSE_FROM:
+        return torch.zeros(0, dtype=torch.long)
+    best_N = words.scores.topk(search.CANDIDATES)
+    return best_N.indices[best_N.values > 0].sort().values
+
+
+def combine(
+    model: SedemModules, request: Request, states_N: Tensor | None, words: Words | None
+) -> Scores:
+    """Return the scores of a request from those by states and by words, where it has them."""
+    total_N = combined_scores(states_N, None if words is None else words.scores, model.config)
+    return Scores(of_documents(request.bank, request.documents, total_N), states_N, words)
 
 
 def of_documents(

@@ -469,7 +469,7 @@ def to_answer(
         stored_bytes=request.bank.memory_bytes,
         context_tokens=request.bank.tokens,
         confidence=selection.confidence,
-        ranking=ranking(request.bank, selection.scores) if request.ranking else None,
+        ranking=ranking(request.bank, selection.scores.total) if request.ranking else None,
         answer_tokens=len(transcript.ids),
     )
 

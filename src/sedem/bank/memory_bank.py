@@ -74,6 +74,11 @@ class BankReader(ABC):
         return self.meta.dtype
 
     @property
+    def has_words(self) -> bool:
+        """Whether every file of the bank has an index of words."""
+        return all(view.meta.words for view in self.snapshot().views)
+
+    @property
     def documents(self) -> Documents:
         """The documents, in reading order; a text is read when it is needed."""
         return self.snapshot().all_documents
@@ -217,6 +222,10 @@ class Snapshot(BankReader):
         for number in np.unique(files_n).tolist():
             places_n = np.flatnonzero(files_n == number)
             yield number, wanted_n[places_n] - self._bounds[number], places_n
+
+    def indices_of(self, number: int, rows_n: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return where rows of a file are in this bank; it may hold only a part of them."""
+        return rows_n + (int(self._bounds[number]) - self.held.start)
 
     def part(self, blocks: range) -> Snapshot:
         """Return consecutive blocks as a bank: its block 0 is block `blocks.start` of this one.

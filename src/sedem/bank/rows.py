@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,11 @@ TEXT_PIECE = 2**16
 """Characters of text per row."""
 LIVE = "added NOT NULL AND removed IS NULL"
 """Condition for the documents of the newest version."""
+_WITHOUT_SPACES = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
+    "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Japanese, Chinese
+)
+_RUN = re.compile(f"[{_WITHOUT_SPACES}]+")
 
 
 @dataclass(frozen=True)
@@ -166,6 +172,18 @@ def insert_blocks(
     )
 
 
+def spaced(text: str) -> str:
+    """Return a text with its runs of letters of scripts without spaces as pairs of letters.
+
+    Neither index nor question knows where a word of these scripts ends, so both have every pair.
+    """
+    return _RUN.sub(lambda run: f" {' '.join(_pairs(run[0]))} ", text)
+
+
+def _pairs(run: str) -> list[str]:
+    return [run[at : at + 2] for at in range(max(1, len(run) - 1))]
+
+
 def insert_text(connection: apsw.Connection, meta: Meta, number: int, document: Document) -> None:
     """Store the text of a document, and index the words of its blocks."""
     text = document.text
@@ -182,7 +200,7 @@ def insert_text(connection: apsw.Connection, meta: Meta, number: int, document: 
         blocks = query(connection, statement, number)
         connection.executemany(
             "INSERT INTO words (rowid, name, text) VALUES (?, ?, ?)",
-            ((block, document.name, text[start:end]) for block, start, end in blocks),
+            ((id, spaced(document.name), spaced(text[start:end])) for id, start, end in blocks),
         )
 
 

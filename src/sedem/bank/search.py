@@ -13,6 +13,7 @@ heads, H width of a head.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -42,7 +43,13 @@ PRODUCTS_ON_GPU = 2**24
 
 @torch.no_grad()
 def score_questions(
-    selector: Selector, bank: BankReader, hidden_BQE: Tensor, mask_BQ: Tensor, *, every: bool = True
+    selector: Selector,
+    bank: BankReader,
+    hidden_BQE: Tensor,
+    mask_BQ: Tensor,
+    *,
+    every: bool = True,
+    also: Sequence[Tensor] = (),
 ) -> Tensor:
     """Score a bank's blocks for several questions in one pass over the bank.
 
@@ -51,6 +58,7 @@ def score_questions(
         mask_BQ: False where a question token is padding.
         every: whether to score every block even of a large bank. Otherwise, in a bank of more than
             `COARSE_FROM` blocks, only each question's candidates are scored.
+        also: more candidates of each question; empty means none.
 
     Returns:
         fp32 scores `[B, N]`; -inf for a block that is not a candidate.
@@ -62,7 +70,7 @@ def score_questions(
         raise BankError("the bank holds no documents; add some with 'sedem build BANK FILE...'")
     query_BQRH = selector.queries(hidden_BQE)
     if not every and len(bank) > COARSE_FROM:
-        return _candidate_scores(bank, selector, query_BQRH, mask_BQ)
+        return _candidate_scores(bank, selector, query_BQRH, mask_BQ, also)
     index, slots = key_index(bank, selector), bank.blocks.slots
     scores = [
         key_scores(query_BQRH, mask_BQ, part, index.padding_of(blocks, slots))
@@ -72,13 +80,20 @@ def score_questions(
 
 
 def _candidate_scores(
-    bank: BankReader, selector: Selector, query_BQRH: Tensor, mask_BQ: Tensor
+    bank: BankReader,
+    selector: Selector,
+    query_BQRH: Tensor,
+    mask_BQ: Tensor,
+    also: Sequence[Tensor],
 ) -> Tensor:
     """Score each question's candidates exactly `[B, N]`; other blocks score -inf."""
     coarse_BN = key_scores(query_BQRH, mask_BQ, *_pooled(bank, selector))
     scores_BN = torch.full_like(coarse_BN, -torch.inf)
     for row, coarse_N in enumerate(coarse_BN):
-        candidates = coarse_N.topk(min(CANDIDATES, len(bank))).indices.sort().values.tolist()
+        best_n = coarse_N.topk(min(CANDIDATES, len(bank))).indices
+        if also:
+            best_n = torch.cat([best_n, also[row].to(best_n)])
+        candidates = best_n.unique().tolist()
         padding_P = (bank.slot_tokens(candidates).flatten() == 0).nonzero()[:, 0]
         keys_NJRH = keys_of(bank, selector, candidates)
         question = slice(row, row + 1)

@@ -128,6 +128,20 @@ class View:
         self.known = None
         return columns
 
+    @cached_property
+    def _by_id(self) -> NDArray[np.intp]:
+        """Rows of all blocks, sorted by the ids of the blocks."""
+        return np.argsort(self.columns.ids, kind="stable")
+
+    def rows_of(self, ids_n: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the rows of the blocks with some ids; -1 for an id that this version has not."""
+        rows_N, ids_N = self._by_id, self.columns.ids
+        if not len(ids_N):
+            return np.full(len(ids_n), -1)
+        places_n = np.searchsorted(ids_N, ids_n, sorter=rows_N).clip(max=len(ids_N) - 1)
+        found_n = rows_N[places_n].astype(np.int64)
+        return np.where(ids_N[found_n] == ids_n, found_n, -1)
+
     def _block_rows(
         self, connection: apsw.Connection, documents: NDArray[np.int64], after: int
     ) -> Iterator[tuple[NDArray[np.int64], Blocks]]:

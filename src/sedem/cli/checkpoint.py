@@ -104,15 +104,19 @@ def calibrate(
         int, typer.Option(metavar="N", help="Questions in a seeded sample of the set.")
     ] = MOST,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the sample.")] = 0,
+    selection: Annotated[
+        str, typer.Option(metavar="NAME", help="What to select by: states, words or both.")
+    ] = "both",
     engine: EngineOption = "auto",
     as_json: Json = False,
 ) -> None:
-    """Fit the confidence that the documents have the evidence.
+    """Fit the weight of words, and the confidence that the documents have the evidence.
 
     Every question is scored against its documents with and without those that have its evidence.
     Give questions that the model was trained on, or others that no evaluation uses. The last
     quarter is not fitted to; the figures are measured on it.
     """
+    from sedem.answering.requests import check_selection
     from sedem.backbone.loading import hide_bars
     from sedem.checkpoint.folder import copy_with_part, locate
     from sedem.data.question_sets import open_examples
@@ -126,14 +130,16 @@ def calibrate(
     folder = locate(checkpoint)
     model = SeDeM.from_pretrained(folder, engine=engine)
     with output.progress("reading") as report_progress:
-        found = fit(model, examples, report_progress)
-    copy_with_part(folder, out, "confidence", found.part, confidence=True)
+        found = fit(model, examples, check_selection(selection), report_progress)
+    copy_with_part(folder, out, "confidence", found.part, confidence=True, **found.settings)
+    shares = ", ".join(f"{share:.3f} by {by}" for by, share in found.recall.items())
     output.report(
         as_json,
         {"checkpoint": str(out), **found.to_dict()},
         f"{out}: fitted to {output.count(found.fitted, 'question')} with and without evidence",
         f"on {output.count(found.held_out, 'other question')}: AUROC {found.auroc:.3f}, "
         f"calibration error {found.calibration_error:.3f}",
+        f"the best block is evidence: {shares}",
     )
     if found.left_out and not as_json:
         output.note(

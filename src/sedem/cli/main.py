@@ -32,6 +32,7 @@ from sedem.cli.options import (
     EngineOption,
     Json,
     Model,
+    SelectionOption,
     WeightsOption,
     budget,
     model_of,
@@ -299,6 +300,7 @@ def ask(
     ] = None,
     k: BudgetOption = None,
     condition: ConditionOption = None,
+    selection: SelectionOption = None,
     min_confidence: Annotated[
         float | None,
         typer.Option(
@@ -343,6 +345,7 @@ def ask(
         "k": chosen_k,
         "decoding": decoding,
         "condition": condition,
+        "selection": selection,
         "min_confidence": min_confidence,
         "documents": document or None,
     }

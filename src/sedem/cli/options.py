@@ -55,6 +55,14 @@ ConditionOption = Annotated[
         help="How blocks are read: memory, text or both. [default: the model's own]",
     ),
 ]
+SelectionOption = Annotated[
+    str | None,
+    typer.Option(
+        "--selection",
+        metavar="NAME",
+        help="What blocks are selected by: states, words or both. [default: the model's own]",
+    ),
+]
 EngineOption = Annotated[
     str,
     typer.Option(

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import ConfigDict, Field
 
-from sedem.config import Condition
+from sedem.config import Condition, SelectBy
 from sedem.validation import Settings, Whole, WholeAbove0, WholeFrom0
 
 Control = Literal["selected", "gold", "gold-documents", "wrong", "none"]
@@ -50,6 +50,9 @@ class MethodSettings(Settings):
 
     condition: Condition | None = None
     """Form in which SeDeM's decoder reads the blocks: memory, text or both. None means its own."""
+
+    selection: SelectBy | None = None
+    """What SeDeM's blocks are selected by: states, words or both. None means its own."""
 
     max_new_tokens: WholeAbove0 | None = None
     """Limit of an answer in tokens. [default: the set's own]"""

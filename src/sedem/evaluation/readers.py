@@ -38,7 +38,7 @@ from sedem.model import SeDeM
 from sedem.quantization import BFLOAT16, Quantized, check_dtype, join
 from sedem.types import Answer, Document, Reader
 
-ONLY_SEDEM = ("control", "condition", "shift", "memory", "kept_dtype", "weights")
+ONLY_SEDEM = ("control", "condition", "selection", "shift", "memory", "kept_dtype", "weights")
 """Settings that raw-text methods ignore."""
 
 
@@ -118,6 +118,7 @@ class SedemMethod:
                 self._forced_blocks(bank, example),
                 ranking=True,
                 condition=self.settings.condition,
+                selection=self.settings.selection,
             )
             requests.append(request)
         return requests

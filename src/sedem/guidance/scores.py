@@ -79,6 +79,23 @@ class Guidance(nn.Module):
         return guidance_bias(scores_BK, self.tau)
 
 
+def combined_scores(states_N: Tensor | None, words_N: Tensor | None, config: SedemConfig) -> Tensor:
+    """s_n + w b_n, what blocks are selected by if words count too. Not in the paper.
+
+    A state score is a sum over question tokens and BM25 a sum over question words, so one weight
+    serves short and long questions.
+
+    Args:
+        states_N: s_n of every block; -inf for non-candidates, None if states do not count.
+        words_N: BM25 of every block, None if words do not count.
+    """
+    if words_N is None:
+        assert states_N is not None
+        return states_N
+    weighted_N = config.word_weight * words_N
+    return weighted_N if states_N is None else states_N + weighted_N
+
+
 @dataclass(frozen=True)
 class Auto:
     """An adaptive budget: the fewest blocks that reach a mass of softmax(s / tau). Extension.

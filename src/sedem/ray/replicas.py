@@ -32,12 +32,15 @@ from torch import Tensor
 from sedem.answering.decoding import GREEDY, Decoding
 from sedem.answering.requests import (
     Request,
+    best_by_words,
     check_min_confidence,
     choose,
+    combine,
     confidences,
     encode_questions,
+    find_words,
     needs_every_score,
-    of_documents,
+    select_by,
 )
 from sedem.answering.running import Event, Selected, failure
 from sedem.answering.scheduler import AsyncReply, Pace, Scheduler
@@ -189,22 +192,43 @@ class SelectorReplica:
         await asyncio.to_thread(self._versions.get, version)
 
     async def scores(
-        self, version: Version, hidden_QE: NDArray[np.float32], every: bool
+        self,
+        version: Version,
+        hidden_QE: NDArray[np.float32],
+        every: bool,
+        also: NDArray[np.int64],
     ) -> NDArray[np.float32]:
-        """Return the score of each block of this part `[n]`; `every` as in `score_questions`."""
-        return await asyncio.to_thread(self._scores, version, hidden_QE, every)
+        """Return the score of each block of this part `[n]`.
+
+        Args:
+            every: as in `score_questions`.
+            also: more candidates, as indices into the whole bank.
+        """
+        return await asyncio.to_thread(self._scores, version, hidden_QE, every, also)
 
     @torch.no_grad()
     def _scores(
-        self, version: Version, hidden_QE: NDArray[np.float32], every: bool
+        self,
+        version: Version,
+        hidden_QE: NDArray[np.float32],
+        every: bool,
+        also: NDArray[np.int64],
     ) -> NDArray[np.float32]:
         part = self._versions.get(version)
         if not len(part):
             return np.zeros(0, np.float32)
         hidden_1QE = torch.tensor(hidden_QE, device=self._selector.w_key.weight.device)[None]
         mask_1Q = torch.ones(hidden_1QE.shape[:2], dtype=torch.bool)
+        own = also[(also >= part.held.start) & (also < part.held.stop)] - part.held.start
         with self._scoring:
-            scores = score_questions(self._selector, part, hidden_1QE, mask_1Q, every=every)
+            scores = score_questions(
+                self._selector,
+                part,
+                hidden_1QE,
+                mask_1Q,
+                every=every,
+                also=[torch.from_numpy(own)],
+            )
         found: NDArray[np.float32] = scores[0].cpu().numpy()
         return found
 
@@ -265,7 +289,7 @@ class EngineReplica:
             return await asyncio.to_thread(self.model.scores, bank, question)
         bank.check_made_by(self.model.fingerprint())
         hidden_1QE, _ = await asyncio.to_thread(self._encode, question)
-        return await self._ask(version, hidden_1QE, every=True)
+        return await self._ask(version, hidden_1QE, every=True, also=best_by_words(None))
 
     async def _selected(
         self, version: Version, request: Request
@@ -279,21 +303,25 @@ class EngineReplica:
         encoded = time.perf_counter()
         if not len(bank):
             raise BankError("the bank holds no documents; add some with 'sedem build BANK FILE...'")
-        scores_N = await self._ask(version, hidden_1QE, needs_every_score(model, request))
-        scores_N = of_documents(bank, request.documents, scores_N)
-        (confidence,) = confidences(model, [scores_N], mask_1Q)
-        selection = choose(model, request, scores_N, confidence)
+        words = await asyncio.to_thread(find_words, model, request)
+        states_N = None
+        if select_by(model, request) != "words":
+            every = needs_every_score(model, request)
+            states_N = await self._ask(version, hidden_1QE, every, best_by_words(words))
+        scores = combine(model, request, states_N, words)
+        (confidence,) = confidences(model, [scores], mask_1Q)
+        selected = choose(model, request, scores, confidence)
         scored = time.perf_counter()
         times = {"encode_ms": 1e3 * (encoded - begun), "score_ms": 1e3 * (scored - encoded)}
-        return replace(request, selection=selection), times
+        return replace(request, selected=selected), times
 
     def _encode(self, question: str) -> tuple[Tensor, Tensor]:
         with torch.no_grad(), device_lock(self.model.device):
             return encode_questions(self.model, self.model.engine, [question])
 
-    async def _ask(self, version: Version, hidden_1QE: Tensor, every: bool) -> Tensor:
+    async def _ask(self, version: Version, hidden_1QE: Tensor, every: bool, also: Tensor) -> Tensor:
         """Return the scores of all parts `[N]`; if a part fails, the question fails."""
-        wanted = version, hidden_1QE[0].cpu().numpy(), every
+        wanted = version, hidden_1QE[0].cpu().numpy(), every, also.numpy()
         found = await asyncio.gather(*(part.scores.remote(*wanted) for part in self._parts))
         return torch.from_numpy(np.concatenate(found))
 

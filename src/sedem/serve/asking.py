@@ -105,6 +105,7 @@ async def to_ask(
         None,
         body.ranking,
         body.condition,
+        body.selection,
         body.min_confidence,
         None if body.documents is None else [*body.documents],
     )

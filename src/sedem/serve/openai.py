@@ -239,6 +239,7 @@ def details_of(answered: Answered) -> dict[str, Any]:
         "blocks": answer.blocks,
         "bank": asked.bank,
         "condition": asked.request.condition,
+        "selection": asked.request.selection,
         "finish_reason": answer.finish_reason,
         "cut": [*asked.unused, *answer.cut],
         "timings": {name: round(ms, 3) for name, ms in answer.timings.items()},
@@ -309,6 +310,7 @@ def _models(service: Service, key: Key) -> list[dict[str, Any]]:
     defaults = {
         "k": config.k,
         "condition": config.condition,
+        "selection": config.selection,
         "confidence": service.model.confidence is not None,
     }
     entries = [(name, 0, None)] + [

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from sedem.config import Condition
+from sedem.config import Condition, SelectBy
 from sedem.validation import Flag, Share, Whole, WholeAbove0
 
 MAX_STOPS = 16
@@ -81,6 +81,12 @@ def _condition(value: Any) -> Any:
     return value
 
 
+def _selection(value: Any) -> Any:
+    if value is not None and value not in get_args(SelectBy):
+        raise PydanticCustomError("selection", f"it can be {', '.join(get_args(SelectBy))}")
+    return value
+
+
 def _is_whole(value: Any, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
@@ -135,6 +141,7 @@ class AskBody(Body, ABC):
         documents: names, indexes or file ids of the documents to answer from; None means all.
         k: blocks to use; None means the model's default.
         condition: form in which blocks are read; None means the model's default.
+        selection: what blocks are selected by; None means the model's default.
         min_confidence: below it the answer is that the documents do not say.
         ranking: whether to return every block by score.
         stream: whether to send the answer as it is generated.
@@ -150,6 +157,7 @@ class AskBody(Body, ABC):
     ] = None
     k: Annotated[int | Literal["all", "auto"] | None, BeforeValidator(_budget)] = None
     condition: Annotated[Condition | None, BeforeValidator(_condition)] = None
+    selection: Annotated[SelectBy | None, BeforeValidator(_selection)] = None
     min_confidence: Share | None = None
     ranking: Flag = False
     stream: Flag | None = False

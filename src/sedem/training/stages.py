@@ -218,7 +218,7 @@ def _opened(config: SedemConfig, optimization: Optimization, start_from: str | N
     # Parts that a stage-1 checkpoint has not trained yet; blocks may be separated from here on.
     free |= {"block_context", "guidance", "condition", "chat_template"}
     # What was fitted to the scores of one selector does not fit those of another.
-    free |= {"confidence"}
+    free |= {"confidence", "selection", "word_weight"}
     model.confidence = None
     if not model.decoder.has_lora:
         free |= {"lora_rank", "lora_alpha"}

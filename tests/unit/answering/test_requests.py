@@ -16,6 +16,7 @@ from sedem import Auto, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.answering.decoding import Decoding, question_ids
 from sedem.answering.requests import (
     Request,
+    Scores,
     check_fits,
     choose,
     encode_questions,
@@ -112,8 +113,8 @@ def test_auto_scores_every_block_only_if_it_may_use_more_than_the_candidates(
     states = encode_questions(guided, guided.engine, [RENT])
 
     def scored(k: Auto | str) -> int:
-        (scores_N,) = score_requests(guided, [Request(bank, RENT, k)], *states)
-        return int((scores_N > -torch.inf).sum())
+        (scores,) = score_requests(guided, [Request(bank, RENT, k)], *states)
+        return int((scores.total > -torch.inf).sum())
 
     assert scored("auto") == scored(Auto(most=7)) == 7
     assert scored(Auto(most=8)) == len(bank)
@@ -130,7 +131,7 @@ def test_a_forced_block_outside_the_bank_is_refused_with_both_numbers(
 
 def test_blocks_stand_in_document_order(model: SeDeM, bank: MemoryBank) -> None:
     scores = model.scores(bank, RENT)
-    selection = choose(model, Request(bank, RENT, k=6), scores)
+    selection = choose(model, Request(bank, RENT, k=6), Scores(scores))
     assert selection.ranked == scores.argsort(descending=True).tolist()[:6]
     assert selection.ranked != sorted(selection.ranked), "in this bank the two orders must differ"
     assert selection.memory == sorted(selection.ranked)
@@ -204,14 +205,14 @@ def test_the_condition_says_which_blocks_are_read_as_text(
     scores = torch.zeros(len(bank))
     scores[[3, 0, 2]] = torch.tensor([3.0, 2.0, 1.0])
     request = Request(bank, "What is the rent?", 3, condition=condition)
-    selection = choose(model, request, scores)
+    selection = choose(model, request, Scores(scores))
     assert (selection.ranked, selection.texts, selection.memory) == ([3, 0, 2], texts, memory)
     prompt = question_ids(model.decoder, request.question)
     prefix = model.decoder.tokenizer.decode(prefix_of(model, request, selection, prompt)[1:])
     before = "\n\n".join(bank.block_text(index).strip() for index in texts)
     assert prefix == f"{before}\n\nQuestion: What is the rent?\nAnswer:"
     answer = model.answer_requests([request], Decoding(3))[0]
-    own = choose(model, request, model.scores(bank, request.question))
+    own = choose(model, request, Scores(model.scores(bank, request.question)))
     assert answer.k == 3
     # What the decoder saw, whatever its form.
     states = int(bank.slot_tokens(own.memory).sum()) if own.memory else 0

@@ -9,7 +9,7 @@ import torch
 from unit.method.conftest import case
 
 from sedem import Document, MemoryBank, SeDeM
-from sedem.answering.requests import Request, encode_questions, score_requests
+from sedem.answering.requests import Request, Scores, encode_questions, score_requests
 from sedem.bank import blocks, search
 from sedem.bank.keys import prepare, save_keys
 from sedem.bank.search import key_scores, pool_keys
@@ -27,7 +27,7 @@ def bank(model: SeDeM, documents: list[Document], monkeypatch: pytest.MonkeyPatc
     return model.read(documents)
 
 
-def scored(model: SeDeM, *requests: Request) -> list[torch.Tensor]:
+def scored(model: SeDeM, *requests: Request) -> list[Scores]:
     states = encode_questions(model, model.engine, [request.question for request in requests])
     return score_requests(model, requests, *states)
 
@@ -91,7 +91,7 @@ def test_the_best_blocks_are_candidates_with_exact_scores(
         bank = MemoryBank.open(f"{tmp_path}/a.bank")
         save_keys(bank, model.selector)
     exact = model.scores(bank, RENT)
-    (found,) = scored(model, Request(bank, RENT, k=2))
+    found = scored(model, Request(bank, RENT, k=2))[0].total
     is_candidate = found > -torch.inf
     assert is_candidate.sum() == 5
     torch.testing.assert_close(found[is_candidate], exact[is_candidate])
@@ -108,14 +108,35 @@ def test_small_banks_and_requests_that_need_it_get_every_score(
 ) -> None:
     if needs == {"k": 2}:
         monkeypatch.setattr(search, "COARSE_FROM", len(bank))
-    (found,) = scored(model, Request(bank, RENT, **needs))
+    found = scored(model, Request(bank, RENT, **needs))[0].total
     torch.testing.assert_close(found, model.scores(bank, RENT))
 
 
 def test_pooled_keys_follow_an_append(model: SeDeM, bank: MemoryBank) -> None:
     scored(model, Request(bank, RENT, k=2))
     bank.append(model.read([Document("other.txt", "The rent is low. " * 9)]))
-    (found,) = scored(model, Request(bank, RENT, k=2))
+    found = scored(model, Request(bank, RENT, k=2))[0].total
     assert len(found) == len(bank)
     answer = model.answer(bank, RENT, k=2)
     assert [c.score for c in answer.citations] == sorted(found.tolist(), reverse=True)[:2]
+
+
+def test_blocks_with_words_of_the_question_are_candidates_too(
+    model: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "CANDIDATES", 1)
+    bank.append(model.read([Document("other.txt", "Nothing but Xanthippe. " * 3)]))
+    by_states, by_both = scored(
+        model,
+        Request(bank, "Who is Xanthippe?", selection="states", k=1),
+        Request(bank, "Who is Xanthippe?", selection="both", k=1),
+    )
+    assert (by_states.total > -torch.inf).sum() == 1
+    assert by_both.states is not None
+    assert by_both.words is not None
+    wanted = int(by_both.words.scores.argmax())
+    assert by_both.words.matching(wanted) == ("Xanthippe",)
+    exact = model.scores(bank, "Who is Xanthippe?")
+    torch.testing.assert_close(by_both.states[wanted], exact[wanted])
+    expected = exact[wanted] + model.config.word_weight * by_both.words.scores[wanted]
+    torch.testing.assert_close(by_both.total[wanted], expected)

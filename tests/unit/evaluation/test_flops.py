@@ -16,7 +16,7 @@ import torch
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
 from sedem.answering.decoding import question_ids
-from sedem.answering.requests import Request, choose, encode_questions, inputs_of
+from sedem.answering.requests import Request, Scores, choose, encode_questions, inputs_of
 from sedem.backbone.loading import open_backbone
 from sedem.bank import search
 from sedem.bank.search import score_questions
@@ -83,7 +83,7 @@ def test_selecting(model: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPat
 
 
 def test_restoring(model: SeDeM, bank: MemoryBank) -> None:
-    chosen = choose(model, Request(bank, QUESTION, K), torch.arange(SEGMENTS).float())
+    chosen = choose(model, Request(bank, QUESTION, K), Scores(torch.arange(SEGMENTS).float()))
     slots = bank.memory(chosen.memory).float()
     assert formula(model)["restore"] == counted(lambda: model.decompressor(slots))
 
@@ -91,7 +91,7 @@ def test_restoring(model: SeDeM, bank: MemoryBank) -> None:
 def test_prefilling_and_decoding(model: SeDeM, bank: MemoryBank) -> None:
     prefix = torch.tensor(question_ids(model.decoder, QUESTION))
     states = K * model.config.slots * model.decompressor.states_per_slot
-    chosen = choose(model, Request(bank, QUESTION, K), torch.arange(SEGMENTS).float())
+    chosen = choose(model, Request(bank, QUESTION, K), Scores(torch.arange(SEGMENTS).float()))
     advance: list[Any] = []
 
     def start() -> None:

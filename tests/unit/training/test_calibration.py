@@ -5,15 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import cycle, islice
 
+import numpy as np
 import pytest
 import torch
 
 from sedem import Document, SeDeM
+from sedem.bank.words import Word, Words
 from sedem.data.examples import Evidence, Example, ExampleSet
 from sedem.errors import DataError
 from sedem.guidance.scores import confidence_features
 from sedem.training import calibration
-from sedem.training.calibration import LEAST, calibrate, evidence_features
+from sedem.training.calibration import (
+    LEAST,
+    ScoredQuestion,
+    calibrate,
+    fit_word_weight,
+    score_examples,
+)
 
 
 def features_of(model: SeDeM, documents: list[Document], question: str) -> torch.Tensor:
@@ -26,16 +34,14 @@ def test_features_are_those_of_banks_with_and_without_the_documents_with_evidenc
     model: SeDeM, examples: ExampleSet
 ) -> None:
     usable = [example for example in examples.examples if len(example.documents) > 1]
-    features, present = evidence_features(model, usable)
-    assert present.tolist() == [True, False] * len(usable)
-    for number, example in enumerate(usable):
+    for question, example in zip(score_examples(model, usable), usable, strict=True):
         gold = example.evidence[0].document
         others = [d for n, d in enumerate(example.documents) if n != gold]
         expected = [
             features_of(model, list(example.documents), example.question),
             features_of(model, others, example.question),
         ]
-        found = features[2 * number : 2 * number + 2]
+        found = question.features(model.config)
         torch.testing.assert_close(found, torch.stack(expected), atol=1e-5, rtol=1e-4)
 
 
@@ -43,15 +49,15 @@ def test_where_every_document_has_evidence_only_its_blocks_are_left_out(model: S
     text = "The rent is 900 euros. " * 8
     document = Document("lease.txt", text)
     example = Example("q", (document,), "What is the rent?", ("900",), (Evidence(0, 20, 40),))
-    features, present = evidence_features(model, [example])
+    (question,) = score_examples(model, [example])
     bank = model.read([document])
     scores = model.scores(bank, example.question)
     kept = [n for n, block in enumerate(bank.blocks) if block.end <= 20 or block.start >= 40]
     assert 0 < len(kept) < len(bank)
     tokens = len(model.encoder.token_ids(example.question))
+    features = question.features(model.config)
     torch.testing.assert_close(features[0], confidence_features(scores, tokens))
     torch.testing.assert_close(features[1], confidence_features(scores[kept], tokens))
-    assert present.tolist() == [True, False]
 
 
 def test_questions_without_evidence_or_with_nothing_else_are_left_out(
@@ -63,8 +69,7 @@ def test_questions_without_evidence_or_with_nothing_else_are_left_out(
         replace(first, id="unlabelled", evidence=()),
         replace(first, id="all", documents=first.documents[:1], evidence=(whole,)),
     ]
-    features, present = evidence_features(model, left_out)
-    assert len(features) == len(present) == 0
+    assert score_examples(model, left_out) == []
 
 
 def test_a_confidence_is_fitted_to_the_first_questions_and_measured_on_the_last(
@@ -79,7 +84,9 @@ def test_a_confidence_is_fitted_to_the_first_questions_and_measured_on_the_last(
         calibrate(model, examples.examples)
     found = calibrate(model, [*chosen, replace(chosen[0], id="unlabelled", evidence=())])
     assert (found.fitted, found.held_out, found.left_out) == (30, 10, 1)
-    features, present = evidence_features(model, chosen)
+    config = model.config.with_changes(**found.settings)
+    features = torch.cat([one.features(config) for one in score_examples(model, chosen)])
+    present = torch.tensor([True, False]).repeat(40)
     expected = calibration.Confidence()
     expected.fit(features[:60], present[:60])
     torch.testing.assert_close(found.part.weight, expected.weight)
@@ -87,3 +94,30 @@ def test_a_confidence_is_fitted_to_the_first_questions_and_measured_on_the_last(
         confidence = expected(features[60:])
     assert found.auroc == pytest.approx(calibration.auroc(confidence, present[60:]))
     assert found.to_dict()["auroc"] == round(found.auroc, 4)
+
+
+@pytest.mark.parametrize(("states", "words"), [(1.0, 0.0), (0.0, 1.0), (0.7, 0.3)])
+def test_the_weight_of_words_is_that_under_which_evidence_is_likeliest(
+    states: float, words: float
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    made = []
+    for _ in range(60):
+        both = torch.randn(2, 12, generator=generator)
+        evidence = torch.zeros(12, dtype=torch.bool)
+        likely = (4 * torch.tensor([states, words]) @ both).softmax(0)
+        evidence[likely.multinomial(1, generator=generator)] = True
+        found = Word("rent", np.arange(12), both[1].numpy(), 1.0)
+        made.append(ScoredQuestion(both[0], Words((found,), 12), evidence, tokens=5))
+
+    def loss(weight: float) -> float:
+        """The smallest loss of any temperature."""
+        totals = [(q.states + weight * q.words.scores, q.evidence) for q in made]
+        return min(
+            float(sum(-(t / heat).log_softmax(0)[gold].sum() for t, gold in totals))
+            for heat in ((1 + weight) * share for share in (0.03, 0.1, 0.2, 0.3, 0.5, 1))
+        )
+
+    weight = fit_word_weight(made)
+    assert loss(weight) <= 0.5 + min(loss(weight / 3), loss(weight * 3))
+    assert words / max(states, 0.1) / 3 <= weight <= 3 * max(words, 0.1) / max(states, 0.01)

@@ -14,7 +14,7 @@ from unit.training.blocks import block_dataset, collator
 
 from sedem import SeDeM, SedemConfig
 from sedem.answering.decoding import answer_ids, question_ids
-from sedem.answering.requests import Request, choose, inputs_of, prefix_of
+from sedem.answering.requests import Request, Scores, choose, inputs_of, prefix_of
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
 from sedem.bank.blocks import partition
@@ -348,7 +348,7 @@ def test_training_reads_as_answering_does(
         bank = model.read(example.documents)
         scores = model.scores(bank, example.question)
         request = Request(bank, example.question, 3)
-        chosen = choose(model, request, scores)
+        chosen = choose(model, request, Scores(scores))
         assert len(chosen.texts) == {"text": min(3, len(bank)), "both": 1, "memory": 0}[condition]
         prompt = question_ids(model.decoder, example.question, chat=chat)
         prefix = prefix_of(model, request, chosen, prompt)
@@ -384,7 +384,7 @@ def test_memory_learns_from_the_same_blocks_read_as_text(
         logits = {}
         for condition in ("memory", "text"):
             request = Request(bank, example.question, 3, condition=condition)
-            chosen = choose(model, request, scores)
+            chosen = choose(model, request, Scores(scores))
             prompt = question_ids(model.decoder, example.question)
             prefix = prefix_of(model, request, chosen, prompt)
             start = inputs_of(bank, chosen, torch.cat([prefix, target[:-1]]))

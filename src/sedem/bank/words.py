@@ -1,0 +1,187 @@
+"""Score a bank's blocks by the words of a question: BM25 over the index of words in its files.
+
+Hidden states find paraphrases and lose names; words find names and miss paraphrases.
+
+Letters: N blocks, n blocks with one word.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sedem.bank.database import damaged, query
+from sedem.bank.memory_bank import BankReader, Snapshot
+from sedem.bank.rows import spaced
+from sedem.bank.view import View
+from sedem.errors import BankError
+
+POSTINGS = 50_000
+"""Blocks with a word that one question may read, rarest words first. It limits only large banks."""
+_WORD = re.compile(r"[^\W_]+")
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word of a question and where it stands.
+
+    Attributes:
+        blocks: indices of the blocks with it, in order `[n]`.
+        scores: BM25 of the word in each of them `[n]`.
+        weight: its inverse document frequency.
+    """
+
+    text: str
+    blocks: NDArray[np.int64]
+    scores: NDArray[np.float32]
+    weight: float
+
+
+@dataclass(frozen=True)
+class Words:
+    """The words of a question in a bank of `count` blocks."""
+
+    words: tuple[Word, ...]
+    count: int
+
+    @cached_property
+    def scores(self) -> Tensor:
+        """BM25 of every block `[N]`: the sum over words; 0 for a block without any."""
+        scores_N = np.zeros(self.count, np.float32)
+        for word in self.words:
+            scores_N[word.blocks] += word.scores
+        return torch.from_numpy(scores_N)
+
+    def among(self, blocks: Sequence[int]) -> Words:
+        """Return the same words in a bank of these blocks alone, which are given in order."""
+        chosen_n = np.asarray(blocks, np.int64)
+        words = []
+        for word in self.words:
+            held_n = np.isin(word.blocks, chosen_n)
+            weight = word_weight(len(chosen_n), int(held_n.sum()))
+            scores_n = word.scores[held_n] * np.float32(weight / word.weight)
+            places_n = np.searchsorted(chosen_n, word.blocks[held_n])
+            words.append(Word(word.text, places_n, scores_n, weight))
+        return Words(tuple(words), len(chosen_n))
+
+    def matching(self, block: int) -> tuple[str, ...]:
+        """Words of the question that stand in a block or its document's name, rarest first."""
+        found = [word for word in self.words if block in word.blocks]
+        return tuple(word.text for word in sorted(found, key=lambda word: -word.weight))
+
+
+def question_words(question: str) -> list[str]:
+    """Return the words of a question, each once, in order."""
+    found: dict[str, str] = {}
+    for piece in spaced(question).split():
+        # Marks of scripts without spaces are no letters to a regular expression.
+        for word in [piece] if spaced(piece) != piece else _WORD.findall(piece):
+            found.setdefault(word.casefold(), word)
+    return list(found.values())
+
+
+def score_words(bank: BankReader, question: str, postings: int | None = None) -> Words:
+    """Find the words of a question in a bank, by their stems; each block is scored by BM25.
+
+    A word's weight is that of all files of the bank. How its score grows with repetitions and falls
+    with a block's length is FTS5's: k1 = 1.2 and b = 0.75.
+
+    Args:
+        postings: read words from the rarest on until they stand in this many blocks together.
+
+    Raises:
+        BankError: the bank has no index of words, is damaged, or was compacted since.
+    """
+    now = bank.snapshot()
+    if not now.has_words:
+        raise BankError(
+            f"bank '{now.store}' has no index of words, which selection by words needs; build it "
+            "without --no-words, or select by states"
+        )
+    wanted = question_words(question)
+    if postings is not None:
+        wanted = _rarest(now, wanted, postings)
+    total = sum(map(len, now.views))
+    files = [_in_file(view, wanted) for view in now.views]
+    words = []
+    for number, word in enumerate(wanted):
+        blocks_n = np.concatenate(
+            [now.indices_of(file, found[number][0]) for file, found in enumerate(files)]
+        )
+        shares_n = np.concatenate([found[number][1] for found in files])
+        weight = word_weight(total, len(blocks_n))
+        held_n = (blocks_n >= 0) & (blocks_n < len(now))
+        scores_n = (weight * shares_n[held_n]).astype(np.float32)
+        words.append(Word(word, blocks_n[held_n], scores_n, weight))
+    return Words(tuple(words), len(now))
+
+
+def word_weight(total: int, count: int) -> float:
+    """The inverse document frequency of a word that stands in `count` of `total` blocks."""
+    return math.log(1 + (total - count + 0.5) / (count + 0.5))
+
+
+def _rarest(now: Snapshot, words: Sequence[str], postings: int) -> list[str]:
+    """Return the rarest words, which stand in at most so many blocks together."""
+    counts = {word: sum(_count(view, word) for view in now.views) for word in words}
+    kept, total = [], 0
+    for word in sorted(words, key=counts.__getitem__):
+        total += counts[word]
+        if total > postings:
+            break
+        kept.append(word)
+    return kept
+
+
+def _count(view: View, word: str) -> int:
+    with view.file.reading() as connection:
+        statement = "SELECT count(*) FROM words WHERE words MATCH ?"
+        return int(query(connection, statement, _pattern(word))[0][0])
+
+
+def _in_file(
+    view: View, words: Sequence[str]
+) -> list[tuple[NDArray[np.int64], NDArray[np.float64]]]:
+    """Return the rows of the blocks with each word, and their BM25 without the word's weight.
+
+    A word of the document's name counts beside the same word in the block.
+    """
+    shares = np.zeros((len(words), len(view)))
+    with view.file.reading() as connection:
+        [(indexed,)] = query(connection, "SELECT count(*) FROM words_docsize")
+        for shares_N, word in zip(shares, words, strict=True):
+            for column in ("name", "text"):
+                found = query(
+                    connection,
+                    "SELECT rowid, bm25(words) FROM words WHERE words MATCH ?",
+                    f"{column} : {_pattern(word)}",
+                )
+                rows_n, scores_n = _numbers(view, found)
+                # FTS5 weighs a word by what one file holds, removed blocks included.
+                others = max(0, indexed - len(found))
+                own_weight = max(1e-6, math.log((others + 0.5) / (len(found) + 0.5)))
+                shares_N[rows_n[rows_n >= 0]] -= scores_n[rows_n >= 0] / own_weight
+    return [(held_n := shares_N.nonzero()[0], shares_N[held_n]) for shares_N in shares]
+
+
+def _numbers(view: View, found: Sequence[Any]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return rows of blocks, -1 for those that are not in this version, and their scores."""
+    try:
+        ids_n, scores_n = np.array(found, np.float64).reshape(-1, 2).T
+    except (TypeError, ValueError):
+        raise damaged(view.file, "its index of words holds more than numbers") from None
+    return view.rows_of(ids_n.astype(np.int64)), scores_n
+
+
+def _pattern(word: str) -> str:
+    """Return the pattern of FTS5 for a word; a single letter may begin any pair."""
+    return f'"{word}"*' if len(word) == 1 and spaced(word) != word else f'"{word}"'

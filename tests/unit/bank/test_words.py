@@ -1,0 +1,159 @@
+"""BM25 of a question's words, written out naively, over one file, several, parts and versions."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from sedem import Document, MemoryBank, SeDeM
+from sedem.answering.decoding import Decoding
+from sedem.bank.file import BankFile
+from sedem.bank.memory_bank import copy_to
+from sedem.bank.rows import spaced
+from sedem.bank.words import question_words, score_words
+from sedem.errors import BankError
+
+DOCUMENTS = [
+    Document("lease", "The tenant pays the rent. The rent is 900 euros, and the flat is cold."),
+    Document("garden", "Roses need water. A tenant of the garden waters roses, roses and roses."),
+    Document("rent book", "April and May were paid. June was not."),
+    Document("empty words", "The and of in is."),
+]
+ONE = Decoding(max_new_tokens=1)
+QUESTION = "What rent do tenants pay for the roses?"
+STEMS = {"tenants": "tenant", "pays": "pay", "rents": "rent", "waters": "water"}
+
+
+def stems(text: str) -> list[str]:
+    """The words of a text as the index has them; enough of Porter's rules for these documents."""
+    return [STEMS.get(word, word) for word in re.findall(r"\w+", text.lower())]
+
+
+def bm25(spans: list[tuple[str, str]], question: str) -> list[float]:
+    """k1 = 1.2, b = 0.75; names count beside texts; a word is weighed by blocks that have it."""
+    columns = [(stems(name), stems(text)) for name, text in spans]
+    lengths = [len(name) + len(text) for name, text in columns]
+    mean = sum(lengths) / len(lengths)
+    totals = [0.0] * len(spans)
+    for word in dict.fromkeys(stems(question)):
+        count = sum(word in name + text for name, text in columns)
+        weight = math.log(1 + (len(spans) - count + 0.5) / (count + 0.5))
+        for number, row in enumerate(columns):
+            for column in row:
+                times = column.count(word)
+                length = 1.2 * (1 - 0.75 + 0.75 * lengths[number] / mean)
+                totals[number] += weight * times * 2.2 / (times + length)
+    return totals
+
+
+def spans_of(bank: MemoryBank) -> list[tuple[str, str]]:
+    """Name and text of each block."""
+    names = bank.documents.names
+    return [(names[b.document], bank.block_text(n)) for n, b in enumerate(bank.blocks)]
+
+
+def test_scores_are_bm25_of_names_and_blocks(model: SeDeM) -> None:
+    bank = model.read(DOCUMENTS)
+    found = score_words(bank, QUESTION)
+    expected = torch.tensor(bm25(spans_of(bank), QUESTION))
+    torch.testing.assert_close(found.scores, expected, rtol=1e-4, atol=1e-4)
+    best = int(found.scores.argmax())
+    assert {word.text for word in found.words if best in word.blocks} == set(found.matching(best))
+
+
+def test_words_among_some_blocks_are_those_of_a_bank_of_them(model: SeDeM) -> None:
+    bank = model.read(DOCUMENTS)
+    kept = [n for n, b in enumerate(bank.blocks) if b.document != 1]
+    found = score_words(bank, QUESTION).among(kept)
+    alone = score_words(model.read([DOCUMENTS[0], *DOCUMENTS[2:]]), QUESTION)
+    assert [word.weight for word in found.words] == [word.weight for word in alone.words]
+    assert [word.blocks.tolist() for word in found.words] == [
+        word.blocks.tolist() for word in alone.words
+    ]
+
+
+def test_removed_documents_have_no_words_and_a_part_has_its_own(
+    model: SeDeM, tmp_path: Path
+) -> None:
+    bank = model.read(DOCUMENTS)
+    bank.save(tmp_path / "a.bank")
+    before = bank.snapshot()
+    bank.remove("garden")
+    count = sum(b.document != 1 for b in before.blocks)
+    found = score_words(bank, "roses rent")
+    assert found.count == len(found.scores) == count
+    assert [len(word.blocks) > 0 for word in found.words] == [False, True]
+    assert len(score_words(before, "roses").words[0].blocks)
+    whole = score_words(before, QUESTION)
+    rows = range(2, len(before))
+    part = score_words(before.part(rows), QUESTION)
+    assert torch.equal(part.scores, whole.scores[2:])
+
+
+def test_a_large_bank_is_asked_for_its_rarest_words_alone(model: SeDeM) -> None:
+    bank = model.read(DOCUMENTS)
+    every = {word.text: len(word.blocks) for word in score_words(bank, QUESTION).words}
+    few = score_words(bank, QUESTION, postings=3)
+    assert sum(len(word.blocks) for word in few.words) <= 3
+    left_out = every.keys() - {word.text for word in few.words}
+    assert min(every[word] for word in left_out) >= max(len(w.blocks) for w in few.words)
+
+
+@pytest.mark.parametrize(
+    ("text", "question", "words"),
+    [
+        ("该租赁合同于2024年签订。", "租赁合同?", ("租赁", "赁合", "合同")),
+        ("Zoë's café", "Who owns Zoe's CAFÉ?", ("Zoe", "s", "CAFÉ")),
+    ],
+)
+def test_scripts_without_spaces_and_diacritics(
+    text: str, question: str, words: tuple[str, ...], model: SeDeM
+) -> None:
+    bank = model.read([Document("a", text), Document("b", "Nothing of it.")])
+    found = score_words(bank, question)
+    assert set(words) <= {word.text for word in found.words if len(word.blocks)}
+    assert found.scores[0] > found.scores[-1]
+    assert spaced("ให้เช่า 3 ห้อง, rent") == " ให ห้ ้เ เช ช่ ่า  3  ห้ ้อ อง , rent"
+
+
+def test_each_word_of_a_question_counts_once() -> None:
+    assert question_words('A rent, a "Rent" AND under_score 5%') == [
+        "A", "rent", "AND", "under", "score", "5",
+    ]  # fmt: skip
+
+
+def test_a_bank_without_words_is_asked_by_states_unless_words_are_wanted(
+    model: SeDeM, tmp_path: Path
+) -> None:
+
+    whole = model.read(DOCUMENTS)
+    file = BankFile(tmp_path / "a.bank")
+    copy_to(file, whole.snapshot(), replace(whole.meta, words=False))
+    bank = MemoryBank.open(tmp_path / "a.bank")
+    model.config = model.config.with_changes(selection="both")
+    assert model.answer(bank, QUESTION, decoding=ONE).citations[0].word_score is None
+    with pytest.raises(BankError, match="has no index of words, which selection by words needs"):
+        model.answer(bank, QUESTION, selection="words")
+
+
+@pytest.mark.parametrize("by", ["states", "words", "both"])
+def test_citations_say_why_they_were_selected(by: str, model: SeDeM) -> None:
+    bank = model.read(DOCUMENTS)
+    answer = model.answer(bank, QUESTION, k=3, decoding=ONE, selection=by)
+    states, words = model.scores(bank, QUESTION), score_words(bank, QUESTION)
+    spans = [(bank.documents.name(b.document), b.start, b.end) for b in bank.blocks]
+    for citation in answer.citations:
+        block = spans.index((citation.document, citation.start, citation.end))
+        state, word = float(states[block]), float(words.scores[block])
+        weight = model.config.word_weight
+        expected = {"states": state, "words": weight * word, "both": state + weight * word}[by]
+        assert citation.score == pytest.approx(expected, rel=1e-4, abs=1e-4)
+        assert (citation.state_score is None) == (by == "words")
+        assert citation.words == (() if by == "states" else words.matching(block))
+    scores = [citation.score for citation in answer.citations]
+    assert scores == sorted(scores, reverse=True)
