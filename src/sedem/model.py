@@ -13,13 +13,12 @@ from torch import Tensor
 
 from sedem.answering.conversation import conversation_request
 from sedem.answering.decoding import GREEDY, Decoding
-from sedem.answering.requests import Options, Request, encode_questions
+from sedem.answering.requests import Options, Request, encode_questions, score_requests
 from sedem.answering.running import ThreadReply, answer_all, stream
 from sedem.answering.scheduler import WAITING, Scheduler, rehearse
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.gguf import is_gguf
 from sedem.bank.memory_bank import BankReader, MemoryBank
-from sedem.bank.search import score_questions
 from sedem.checkpoint import folder as checkpoint
 from sedem.checkpoint.portable import BACKBONE, portable_name
 from sedem.checkpoint.untrained import untrained
@@ -168,10 +167,11 @@ class SeDeM(SedemModules):
         return Scheduler(self, self.engine, self.name, rows=rows, waiting=waiting)
 
     def scores(self, memory: BankReader, question: str) -> Tensor:
-        """Return the selector's score of every block `[N]` for one question, in float32."""
+        """Return what the model selects by: a score of every block `[N]`, in float32."""
         memory.check_made_by(self.fingerprint())
         states = encode_questions(self, self.engine, [question])
-        return score_questions(self.selector, memory, *states)[0].cpu()
+        # A ranking needs the score of every block, also in a large bank.
+        return score_requests(self, [Request(memory, question, ranking=True)], *states)[0].total
 
     def warm(
         self,

@@ -454,7 +454,7 @@ def test_a_calibrated_checkpoint_tells_its_confidence_and_can_decline(
     ask = ("ask", bank, RENT, "-m", "sure", "--engine", "eager", "--max-new-tokens", 3)
     answer = prints_json(*ask, "--json")
     assert 0 < answer["confidence"] < 1 and answer["finish_reason"] != "unanswerable"
-    assert f"  confidence {answer['confidence']:.2f}" in succeeds(*ask).splitlines()
+    assert f"  source found: {answer['confidence']:.2f}" in succeeds(*ask).splitlines()
     declined = prints_json(*ask, "--min-confidence", 1, "--json")
     assert (declined["answer"], declined["finish_reason"]) == (UNANSWERABLE, "unanswerable")
     assert declined["citations"] == answer["citations"]

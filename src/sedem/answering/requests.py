@@ -67,7 +67,7 @@ class Request:
             text and the others as memory; None means the model's default.
         selection: blocks are compared with the question by their "states", as in the paper, by its
             "words", or by "both"; None means the model's default, or states if the bank has no
-            index of words.
+            index of words. The model's confidence belongs to its default alone.
         min_confidence: if the confidence is below it, the request is declined; None never declines.
         documents: use only blocks of these documents, given by name or index; None means all. With
             documents, every block of a large bank is scored, not only its candidates.
@@ -191,7 +191,7 @@ def prepare(
             for request in requests
         ]
         scores = [] if states is None else score_requests(model, to_select, *states)
-        sure = [] if states is None else confidences(model, scores, states[1])
+        sure = [] if states is None else confidences(model, to_select, scores, states[1])
         known = zip(to_select, scores, sure, strict=True)
         selected = iter([choose(model, *one) for one in known])
         selections = [request.selected or next(selected) for request in requests]
@@ -265,18 +265,29 @@ def check_min_confidence(model: SedemModules, request: Request) -> None:
             f"min_confidence is {asked}, but this model gives no confidence; fit it with "
             "'sedem calibrate', or leave min_confidence out"
         )
+    if (by := select_by(model, request)) != model.config.selection:
+        raise ConfigError(
+            f"min_confidence is {asked}, but this model's confidence is fitted to blocks selected "
+            f"by {model.config.selection}, and these would be selected by {by}; leave one of the "
+            "two out, or use a bank with an index of words"
+        )
 
 
 @torch.no_grad()
 def confidences(
-    model: SedemModules, scores: Sequence[Scores], mask_BQ: Tensor
+    model: SedemModules, requests: Sequence[Request], scores: Sequence[Scores], mask_BQ: Tensor
 ) -> list[float | None]:
-    """Return the probability that a bank has the evidence, for each question."""
-    if model.confidence is None:
+    """Return the probability that a bank has the evidence, for each request.
+
+    It is None if the model gives none, or if it was fitted to another selection.
+    """
+    part = model.confidence
+    if part is None:
         return [None] * len(scores)
     rows = zip((one.total for one in scores), mask_BQ.sum(1).tolist(), strict=True)
-    features_BF = torch.stack([confidence_features(*row) for row in rows])
-    return list(model.confidence(features_BF).tolist())
+    found = part(torch.stack([confidence_features(*row) for row in rows])).tolist()
+    fitted = [select_by(model, request) == model.config.selection for request in requests]
+    return [value if fits else None for value, fits in zip(found, fitted, strict=True)]
 
 
 def choose(
@@ -461,10 +472,9 @@ def check_selection(selection: str) -> SelectBy:
     Raises:
         ConfigError: they cannot.
     """
-    for name in get_args(SelectBy):
-        if name == selection:
-            return cast(SelectBy, name)
-    raise ConfigError(f"selection is '{selection}'; it can be {', '.join(get_args(SelectBy))}")
+    if selection not in get_args(SelectBy):
+        raise ConfigError(f"selection is '{selection}'; it can be {', '.join(get_args(SelectBy))}")
+    return cast(SelectBy, selection)
 
 
 def find_words(model: SedemModules, request: Request) -> Words | None:

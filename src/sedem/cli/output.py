@@ -252,7 +252,7 @@ def print_answer(
     if (model.config.k if k is None else k) == "auto":
         facts.append(f"from {answer.k:,} of {count(answer.blocks, 'block')}")
     if answer.confidence is not None:
-        facts.append(f"confidence {answer.confidence:.2f}")
+        facts.append(f"source found: {answer.confidence:.2f}")
     if facts:
         write(f"  {', '.join(facts)}")
     print_sources(answer)

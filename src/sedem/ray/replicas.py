@@ -32,6 +32,7 @@ from torch import Tensor
 from sedem.answering.decoding import GREEDY, Decoding
 from sedem.answering.requests import (
     Request,
+    Scores,
     best_by_words,
     check_min_confidence,
     choose,
@@ -289,7 +290,8 @@ class EngineReplica:
             return await asyncio.to_thread(self.model.scores, bank, question)
         bank.check_made_by(self.model.fingerprint())
         hidden_1QE, _ = await asyncio.to_thread(self._encode, question)
-        return await self._ask(version, hidden_1QE, every=True, also=best_by_words(None))
+        request = Request(bank, question, ranking=True)
+        return (await self._scored(version, request, hidden_1QE)).total
 
     async def _selected(
         self, version: Version, request: Request
@@ -303,17 +305,21 @@ class EngineReplica:
         encoded = time.perf_counter()
         if not len(bank):
             raise BankError("the bank holds no documents; add some with 'sedem build BANK FILE...'")
-        words = await asyncio.to_thread(find_words, model, request)
-        states_N = None
-        if select_by(model, request) != "words":
-            every = needs_every_score(model, request)
-            states_N = await self._ask(version, hidden_1QE, every, best_by_words(words))
-        scores = combine(model, request, states_N, words)
-        (confidence,) = confidences(model, [scores], mask_1Q)
+        scores = await self._scored(version, request, hidden_1QE)
+        (confidence,) = confidences(model, [request], [scores], mask_1Q)
         selected = choose(model, request, scores, confidence)
         scored = time.perf_counter()
         times = {"encode_ms": 1e3 * (encoded - begun), "score_ms": 1e3 * (scored - encoded)}
         return replace(request, selected=selected), times
+
+    async def _scored(self, version: Version, request: Request, hidden_1QE: Tensor) -> Scores:
+        """Return the scores of a request: by states from all parts, by words from the bank."""
+        model, states_N = self.model, None
+        words = await asyncio.to_thread(find_words, model, request)
+        if select_by(model, request) != "words":
+            every = needs_every_score(model, request)
+            states_N = await self._ask(version, hidden_1QE, every, best_by_words(words))
+        return combine(model, request, states_N, words)
 
     def _encode(self, question: str) -> tuple[Tensor, Tensor]:
         with torch.no_grad(), device_lock(self.model.device):

@@ -75,16 +75,15 @@ def _text(value: Any) -> Any:
     raise PydanticCustomError("content", "it must be text, or a list of parts of type 'text'")
 
 
-def _condition(value: Any) -> Any:
-    if value is not None and value not in get_args(Condition):
-        raise PydanticCustomError("condition", f"it can be {', '.join(get_args(Condition))}")
-    return value
+def _one_of(kind: Any) -> BeforeValidator:
+    """Reject values outside of a Literal with the values that it can have."""
 
+    def check(value: Any) -> Any:
+        if value is not None and value not in get_args(kind):
+            raise PydanticCustomError("choice", f"it can be {', '.join(get_args(kind))}")
+        return value
 
-def _selection(value: Any) -> Any:
-    if value is not None and value not in get_args(SelectBy):
-        raise PydanticCustomError("selection", f"it can be {', '.join(get_args(SelectBy))}")
-    return value
+    return BeforeValidator(check)
 
 
 def _is_whole(value: Any, least: int) -> bool:
@@ -156,8 +155,8 @@ class AskBody(Body, ABC):
         BeforeValidator(_documents, json_schema_input_type=list[int | str] | None),
     ] = None
     k: Annotated[int | Literal["all", "auto"] | None, BeforeValidator(_budget)] = None
-    condition: Annotated[Condition | None, BeforeValidator(_condition)] = None
-    selection: Annotated[SelectBy | None, BeforeValidator(_selection)] = None
+    condition: Annotated[Condition | None, _one_of(Condition)] = None
+    selection: Annotated[SelectBy | None, _one_of(SelectBy)] = None
     min_confidence: Share | None = None
     ranking: Flag = False
     stream: Flag | None = False

@@ -8,7 +8,6 @@ Letters: B questions in both contexts, F features, N blocks of a question's docu
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
@@ -225,12 +224,12 @@ def score_examples(
 
 def _unique(names: dict[str, str]) -> dict[str, str]:
     """Make the names of texts unique by marks that are no words."""
-    seen: Counter[str] = Counter()
-    unique = {}
+    unique: dict[str, str] = {}
     for text, name in names.items():
-        unique[text] = name + "'" * seen[name]
-        seen[name] += 1
-    return unique
+        while name in unique:
+            name += "'"
+        unique[name] = text
+    return {text: name for name, text in unique.items()}
 
 
 def _gold(

@@ -16,7 +16,8 @@ from sedem.bank.file import BankFile
 from sedem.bank.memory_bank import copy_to
 from sedem.bank.rows import spaced
 from sedem.bank.words import question_words, score_words
-from sedem.errors import BankError
+from sedem.errors import BankError, ConfigError
+from sedem.guidance.scores import Confidence
 
 DOCUMENTS = [
     Document("lease", "The tenant pays the rent. The rent is 900 euros, and the flat is cold."),
@@ -157,3 +158,21 @@ def test_citations_say_why_they_were_selected(by: str, model: SeDeM) -> None:
         assert citation.words == (() if by == "states" else words.matching(block))
     scores = [citation.score for citation in answer.citations]
     assert scores == sorted(scores, reverse=True)
+
+
+def test_a_confidence_belongs_to_the_selection_that_it_was_fitted_to(model: SeDeM) -> None:
+    bank = model.read(DOCUMENTS)
+    model.config = model.config.with_changes(selection="both")
+    model.confidence = Confidence()
+    assert model.answer(bank, QUESTION, decoding=ONE, min_confidence=0.5).confidence == 0.5
+    assert model.answer(bank, QUESTION, decoding=ONE, selection="states").confidence is None
+    words = "fitted to blocks selected by both, and these would be selected by words"
+    with pytest.raises(ConfigError, match=words):
+        model.answer(bank, QUESTION, selection="words", min_confidence=0.5)
+
+
+def test_scores_are_what_the_model_selects_by(model: SeDeM) -> None:
+    bank = model.read(DOCUMENTS)
+    states, words = model.scores(bank, QUESTION), score_words(bank, QUESTION)
+    model.config = model.config.with_changes(selection="both", word_weight=2.0)
+    torch.testing.assert_close(model.scores(bank, QUESTION), states + 2 * words.scores)
