@@ -19,7 +19,7 @@ from sedem.errors import ConfigError
 DOCS = Path(__file__).parents[2] / "docs"
 TOTAL_BYTES = 250_000
 WINDOW = (1280, 800)
-QUESTION = "In what year was Ulysses launched?"
+QUESTION = "Who is the mayor of Belholm?"
 
 pytestmark = pytest.mark.slow
 
