@@ -31,6 +31,7 @@ DefaultBudget = Literal["all", "auto"]
 BlockContext = Literal["joint", "separate", "independent"]
 Condition = Literal["memory", "text", "both"]
 SelectBy = Literal["states", "words", "both"]
+AnswerBy = Literal["free", "span", "auto"]
 
 CONFIG_FILE = "config.json"
 REMOVED = {"block_order": "document", "guidance_floor": None, "start_placement": "front"}
@@ -77,6 +78,9 @@ class SedemConfig(Settings):
             the others as memory.
         selection: what blocks are selected by: "states", as in the paper; "words", BM25 of the
             question's words; or "both", s_n plus `word_weight` times BM25.
+        answer: "free" decodes any words, as in the paper; "span" quotes the text of the selected
+            blocks; "auto" quotes it unless the question seems to need other words.
+        spans: whether the checkpoint has fitted weights for comparing spans.
         word_weight: units of s_n that one unit of BM25 is worth; `sedem calibrate` fits it.
         chat_template: whether questions are put in a user's turn of the tokenizer's chat template,
             in training and in answers, as instruction-tuned backbones expect.
@@ -116,6 +120,8 @@ class SedemConfig(Settings):
     guidance: Flag = False
     condition: Condition = "memory"
     selection: SelectBy = "states"
+    answer: AnswerBy = "free"
+    spans: Flag = False
     word_weight: NumberFrom0 = 0.75
     chat_template: Flag = False
     auto_mass: Share = 0.95

@@ -13,6 +13,7 @@ from sedem.backbone.decoder import Backbone
 from sedem.config import SedemConfig
 from sedem.errors import ConfigError
 from sedem.guidance.scores import Confidence, Guidance
+from sedem.guidance.spans import SpanScorer
 from sedem.method.compressor import build_compressor
 from sedem.method.decompressor import build_decompressor
 from sedem.method.encoder import LayerMixture
@@ -48,6 +49,7 @@ class SedemModules(nn.Module):
         self.decompressor = build_decompressor(config, decoder.width)
         self.guidance = Guidance() if config.guidance else None
         self.confidence = Confidence() if config.confidence else None
+        self.spans = SpanScorer()
         self._digest: tuple[tuple[int, ...], str] | None = None
 
     @property
@@ -67,6 +69,8 @@ class SedemModules(nn.Module):
             parts["guidance"] = self.guidance
         if self.confidence is not None:
             parts["confidence"] = self.confidence
+        if self.config.spans:
+            parts["spans"] = self.spans
         return nn.ModuleDict(parts)
 
     def fingerprint(self) -> str:

@@ -10,6 +10,12 @@ from typing import Any, Protocol
 
 from sedem.errors import DataError
 
+WITHOUT_SPACES = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
+    "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Japanese, Chinese
+)
+"""Characters of scripts that put no spaces between words, as ranges for a regular expression."""
+
 
 @dataclass(frozen=True)
 class Document:
@@ -115,6 +121,8 @@ class Citation:
         state_score: the selector's part of the score; None if it was not asked for.
         word_score: BM25 of the question's words, before its weight; None if it was not asked for.
         words: words of the question that stand in the block or its document's name, rarest first.
+        answer_start: first character of the answer, if it was quoted from this span; else None.
+        answer_end: character after the answer.
     """
 
     rank: int
@@ -128,6 +136,8 @@ class Citation:
     state_score: float | None = None
     word_score: float | None = None
     words: tuple[str, ...] = ()
+    answer_start: int | None = None
+    answer_end: int | None = None
 
 
 Span = tuple[str, int, int]

@@ -23,7 +23,7 @@ from sedem.bank import search
 from sedem.bank.file import unknown_document
 from sedem.bank.memory_bank import BankReader
 from sedem.bank.words import POSTINGS, Words, score_words
-from sedem.config import Condition, SelectBy
+from sedem.config import AnswerBy, Condition, SelectBy
 from sedem.engine.device import Clock, device_lock, fill, mask_of
 from sedem.engine.interface import AnswerInputs, Engine
 from sedem.errors import ConfigError, DataError
@@ -51,6 +51,7 @@ class Options(TypedDict, total=False):
     ranking: bool
     condition: Condition | None
     selection: SelectBy | None
+    answer: AnswerBy | None
     min_confidence: float | None
     documents: Sequence[int | str] | None
 
@@ -68,6 +69,9 @@ class Request:
         selection: blocks are compared with the question by their "states", as in the paper, by its
             "words", or by "both"; None means the model's default, or states if the bank has no
             index of words. The model's confidence belongs to its default alone.
+        answer: "free" decodes any words, as in the paper; "span" quotes the selected blocks; "auto"
+            quotes them unless the question seems to need other words. None means the model's
+            default. Settings of sampling and stop strings apply to free answers alone.
         min_confidence: if the confidence is below it, the request is declined; None never declines.
         documents: use only blocks of these documents, given by name or index; None means all. With
             documents, every block of a large bank is scored, not only its candidates.
@@ -83,6 +87,7 @@ class Request:
     ranking: bool = False
     condition: Condition | None = None
     selection: SelectBy | None = None
+    answer: AnswerBy | None = None
     min_confidence: float | None = None
     documents: Sequence[int | str] | None = None
     selected: Selection | None = None
@@ -134,12 +139,14 @@ class Prepared:
         inputs: the inputs of the answer; None if the request is declined.
         conditioning: number of positions that the upper layers see before the first answer token; 0
             if the answer is declined.
+        question: states of the question `[Q, E]`; None if its blocks were selected elsewhere.
     """
 
     request: Request
     selection: Selection
     inputs: AnswerInputs | None
     conditioning: int
+    question: Tensor | None = None
 
     @cached_property
     def citations(self) -> tuple[Citation, ...]:
@@ -177,6 +184,7 @@ def prepare(
     requests = [replace(request, bank=request.bank.snapshot()) for request in requests]
     for request in requests:
         check_min_confidence(model, request)
+        answer_by(model, request)
         request.bank.check_made_by(model.fingerprint())
     with device_lock(model.device):
         to_select = [request for request in requests if request.selected is None]
@@ -198,6 +206,12 @@ def prepare(
         clock.lap("score_ms")
     rows = zip(requests, selections, prompts, limits, strict=True)
     prepared = [_inputs(model, *row) for row in rows]
+    if states is not None:
+        hidden_QE = (states_QE[real] for states_QE, real in zip(*states, strict=True))
+        prepared = [
+            one if one.request.selected else replace(one, question=next(hidden_QE))
+            for one in prepared
+        ]
     clock.lap("gather_ms")
     return prepared
 
@@ -464,6 +478,18 @@ def select_by(model: SedemModules, request: Request) -> SelectBy:
     if request.selection is None:
         return model.config.selection if request.bank.has_words else "states"
     return check_selection(request.selection)
+
+
+def answer_by(model: SedemModules, request: Request) -> AnswerBy:
+    """Return how a request is answered.
+
+    Raises:
+        ConfigError: there is no such way.
+    """
+    how = request.answer or model.config.answer
+    if how not in get_args(AnswerBy):
+        raise ConfigError(f"answer is '{how}'; it can be {', '.join(get_args(AnswerBy))}")
+    return how
 
 
 def check_selection(selection: str) -> SelectBy:

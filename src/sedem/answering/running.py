@@ -11,18 +11,26 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from sedem.answering.decoding import UNANSWERABLE, Decoding, Transcript, end_ids, fetch
-from sedem.answering.requests import Prepared, Request, count_candidates, prepare
+from sedem.answering.requests import (
+    Prepared,
+    Request,
+    answer_by,
+    count_candidates,
+    encode_questions,
+    prepare,
+)
+from sedem.answering.spans import FoundSpan, find_span
 from sedem.bank.memory_bank import BankReader
 from sedem.engine.device import Clock
 from sedem.engine.interface import WIDE, Engine, Rows
-from sedem.errors import CancelledError, SedemError, UnavailableError
+from sedem.errors import CancelledError, ConfigError, SedemError, UnavailableError
 from sedem.method.selector import select
 from sedem.modules import SedemModules
 from sedem.types import Answer, Citation, Span
@@ -177,6 +185,7 @@ class Running:
         clock: its times since the question was asked.
         stages: the times of the stages before decoding, shared by all that joined with it.
         choose: chooses tokens `[1]` from logits `[1, V]`.
+        span: where the answer stands, once it was found there.
     """
 
     question: Question
@@ -185,6 +194,7 @@ class Running:
     clock: Clock
     stages: Clock
     choose: Callable[[Tensor], Tensor]
+    span: FoundSpan | None = None
 
     @property
     def timings(self) -> dict[str, float]:
@@ -295,11 +305,33 @@ class RunningAnswers:
         self.live |= rows
         for (row, running), logits_V in zip(rows.items(), logits_JV, strict=True):
             with self._only_for(running, row):
-                token = running.choose(logits_V[None])
-                self._ids_B[row] = token[0]
-                running.transcript.add(int(token))
+                running.span = self._quote(row, running, logits_V)
+                if running.span is not None:
+                    running.transcript.finish(running.span.text, "end")
+                else:
+                    token = running.choose(logits_V[None])
+                    self._ids_B[row] = token[0]
+                    running.transcript.add(int(token))
                 running.clock.mark("ttft_ms")
                 self._give(row)
+
+    def _quote(self, row: int, running: Running, logits_V: Tensor) -> FoundSpan | None:
+        """Find the answer in the text of its blocks; None if it is to be decoded freely."""
+        how = answer_by(self.model, running.prepared.request)
+        if how == "free":
+            return None
+        prepared = running.prepared
+        if prepared.question is None and prepared.selection.ranked:
+            states_BQE, _ = encode_questions(self.model, self.engine, [prepared.request.question])
+            prepared = replace(prepared, question=states_BQE[0])
+        limit = running.question.decoding.max_new_tokens
+        found = find_span(self.model, self.rows, row, prepared, limit, logits_V)
+        if how == "span" and found is None:
+            raise ConfigError(
+                f"the answer is to be quoted, but the selected blocks have no words that fit into "
+                f"{limit} tokens; select other blocks, raise the limit or leave answer out"
+            )
+        return found
 
     def step(self) -> None:
         """Run one token of every answer, and send what is new."""
@@ -359,7 +391,7 @@ class RunningAnswers:
         if piece := transcript.take():
             question.send(piece)
         if transcript.finish_reason is not None:
-            question.send(to_answer(self.name, running.prepared, transcript, running.timings))
+            question.send(to_answer(self.name, running))
 
     def _leave(self, row: int) -> None:
         if self.live.pop(row, None) is not None:
@@ -450,18 +482,21 @@ def stream(
     return ThreadReply(answering.close, next_event)
 
 
-def to_answer(
-    name: str, prepared: Prepared, transcript: Transcript, timings: dict[str, float]
-) -> Answer:
+def to_answer(name: str, running: Running) -> Answer:
     """Make an answer with the spans that conditioned it."""
+    prepared, transcript, span = running.prepared, running.transcript, running.span
     request, selection = prepared.request, prepared.selection
     assert transcript.finish_reason is not None
+    citations = list(prepared.citations)
+    if span is not None:
+        place = selection.ranked.index(span.block)
+        citations[place] = replace(citations[place], answer_start=span.start, answer_end=span.end)
     return Answer(
         text=transcript.text,
-        citations=prepared.citations,
-        k=len(prepared.citations),
+        citations=tuple(citations),
+        k=len(citations),
         blocks=len(request.bank),
-        timings=dict(timings),
+        timings=running.timings,
         finish_reason=transcript.finish_reason,
         model=name,
         cut=transcript.cut(),
@@ -470,7 +505,7 @@ def to_answer(
         context_tokens=request.bank.tokens,
         confidence=selection.confidence,
         ranking=ranking(request.bank, selection.scores.total) if request.ranking else None,
-        answer_tokens=len(transcript.ids),
+        answer_tokens=len(transcript.ids) if span is None else span.tokens,
     )
 
 

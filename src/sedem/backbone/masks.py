@@ -25,7 +25,8 @@ class KeyAxis:
         span: number of positions from the first to the last one, also kept on the host. It exceeds
             the number of columns if the stream has positions that these layers do not see.
         block: number of the block that each column belongs to, -1 for text `[B, K]`. Positions of a
-            block see only text and their own block. None if every position sees all earlier ones.
+            block see only text and their own block. Below -1 are branches: alternative texts, each
+            hidden from the others. None if every position sees all earlier ones.
         bias: added to the logits of text on each column `[B, K]`, 0 where there is no bias; None
             adds nothing.
     """
@@ -42,11 +43,20 @@ class KeyAxis:
         """Whether causal order alone decides what sees what."""
         return not self.padded and self.block is None and self.bias is None
 
-    def extended(self, positions_BP: Tensor, valid_BP: Tensor) -> KeyAxis:
-        """Return the axis with new columns of text at its end."""
+    def extended(
+        self, positions_BP: Tensor, valid_BP: Tensor, branch_BP: Tensor | None = None
+    ) -> KeyAxis:
+        """Return the axis with new columns of text at its end.
+
+        Args:
+            branch_BP: the branch of each column, below -1; None if there is only one text.
+        """
         block, bias = self.block, self.bias
+        if block is None and branch_BP is not None:
+            block = torch.full_like(self.positions, -1)
         if block is not None:
-            block = torch.cat([block, block.new_full(positions_BP.shape, -1)], dim=1)
+            new_BP = torch.full_like(positions_BP, -1) if branch_BP is None else branch_BP
+            block = torch.cat([block, new_BP], dim=1)
         if bias is not None:
             bias = torch.cat([bias, bias.new_zeros(positions_BP.shape)], dim=1)
         return replace(
@@ -56,6 +66,17 @@ class KeyAxis:
             span=self.span + positions_BP.shape[1],
             block=block,
             bias=bias,
+        )
+
+    def row(self, index: int) -> KeyAxis:
+        """Return the columns of one row."""
+        own = slice(index, index + 1)
+        return replace(
+            self,
+            positions=self.positions[own],
+            valid=self.valid[own],
+            block=None if self.block is None else self.block[own],
+            bias=None if self.bias is None else self.bias[own],
         )
 
     def visible_to(
@@ -81,7 +102,9 @@ class KeyAxis:
             seen_BPK &= back_BPK < window
         if self.block is not None and block_BP is not None:
             own_BPK = block_BP[:, :, None] == self.block[:, None, :]
-            seen_BPK &= own_BPK | (block_BP < 0)[:, :, None] | (self.block < 0)[:, None, :]
+            of_text_B1K, of_memory_B1K = (self.block == -1)[:, None], (self.block >= 0)[:, None]
+            is_text_BP1 = (block_BP < 0)[:, :, None]
+            seen_BPK &= own_BPK | of_text_B1K | (is_text_BP1 & of_memory_B1K)
         return self.valid[:, None, :] & (seen_BPK | ~valid_BP[:, :, None])
 
     def added_to(

@@ -19,17 +19,13 @@ from sedem.bank.blocks import Blocks
 from sedem.bank.database import damaged, query
 from sedem.errors import BankError
 from sedem.quantization import BFLOAT16, DTYPES, Quantized, vector_bytes
-from sedem.types import Document
+from sedem.types import WITHOUT_SPACES, Document
 
 TEXT_PIECE = 2**16
 """Characters of text per row."""
 LIVE = "added NOT NULL AND removed IS NULL"
 """Condition for the documents of the newest version."""
-_WITHOUT_SPACES = (
-    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
-    "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Japanese, Chinese
-)
-_RUN = re.compile(f"[{_WITHOUT_SPACES}]+")
+_RUN = re.compile(f"[{WITHOUT_SPACES}]+")
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,7 @@ def evaluate(
     control: Annotated[str, _flag("control", "NAME")] = DEFAULTS["control"],
     condition: Annotated[str | None, _flag("condition", "NAME")] = None,
     selection: Annotated[str | None, _flag("selection", "NAME")] = None,
+    answer: Annotated[str | None, _flag("answer", "NAME")] = None,
     model: Model = None,
     max_new_tokens: Annotated[int | None, _flag("max_new_tokens", "N")] = None,
     batch: Annotated[int, _flag("batch", "N")] = DEFAULTS["batch"],

@@ -26,6 +26,7 @@ from sedem.cli import (
 )
 from sedem.cli import bank as bank_commands
 from sedem.cli.options import (
+    AnswerOption,
     BankPlace,
     BudgetOption,
     ConditionOption,
@@ -301,6 +302,7 @@ def ask(
     k: BudgetOption = None,
     condition: ConditionOption = None,
     selection: SelectionOption = None,
+    answer: AnswerOption = None,
     min_confidence: Annotated[
         float | None,
         typer.Option(
@@ -328,7 +330,8 @@ def ask(
 ) -> None:
     """Answer questions from a bank, with sources.
 
-    The sources are the spans that the answer was conditioned on. Control characters are shown as
+    The sources are the spans that the answer was conditioned on; the words of a quoted answer are
+    marked in theirs. Control characters are shown as
     escapes; --json has every text exactly. A question on stdin that cannot be asked is reported,
     the others are answered, and the exit status is 1.
     """
@@ -346,23 +349,24 @@ def ask(
         "decoding": decoding,
         "condition": condition,
         "selection": selection,
+        "answer": answer,
         "min_confidence": min_confidence,
         "documents": document or None,
     }
 
-    def answer(text: str) -> None:
+    def reply(text: str) -> None:
         if as_json:
             output.print_json(answering.answer(opened, text, **options).to_dict())
         else:
             output.print_answer(answering, opened, text, **options)
 
     if question is not None:
-        answer(question)
+        reply(question)
         return
     failed = False
     for number, one in enumerate(output.questions_from_stdin(), start=1):
         try:
-            answer(one)
+            reply(one)
         except DataError as error:
             # A bad question of a batch costs itself alone.
             failed = True

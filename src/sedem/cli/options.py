@@ -63,6 +63,15 @@ SelectionOption = Annotated[
         help="What blocks are selected by: states, words or both. [default: the model's own]",
     ),
 ]
+AnswerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--answer",
+        metavar="NAME",
+        help="free decodes any words, span quotes the documents, auto quotes them unless the "
+        "question needs other words. [default: the model's own]",
+    ),
+]
 EngineOption = Annotated[
     str,
     typer.Option(

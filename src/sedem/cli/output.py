@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from sedem.bank.memory_bank import MemoryBank
     from sedem.model import SeDeM
-    from sedem.types import Answer
+    from sedem.types import Answer, Citation
 
 Cell = str | tuple[str, ...]
 """One cell of a table: a line, or several lines below each other."""
@@ -32,6 +33,10 @@ NARROWEST = 20
 """Columns to which a column of text may be folded before rows are shown one below the other."""
 GAP = 2
 """Spaces between two columns."""
+
+SNIPPET = 100
+"""Characters of a source that are shown."""
+_SPACES = re.compile(r"\s+")
 
 QUESTION_BYTES = 2**20
 """Limit of a line on stdin; no model reads a question as long."""
@@ -264,8 +269,7 @@ def print_sources(answer: Answer) -> None:
     for citation in answer.citations:
         if citation.note is not None:
             notes.setdefault(citation.note)
-        snippet = " ".join(citation.text.split())
-        shown = snippet if len(snippet) <= 100 else f"{snippet[:97]}..."
+        shown = _snippet(citation)
         score = "" if citation.score is None else f" ({citation.score:.1f})"
         page = "" if citation.page is None else f", page {citation.page:,}"
         place = f"{citation.document}{page}:{citation.start}-{citation.end}"
@@ -273,6 +277,23 @@ def print_sources(answer: Answer) -> None:
     for sentence in notes:
         write(f"  note: {sentence}")
     write()
+
+
+def _snippet(citation: Citation) -> str:
+    """The beginning of a span, or what is around the answer's words, which are marked."""
+    text, start, end = citation.text, citation.answer_start, citation.answer_end
+    if start is None or end is None or not text:
+        line = " ".join(text.split())
+        return line if len(line) <= SNIPPET else f"{line[: SNIPPET - 3]}..."
+    start, end = start - citation.start, end - citation.start
+    parts = text[:start].lstrip(), text[start:end], text[end:].rstrip()
+    before, words, after = (_SPACES.sub(" ", part) for part in parts)
+    room = max(0, SNIPPET - len(words)) // 2
+    if len(before) > room:
+        before = f"...{before[len(before) - room :]}"
+    if len(after) > room:
+        after = f"{after[:room]}..."
+    return f"{before}**{words}**{after}"
 
 
 def questions_from_stdin() -> Iterator[str]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ from sedem.engine.fused import FusedDecoder, biases_of, in_reading_order, run_la
 from sedem.engine.interface import AnswerInputs
 from sedem.engine.kept import Kept
 from sedem.errors import ConfigError
+from sedem.guidance.branches import branch_columns
 from sedem.guidance.independent import prefix_positions
 from sedem.method.compressor import state_mask
 from sedem.method.injection import positions
@@ -160,8 +162,17 @@ class StaticCache:
         next_B1 = self.next_column[:, None]
         self.positions.scatter_(1, next_B1, positions_B1)
         self.valid.scatter_(1, next_B1, True)
+        return self.axis(biased=biased)
+
+    def axis(self, *, biased: bool) -> KeyAxis:
+        """Return the axis of all columns."""
         bias = self.bias if biased else None
         return KeyAxis(self.positions, self.valid, True, self.positions.shape[1], bias=bias)
+
+    def joined(self, row: int, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Return all columns of a row and some new ones, which are not stored."""
+        own = self.keys[layer, row : row + 1], self.values[layer, row : row + 1]
+        return torch.cat([own[0], key], dim=2), torch.cat([own[1], value], dim=2)
 
     def store_step(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Store the next column of each row in a layer; attention sees the whole cache."""
@@ -289,6 +300,24 @@ class StaticBatch:
         self.text = {row: columns + 1 for row, columns in self.text.items()}
         self.ids.copy_(ids_B)
         self._replay_step(self._run_step)
+
+    def branches(self, row: int, ids_SL: Tensor) -> Tensor:
+        """Run several continuations of a row, none of which is stored; `guidance.branches`.
+
+        Returns:
+            Logits after each token `[S, L, V]`.
+        """
+        decoder = self.decoder
+        position_1P, branch_1P = branch_columns(ids_SL, self.next_position[row : row + 1])
+        valid_1P = torch.ones_like(position_1P, dtype=torch.bool)
+        hidden_1PD = decoder.embed(ids_SL.reshape(1, -1))
+        rope = decoder.rope(hidden_1PD, position_1P)
+        for layers, cache in ((decoder.lower, self.lower), (decoder.upper, self.upper)):
+            axis = cache.axis(biased=self._is_biased(cache)).row(row)
+            axis = axis.extended(position_1P, valid_1P, branch_1P)
+            biases = biases_of(layers, axis, position_1P, valid_1P, hidden_1PD.dtype, branch_1P)
+            hidden_1PD = run_layers(layers, hidden_1PD, rope, biases, partial(cache.joined, row))
+        return decoder.logits(hidden_1PD[0]).unflatten(0, ids_SL.shape)
 
     def copy_rows(self, other: StaticBatch, rows: Mapping[int, int]) -> None:
         """Continue rows of another batch.
@@ -421,6 +450,10 @@ class StaticBatch:
         bias_BU = self.decoder.guide(self.scores)
         return torch.cat([bias_BU, torch.zeros_like(prefix_BP).to(bias_BU)], dim=1)
 
+    def _is_biased(self, cache: StaticCache) -> bool:
+        """Whether block scores bias the attention of text to the columns of a cache."""
+        return self.decoder.guide is not None and bool(self.bucket.slots) and cache is self.upper
+
     def _run_step(self) -> None:
         decoder = self.decoder.steps or self.decoder
         position_B1 = self.next_position[:, None]
@@ -428,8 +461,7 @@ class StaticBatch:
         hidden_B1D = decoder.embed(self.ids[:, None])
         rope = decoder.rope(hidden_B1D, position_B1)
         for layers, cache in ((decoder.lower, self.lower), (decoder.upper, self.upper)):
-            biased = decoder.guide is not None and bool(self.bucket.slots) and cache is self.upper
-            axis = cache.extend(position_B1, biased=biased)
+            axis = cache.extend(position_B1, biased=self._is_biased(cache))
             biases = biases_of(layers, axis, position_B1, valid_B1, hidden_B1D.dtype)
             hidden_B1D = run_layers(layers, hidden_B1D, rope, biases, cache.store_step)
             cache.advance(self.used)

@@ -23,12 +23,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sedem.engine.device import FairLock, storage_bytes
-from sedem.engine.interface import AnswerInputs, Rows, Step
+from sedem.engine.interface import AnswerInputs, Rows
 from sedem.guidance import independent
+from sedem.guidance.branches import run_branches
 from sedem.method.compressor import state_mask
 from sedem.method.encoder import encode
-from sedem.method.injection import Blocks, Prefilled, prefill
-from sedem.method.injection import step as inject_step
+from sedem.method.injection import Blocks, Prefilled, Stream, prefill, step
 from sedem.modules import SedemModules
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ class EagerRows:
 
     def __init__(self, model: SedemModules, count: int, turn: AbstractContextManager[None]) -> None:
         self.model, self.count, self.turn = model, count, turn
-        # Rows that joined together, -1 once they left, and their step.
-        self._groups: list[tuple[list[int], Step]] = []
+        # Rows that joined together, -1 once they left, and what they share.
+        self._groups: list[tuple[list[int], Stream]] = []
 
     @torch.no_grad()
     def join(
@@ -90,9 +90,18 @@ class EagerRows:
     ) -> Tensor:
         """Prefill some rows; `limits` have no effect, because caches grow."""
         with self.turn:
-            logits_JV, step = start_decoding(self.model, inputs)
-        self._groups.append((list(rows), step))
+            logits_JV, stream = start_decoding(self.model, inputs)
+        self._groups.append((list(rows), stream))
         return logits_JV
+
+    @torch.no_grad()
+    def branches(self, row: int, ids_SL: Tensor) -> Tensor:
+        """Run several continuations of one row; return logits `[S, L, V]`."""
+        rows, stream = next(group for group in self._groups if row in group[0])
+        decoder, inject_layer = self.model.decoder, self.model.config.inject_layer
+        with self.turn:
+            alone = stream.row(rows.index(row))
+            return decoder.logits(run_branches(decoder, inject_layer, ids_SL, alone))
 
     def leave(self, row: int) -> None:
         """Free a row."""
@@ -103,8 +112,12 @@ class EagerRows:
     @torch.no_grad()
     def step(self, ids_B: Tensor) -> Tensor:
         """Run one token of every row in use; return logits `[B, V]`."""
+        decoder, inject_layer = self.model.decoder, self.model.config.inject_layer
         with self.turn:
-            found = [(rows, step(ids_B[rows])) for rows, step in self._groups]
+            found = [
+                (rows, decoder.logits(step(decoder, inject_layer, ids_B[rows], stream)))
+                for rows, stream in self._groups
+            ]
         logits_BV = found[0][1].new_zeros(self.count, found[0][1].shape[1])
         for rows, logits_JV in found:
             for row, logits_V in zip(rows, logits_JV, strict=True):
@@ -113,11 +126,11 @@ class EagerRows:
         return logits_BV
 
 
-def start_decoding(model: SedemModules, inputs: Sequence[AnswerInputs]) -> tuple[Tensor, Step]:
+def start_decoding(model: SedemModules, inputs: Sequence[AnswerInputs]) -> tuple[Tensor, Stream]:
     """Prefill a batch of rows of different lengths.
 
     Returns:
-        Logits after the prefixes `[B, V]`, and the step.
+        Logits after the prefixes `[B, V]`, and the state to continue from.
     """
     from transformers import DynamicCache
 
@@ -138,15 +151,8 @@ def start_decoding(model: SedemModules, inputs: Sequence[AnswerInputs]) -> tuple
         pad_sequence(scores, batch_first=True, padding_value=-torch.inf),
         DynamicCache(),
     )
-    stream = filled.stream
-    assert stream is not None
-
-    def advance(ids_B: Tensor) -> Tensor:
-        return model.decoder.logits(
-            inject_step(model.decoder, model.config.inject_layer, ids_B, stream)
-        )
-
-    return model.decoder.logits(filled.prefix[:, -1]), advance
+    assert filled.stream is not None
+    return model.decoder.logits(filled.prefix[:, -1]), filled.stream
 
 
 def condition(

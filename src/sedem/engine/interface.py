@@ -6,13 +6,14 @@ answers share rows, which each begin and end on their own:
     hidden = engine.encode_questions(ids)                  # to score blocks with
     with engine.open_rows(count) as rows:
         logits = rows.join([row], [inputs], [limit])       # decompress, inject, prefill
+        logits = rows.branches(row, tokens)                # several continuations of one row
         logits = rows.step(tokens)                         # one more token of each row in use
         rows.leave(row)                                    # the row is free again
 
 `eager.Eager` is the reference, `static.Static` the fast path; `static.open_engine` opens either.
 
 Letters: B batch, T tokens, K selected blocks, J slots per block, P prefix tokens, E encoder width,
-D decoder width, V vocabulary, X extraction layers.
+D decoder width, V vocabulary, X extraction layers, S branches, L tokens of each.
 """
 
 from __future__ import annotations
@@ -62,6 +63,17 @@ class Rows(Protocol):
 
         Returns:
             Logits after the prefixes, one row for each of `rows`, `[J, V]`.
+        """
+        ...
+
+    def branches(self, row: int, ids_SL: Tensor) -> Tensor:
+        """Run several continuations of a row in use, none of which is stored.
+
+        Args:
+            ids_SL: tokens of each continuation, padded on the right.
+
+        Returns:
+            Logits after each token `[S, L, V]`.
         """
         ...
 

@@ -203,6 +203,13 @@ class RunningBatch:
             self.batch.clear(slice(place, place + 1))
 
     @torch.no_grad()
+    def branches(self, row: int, ids_SL: Tensor) -> Tensor:
+        """Run several continuations of a row; return logits `[S, L, V]`."""
+        with self.lock():
+            assert self.batch is not None
+            return self.batch.branches(self.places[row], ids_SL)
+
+    @torch.no_grad()
     def step(self, ids_B: Tensor) -> Tensor:
         """Run one token of every row in use.
 
@@ -332,6 +339,12 @@ class StaticRows:
                 joining.callback(self.leave, row)
             joining.pop_all()
         return torch.stack(logits)
+
+    def branches(self, row: int, ids_SL: Tensor) -> Tensor:
+        """Run several continuations of one row; return logits `[S, L, V]`."""
+        if row in self.wide:
+            return self.wide[row].branches(0, ids_SL)
+        return self.shared.branches(row, ids_SL)
 
     def leave(self, row: int) -> None:
         """Free a row."""

@@ -38,7 +38,16 @@ from sedem.model import SeDeM
 from sedem.quantization import BFLOAT16, Quantized, check_dtype, join
 from sedem.types import Answer, Document, Reader
 
-ONLY_SEDEM = ("control", "condition", "selection", "shift", "memory", "kept_dtype", "weights")
+ONLY_SEDEM = (
+    "control",
+    "condition",
+    "selection",
+    "answer",
+    "shift",
+    "memory",
+    "kept_dtype",
+    "weights",
+)
 """Settings that raw-text methods ignore."""
 
 
@@ -119,6 +128,7 @@ class SedemMethod:
                 ranking=True,
                 condition=self.settings.condition,
                 selection=self.settings.selection,
+                answer=self.settings.answer,
             )
             requests.append(request)
         return requests

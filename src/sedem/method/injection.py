@@ -44,6 +44,16 @@ class Stream:
     upper: KeyAxis
     next_position: Tensor
 
+    def row(self, index: int) -> Stream:
+        """Return a copy of one row, which continues on its own."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache()
+        for number, layer in enumerate(self.cache.layers):
+            cache.update(layer.keys[index : index + 1], layer.values[index : index + 1], number)
+        axes = self.lower.row(index), self.upper.row(index)
+        return Stream(cache, *axes, self.next_position[index : index + 1])
+
 
 @dataclass(frozen=True)
 class Prefilled:

@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from contextlib import aclosing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import count
 from typing import Any
 
@@ -63,7 +63,7 @@ async def _chat_events(
                 case str():
                     yield event(chunk(frame, {"content": part}))
                 case Answered():
-                    delta = {"annotations": annotations_of(part.selected)}
+                    delta = {"annotations": annotations_of(part)}
                     reason, details = finish_reason_of(part), details_of(part)
                     yield event(chunk(frame, delta, reason, sedem=details))
                     if with_usage:
@@ -77,7 +77,7 @@ def completion(frame: Mapping[str, Any], answered: Answered) -> dict[str, Any]:
         "role": "assistant",
         "content": answered.answer.text,
         "refusal": None,
-        "annotations": annotations_of(answered.selected),
+        "annotations": annotations_of(answered),
     }
     choice = {
         "index": 0,
@@ -182,7 +182,7 @@ def _finished(frame: Mapping[str, Any], item: str, answered: Answered) -> dict[s
     cut_off = answered.answer.finish_reason == "length"
     status = "incomplete" if cut_off else "completed"
     annotations = [
-        {"type": one["type"], **one["file_citation"]} for one in annotations_of(answered.selected)
+        {"type": one["type"], **one["file_citation"]} for one in annotations_of(answered)
     ]
     usage = usage_of(answered)
     return {
@@ -221,6 +221,11 @@ def citations_of(selected: Selected) -> list[dict[str, Any]]:
     ]
 
 
+def with_spans(answered: Answered) -> Selected:
+    """Return the blocks of an answer with where the answer stands in them."""
+    return replace(answered.selected, citations=answered.answer.citations)
+
+
 def selection_of(selected: Selected) -> dict[str, Any]:
     """What a stream sends about an answer before its first token."""
     return {
@@ -234,12 +239,13 @@ def details_of(answered: Answered) -> dict[str, Any]:
     """The field `sedem` of an answer."""
     asked, answer = answered.asked, answered.answer
     details = {
-        **selection_of(answered.selected),
+        **selection_of(with_spans(answered)),
         "question": asked.request.question,
         "blocks": answer.blocks,
         "bank": asked.bank,
         "condition": asked.request.condition,
         "selection": asked.request.selection,
+        "answer": asked.request.answer,
         "finish_reason": answer.finish_reason,
         "cut": [*asked.unused, *answer.cut],
         "timings": {name: round(ms, 3) for name, ms in answer.timings.items()},
@@ -254,19 +260,19 @@ def details_of(answered: Answered) -> dict[str, Any]:
     return details
 
 
-def annotations_of(selected: Selected) -> list[dict[str, Any]]:
-    """The citations in OpenAI's format, one for each block; a file's id is its document's name."""
-    return [
-        {
-            "type": "file_citation",
-            "file_citation": {
-                "file_id": citation.document,
-                "filename": citation.document,
-                "index": index,
-            },
-        }
-        for citation, index in zip(selected.citations, selected.documents, strict=True)
-    ]
+def annotations_of(answered: Answered) -> list[dict[str, Any]]:
+    """The citations in OpenAI's format, one for each block; a file's id is its document's name.
+
+    That of the block with the answer's words also says where they stand in the document.
+    """
+    cited = []
+    documents = answered.selected.documents
+    for citation, index in zip(answered.answer.citations, documents, strict=True):
+        file = {"file_id": citation.document, "filename": citation.document, "index": index}
+        if citation.answer_start is not None:
+            file |= {"answer_start": citation.answer_start, "answer_end": citation.answer_end}
+        cited.append({"type": "file_citation", "file_citation": file})
+    return cited
 
 
 def finish_reason_of(answered: Answered) -> str:
@@ -311,6 +317,7 @@ def _models(service: Service, key: Key) -> list[dict[str, Any]]:
         "k": config.k,
         "condition": config.condition,
         "selection": config.selection,
+        "answer": config.answer,
         "confidence": service.model.confidence is not None,
     }
     entries = [(name, 0, None)] + [

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from sedem.config import Condition, SelectBy
+from sedem.config import AnswerBy, Condition, SelectBy
 from sedem.validation import Flag, Share, Whole, WholeAbove0
 
 MAX_STOPS = 16
@@ -141,6 +141,7 @@ class AskBody(Body, ABC):
         k: blocks to use; None means the model's default.
         condition: form in which blocks are read; None means the model's default.
         selection: what blocks are selected by; None means the model's default.
+        answer: "free", "span" or "auto", as in `Request`; None means the model's default.
         min_confidence: below it the answer is that the documents do not say.
         ranking: whether to return every block by score.
         stream: whether to send the answer as it is generated.
@@ -157,6 +158,7 @@ class AskBody(Body, ABC):
     k: Annotated[int | Literal["all", "auto"] | None, BeforeValidator(_budget)] = None
     condition: Annotated[Condition | None, _one_of(Condition)] = None
     selection: Annotated[SelectBy | None, _one_of(SelectBy)] = None
+    answer: Annotated[AnswerBy | None, _one_of(AnswerBy)] = None
     min_confidence: Share | None = None
     ranking: Flag = False
     stream: Flag | None = False

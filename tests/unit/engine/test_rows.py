@@ -98,6 +98,41 @@ def run_together(model: SeDeM, questions: list[Asked], random: Random) -> None:
                     asked.logits.append(logits_BV[row].clone())
 
 
+CONTINUATIONS = [[5, 9, 11, 4], [5, 9, 12, 4], [30, 31, 32, 33]]
+
+
+@pytest.mark.parametrize("engine", ["eager", "static"])
+@pytest.mark.parametrize("context", ["joint", "separate", "independent"])
+@pytest.mark.parametrize("guidance", [False, True])
+def test_branches_have_the_logits_of_each_continuation_alone(
+    context: str, guidance: bool, engine: str, config: SedemConfig
+) -> None:
+    changes: dict[str, object] = {"block_context": context, "guidance": guidance}
+    slow, model = (opened(config, name, **changes) for name in ("eager", engine))
+    bank = read(slow)
+    asked = [
+        start_at(slow, bank, question, k) for question, k in zip(QUESTIONS, (2, 0, 9), strict=True)
+    ]
+    with model.engine.open_rows(ROWS) as rows:
+        rows.join([2, 0], asked[:2], [8, 8])
+        rows.join([1], asked[2:], [8])
+        rows.step(torch.tensor([7, 7, 7]))
+        found = {row: rows.branches(row, torch.tensor(CONTINUATIONS)) for row in (0, 1, 2)}
+        after = rows.step(torch.tensor([8, 8, 8]))
+    for row, start in zip((2, 0, 1), asked, strict=True):
+        for branch, tokens in enumerate(CONTINUATIONS):
+            with joined(slow.engine, [start], 8) as (_, alone):
+                alone.step(torch.tensor([7]))
+                expected = [alone.step(torch.tensor([token]))[0] for token in tokens]
+            torch.testing.assert_close(
+                found[row][branch], torch.stack(expected), rtol=1e-4, atol=1e-4
+            )
+        with joined(slow.engine, [start], 8) as (_, alone):
+            alone.step(torch.tensor([7]))
+            expected_V = alone.step(torch.tensor([8]))[0]
+        torch.testing.assert_close(after[row], expected_V, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(("context", "guidance"), KINDS)
 def test_rows_that_come_and_go_have_the_logits_of_each_alone(
     context: str, guidance: bool, config: SedemConfig

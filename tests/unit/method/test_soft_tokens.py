@@ -12,6 +12,7 @@ from sedem.engine.eager import start_decoding
 from sedem.engine.interface import AnswerInputs
 from sedem.errors import ConfigError
 from sedem.method.decompressor import SoftTokenDecompressor
+from sedem.method.injection import step
 from sedem.training.stage1 import Stage1, Stage1Losses
 from sedem.training.stage2 import Stage2, Stage2Losses
 
@@ -51,7 +52,7 @@ def test_the_decoder_reads_soft_tokens_like_embeddings_of_a_prompt(
     chosen = [0, 2]
     soft_UD = direct.decompressor(bank.memory(chosen).float()).flatten(0, 1)
     inputs = AnswerInputs(bank, chosen, torch.zeros(2), prefix)
-    logits_BV, advance = start_decoding(direct, [inputs])
+    logits_BV, stream = start_decoding(direct, [inputs])
     embed = direct.decoder.model.get_input_embeddings()
     sequence = torch.cat([embed(prefix[:1]), soft_UD, embed(prefix[1:])])
     expected = direct.decoder.model(inputs_embeds=sequence[None], use_cache=False).logits[0]
@@ -59,7 +60,9 @@ def test_the_decoder_reads_soft_tokens_like_embeddings_of_a_prompt(
     token = logits_BV.argmax(-1)
     longer = torch.cat([sequence, embed(token)])
     expected = direct.decoder.model(inputs_embeds=longer[None], use_cache=False).logits[0]
-    torch.testing.assert_close(advance(token)[0], expected[-1], rtol=1e-4, atol=1e-4)
+    state_BD = step(direct.decoder, direct.config.inject_layer, token, stream)
+    logits_V = direct.decoder.logits(state_BD)[0]
+    torch.testing.assert_close(logits_V, expected[-1], rtol=1e-4, atol=1e-4)
 
 
 def test_a_slot_takes_one_position_and_padding_none(

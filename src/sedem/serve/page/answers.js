@@ -1,11 +1,12 @@
 // An answer as a card: what was asked, what was said, where it came from and how long it took.
 
 import { by, make } from "./dom.js";
-import { place } from "./reader.js";
-import { confidenceWords, count, duration, score } from "./text.js";
+import { isQuoted, place } from "./reader.js";
+import { confidenceWords, count, cutter, duration, score } from "./text.js";
 
 const list = by("answers");
 const OPEN = 5; // sources that are shown at once
+const BEFORE = 60; // characters of a source before the answer's words
 const TIMES = [
   ["ttft_ms", "First token"],
   ["select_ms", "selection"],
@@ -94,9 +95,14 @@ export class Card {
     this.said.append(piece);
   }
 
-  /** The answer is whole. */
+  /** The answer is whole; it may be a quotation from one of the sources. */
   finish(sedem) {
     this.done = true;
+    this.citations = sedem.citations ?? this.citations;
+    this.citations.forEach((citation, index) => {
+      if (!isQuoted(citation)) return;
+      this.buttons[index].querySelector(".excerpt").replaceChildren(...quotation(citation));
+    });
     this.said.removeAttribute("aria-busy");
     this.timings = sedem.timings ?? {};
     if (!this.said.textContent) this.said.append(make("em", {}, "The model said nothing."));
@@ -154,6 +160,19 @@ export class Card {
     this.title.textContent = "Before";
     this.element.classList.add("before");
   }
+}
+
+/** The words of an answer, and the text of the source around them. */
+function quotation({ text, start, end, answer_start: from, answer_end: to }) {
+  const cut = cutter(text, start);
+  const first = Math.max(start, from - BEFORE);
+  const last = Math.min(end, to);
+  return [
+    first > start ? "… " : "",
+    cut(first, from).trimStart(),
+    make("strong", {}, cut(from, last)),
+    cut(last, end),
+  ];
 }
 
 /** Show the present answer, and the one before it if there is one. */

@@ -3,10 +3,13 @@
 import { Card, showCards } from "./answers.js";
 import { bankPath, events, getJson, postJson } from "./api.js";
 import { announce, by, clearNotice, make, showProblem } from "./dom.js";
+import { isQuoted } from "./reader.js";
 import { confidenceWords, count } from "./text.js";
 
 const BUDGETS = ["1", "2", "4", "8", "all", "auto"];
 const CONDITIONS = [["memory", "Memory"], ["text", "Text"], ["both", "Both"]];
+const SELECTIONS = [["states", "Meaning"], ["words", "Words"], ["both", "Both"]];
+const ANSWERS = [["span", "Quotation"], ["free", "Own words"], ["auto", "Either"]];
 
 export class Asking {
   constructor(reader) {
@@ -16,6 +19,8 @@ export class Asking {
     this.card = this.before = this.running = null;
     choices("k-choice", "k", BUDGETS.map((one) => [one, one]), "2");
     choices("condition-choice", "condition", CONDITIONS, "memory");
+    choices("selection-choice", "selection", SELECTIONS, "states");
+    choices("answer-choice", "answer", ANSWERS, "free");
     by("ask").addEventListener("submit", (event) => {
       event.preventDefault();
       this.ask();
@@ -39,7 +44,7 @@ export class Asking {
     by("model").textContent = model.id;
     const own = model.sedem ?? {};
     check("k", String(own.k));
-    check("condition", own.condition);
+    for (const name of ["condition", "selection", "answer"]) check(name, own[name]);
     if (own.confidence === false) by("min-confidence").disabled = true;
   }
 
@@ -60,6 +65,8 @@ export class Asking {
     return {
       k: /^\d+$/.test(k) ? Number(k) : k,
       condition: form.get("condition"),
+      selection: form.get("selection"),
+      answer: form.get("answer"),
       ...(least ? { min_confidence: least } : {}),
     };
   }
@@ -120,6 +127,7 @@ export class Asking {
       if (choice?.delta?.content) card.add(choice.delta.content);
     }
     card.finish(last);
+    if (last.citations?.some(isQuoted)) this.light(card);
   }
 
   fail(card, error) {
@@ -147,7 +155,8 @@ export class Asking {
     for (const one of [this.card, this.before]) one?.active(one === card);
     this.reader.cite(card.citations);
     if (other) this.reader.score(card.scores ?? []);
-    const goal = citation ?? card.citations.find((one) => one.rank === 1);
+    const quoted = card.citations.find(isQuoted);
+    const goal = citation ?? quoted ?? card.citations.find((one) => one.rank === 1);
     const shown = goal && this.reader.show(goal, citation !== null);
     if (card.scores === undefined) await this.scores(card);
     await shown;

@@ -85,6 +85,8 @@ export class Reader {
 
   render({ text: shown, start: first, end: last, characters, pages, spans, note }) {
     const cut = cutter(shown, first);
+    this.cut = cut;
+    this.pages = pages;
     this.start = first;
     this.end = last;
     this.blocks = [];
@@ -134,15 +136,32 @@ export class Reader {
       this.citations.filter((one) => one.document === name).map((one) => [one.start, one]),
     );
     const top = Math.min(...this.citations.map((one) => one.rank));
+    const quoted = [...cited.values()].find(isQuoted);
     for (const block of this.blocks) {
       block.score = this.scores.get(`${this.index} ${block.start}`) ?? null;
       block.citation = cited.get(block.start) ?? null;
       if (block.citation) block.score ??= block.citation.score;
       block.warmth = this.warmth(block.score);
       mark(block, top);
+      this.quote(block, quoted);
     }
     this.heat.show(this.blocks, this.start, this.end);
     this.onScroll();
+  }
+
+  /** Make the words of an answer that stand in a block strong. */
+  quote(block, quoted) {
+    const from = Math.max(block.start, quoted?.answer_start ?? block.end);
+    const to = Math.min(block.end, quoted?.answer_end ?? block.end);
+    if (from >= to && !block.quoted) return;
+    block.quoted = from < to;
+    const part = (start, end) => pieces(start, end, this.pages, this.cut);
+    const { start, end, element } = block;
+    element.replaceChildren(
+      ...(block.quoted
+        ? [...part(start, from), make("strong", {}, ...part(from, to)), ...part(to, end)]
+        : part(start, end)),
+    );
   }
 
   /** Show a citation: open its document, scroll to it and, if asked, give it the focus. */
@@ -206,6 +225,9 @@ function mark(block, top) {
   block.element.dataset.label = value === null ? String(rank) : `${rank} · ${score(value)}`;
   block.element.dataset.rank = rank;
 }
+
+/** Whether the answer's words stand in a source. */
+export const isQuoted = (citation) => typeof citation.answer_start === "number";
 
 export const place = (citation) =>
   (citation.page ? `page ${citation.page}, ` : "") +

@@ -1,0 +1,354 @@
+"""From selected blocks to the span of their text that answers a question.
+
+The decoder reads the beginnings of some spans in one pass, all after the same memory and question,
+which gives the probability of every span that begins there.
+
+Letters: S beginnings, L tokens of each, C candidate spans, K selected blocks, F features, V
+vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from sedem.answering.decoding import end_ids
+from sedem.answering.requests import Prepared
+from sedem.bank.keys import keys_of
+from sedem.bank.memory_bank import BankReader
+from sedem.bank.words import question_words
+from sedem.engine.interface import Rows
+from sedem.guidance.spans import (
+    LEAST,
+    NEAR,
+    ends_of,
+    matches_of,
+    near_scores,
+    sentences_of,
+    span_features,
+    total_weight,
+    words_of,
+)
+from sedem.modules import SedemModules
+
+BEGINNINGS = 16
+"""Most beginnings that the decoder reads."""
+LOOK_AHEAD = 8
+"""Tokens of each; the best beginnings are read further."""
+LONGEST = 32
+"""Tokens of the longest span."""
+FURTHER = 4
+"""Most beginnings that are read further."""
+CHARACTERS = 12
+"""Characters of text to take for a token; few tokens are longer."""
+_BLANK_LINE = re.compile(r"\n\s*\n")
+
+
+@dataclass(frozen=True)
+class Passage:
+    """The text of a selected block, and as much after it as a span may need.
+
+    Attributes:
+        block: index of the block.
+        start: first character of the text in the document.
+        inside: the characters of the block itself, where spans begin.
+    """
+
+    block: int
+    start: int
+    inside: range
+    text: str
+
+    @cached_property
+    def words(self) -> list[tuple[int, int]]:
+        """Where each word begins and ends."""
+        return words_of(self.text)
+
+    @property
+    def beginnings(self) -> list[tuple[int, int]]:
+        """The words that begin in the block."""
+        return [word for word in self.words if word[0] in self.inside]
+
+    @cached_property
+    def sentences(self) -> list[int]:
+        """Where its sentences begin, and where the text ends."""
+        return sentences_of(self.text)
+
+    @cached_property
+    def ends(self) -> set[int]:
+        """Where a span may end."""
+        return ends_of(self.text, self.words)
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """A place where a span may begin.
+
+    Attributes:
+        at: its character in the passage.
+        end: the character after its first word.
+    """
+
+    passage: Passage
+    at: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A span to compare with others.
+
+    Attributes:
+        end: the character after it in the passage.
+        tokens: number of its tokens.
+        likelihood: log-probability of these tokens and, unless it is open, of the end after them.
+    """
+
+    beginning: Beginning
+    end: int
+    tokens: int
+    likelihood: float
+
+    @property
+    def text(self) -> str:
+        """The span."""
+        return self.beginning.passage.text[self.beginning.at : self.end]
+
+
+@dataclass(frozen=True)
+class FoundSpan:
+    """The span of a document that answers a question.
+
+    Attributes:
+        block: index of the selected block that it begins in.
+        start: its first character in the document.
+        end: the character after it.
+        tokens: number of its tokens.
+        probability: that it is the answer, among the spans that were compared.
+    """
+
+    block: int
+    start: int
+    end: int
+    text: str
+    tokens: int
+    probability: float
+
+
+class SpanSearch:
+    """The search for the span that answers one prepared question.
+
+    Args:
+        rows: the engine's rows, in one of which the question was just prefilled.
+        limit: token limit of the answer, with its end.
+    """
+
+    def __init__(
+        self, model: SedemModules, rows: Rows, row: int, prepared: Prepared, limit: int
+    ) -> None:
+        self.model, self.rows, self.row = model, rows, row
+        self.longest = min(LONGEST, limit - 1)
+        request, selection = prepared.request, prepared.selection
+        self.passages = [read_passage(request.bank, block) for block in selection.ranked]
+        chat = model.config.chat_template or request.prompt is not None
+        self.lead, self.ends = ("" if chat else " "), end_ids(model.decoder, chat=chat)
+        words = selection.scores.words
+        question = (
+            dict.fromkeys(question_words(request.question), 1.0)
+            if words is None
+            else {word.text: word.weight for word in words.words}
+        )
+        self.weight = sum(question.values()) or 1.0
+        self.matches = {
+            one.block: matches_of(one.text, one.words, question) for one in self.passages
+        }
+        self.behind: dict[int, float] = {}
+        self.near: dict[int, list[float]] = {}
+        if not selection.ranked:
+            return
+        assert prepared.question is not None
+        scores_K = selection.scores.total[selection.ranked]
+        behind_K = (scores_K - scores_K.amax()) / len(prepared.question)
+        # Forced blocks of a large bank may have no scores.
+        behind_K = torch.nan_to_num(behind_K, 0.0, 0.0, 0.0)
+        self.behind = dict(zip(selection.ranked, behind_K.tolist(), strict=True))
+        slots_KJ = request.bank.slot_tokens(selection.ranked) > 0
+        near_KJ = near_scores(
+            model.selector.queries(prepared.question),
+            keys_of(request.bank, model.selector, selection.ranked).dequantize(),
+            slots_KJ.to(model.device),
+            NEAR // model.config.compression,
+        )
+        self.near = {
+            block: near_J[real].tolist()
+            for block, near_J, real in zip(selection.ranked, near_KJ.cpu(), slots_KJ, strict=True)
+        }
+
+    def candidates(self, logits_V: Tensor) -> list[Candidate]:
+        """Return the spans that the decoder has read to their end.
+
+        Args:
+            logits_V: logits after the prefix.
+        """
+        log_V = logits_V.float().log_softmax(-1)
+        beginnings = [
+            Beginning(passage, *word) for passage in self.passages for word in passage.beginnings
+        ]
+        if not beginnings or self.longest < 1:
+            return []
+        first = dict.fromkeys(self.lead + b.passage.text[b.at : b.end] for b in beginnings)
+        tokens = self.model.decoder.tokenize(list(first))["input_ids"]
+        log_first = log_V[[ids[0] for ids in tokens]].tolist()
+        known = dict(zip(first, log_first, strict=True))
+        begun = [
+            Candidate(b, b.end, 1, known[self.lead + b.passage.text[b.at : b.end]])
+            for b in beginnings
+        ]
+        chosen = _distinct(self._best(begun), LOOK_AHEAD * CHARACTERS)[:BEGINNINGS]
+        found, unfinished = self._read([one.beginning for one in chosen], LOOK_AHEAD, log_V)
+        if self.longest > LOOK_AHEAD and unfinished:
+            least = max(self.scores(found).tolist(), default=-math.inf)
+            scored = zip(unfinished, self.scores(unfinished).tolist(), strict=True)
+            longer = [one for one, score in scored if score > least]
+            further = [one.beginning for one in self._best(longer)[:FURTHER]]
+            if further:
+                found += self._read(further, self.longest, log_V)[0]
+        return list(dict.fromkeys(found))
+
+    def scores(self, spans: Sequence[Candidate]) -> Tensor:
+        """Score spans `[C]`."""
+        if not spans:
+            return torch.zeros(0)
+        return self.model.spans(self.features(spans)).cpu()
+
+    def features(self, spans: Sequence[Candidate]) -> Tensor:
+        """Return the features of spans `[C, F]`."""
+        blocks = [one.beginning.passage.block for one in spans]
+        columns = (
+            [one.likelihood for one in spans],
+            [float(one.tokens) for one in spans],
+            [self.behind[block] for block in blocks],
+            *zip(*map(self._shares, spans), strict=True),
+            [self._near(one.beginning) for one in spans],
+        )
+        return span_features(*map(torch.tensor, columns))
+
+    def _near(self, beginning: Beginning) -> float:
+        """How well the states around a place match the question."""
+        passage = beginning.passage
+        near_J = self.near[passage.block]
+        # Slots divide a block's characters about evenly.
+        slot = (beginning.at - passage.inside.start) * len(near_J) // len(passage.inside)
+        return near_J[slot]
+
+    def _shares(self, span: Candidate) -> tuple[float, float]:
+        """Shares of the question's words in a span, and in the rest of its sentence."""
+        passage, start, end = span.beginning.passage, span.beginning.at, span.end
+        number = bisect_right(passage.sentences, start)
+        first, last = passage.sentences[number - 1], max(end, passage.sentences[number])
+        within, beside = [], []
+        for match in self.matches[passage.block]:
+            if start <= match.start and match.end <= end:
+                within.append(match)
+            elif first <= match.start and match.end <= last:
+                beside.append(match)
+        return total_weight(within) / self.weight, total_weight(beside) / self.weight
+
+    def _best(self, spans: Sequence[Candidate]) -> list[Candidate]:
+        """Order spans by score, the best first."""
+        order = self.scores(spans).sort(descending=True, stable=True).indices
+        return [spans[index] for index in order.tolist()]
+
+    def _read(
+        self, beginnings: Sequence[Beginning], length: int, log_V: Tensor
+    ) -> tuple[list[Candidate], list[Candidate]]:
+        """Read so many tokens from some beginnings.
+
+        Returns:
+            The spans that may end there, and the beginnings whose span may be longer.
+        """
+        length = min(length, self.longest)
+        texts = [
+            _BLANK_LINE.split(b.passage.text[b.at :][: length * CHARACTERS], maxsplit=1)[0]
+            for b in beginnings
+        ]
+        tokenized = self.model.decoder.tokenize([self.lead + text for text in texts], offsets=True)
+        rows = [ids[:length] for ids in tokenized["input_ids"]]
+        ids_SL = pad_sequence([torch.tensor(ids) for ids in rows], batch_first=True)
+        ids_SL = ids_SL.to(log_V.device)
+        log_SLV = self.rows.branches(self.row, ids_SL).float().log_softmax(-1)
+        end_SL = log_SLV[..., self.ends].logsumexp(-1).clamp_min(LEAST).cpu()
+        next_SL = log_SLV[:, :-1].gather(-1, ids_SL[:, 1:, None])[..., 0]
+        own_SL = torch.cat([log_V[ids_SL[:, :1]], next_SL], 1).clamp_min(LEAST).cumsum(1).cpu()
+        found, unfinished = [], []
+        for row, beginning in enumerate(beginnings):
+            offsets = [max(0, end - len(self.lead)) for _, end in tokenized["offset_mapping"][row]]
+            for number in range(len(rows[row])):
+                end, after = offsets[number], offsets[number + 1 : number + 2]
+                own = own_SL[row, number].item()
+                place = beginning.at + end
+                whole = after != [end]  # a character may have several tokens
+                if whole and place > beginning.at and place in beginning.passage.ends:
+                    likelihood = own + end_SL[row, number].item()
+                    found.append(Candidate(beginning, place, number + 1, likelihood))
+                if number + 1 == length and after:
+                    unfinished.append(Candidate(beginning, place, length, own))
+        return found, unfinished
+
+
+@torch.no_grad()
+def find_span(
+    model: SedemModules, rows: Rows, row: int, prepared: Prepared, limit: int, logits_V: Tensor
+) -> FoundSpan | None:
+    """Find the best span for a prepared question; None if the selected blocks have no words.
+
+    Args:
+        logits_V: logits after the prefix; for the others see `SpanSearch`.
+
+    Raises:
+        NoTextError: the bank does not hold the text of a block.
+    """
+    search = SpanSearch(model, rows, row, prepared, limit)
+    spans = search.candidates(logits_V)
+    if not spans:
+        return None
+    scores_C = search.scores(spans)
+    best = int(scores_C.argmax())
+    span, passage = spans[best], spans[best].beginning.passage
+    return FoundSpan(
+        passage.block,
+        passage.start + span.beginning.at,
+        passage.start + span.end,
+        span.text,
+        span.tokens,
+        float(scores_C.softmax(-1)[best]),
+    )
+
+
+def read_passage(bank: BankReader, block: int) -> Passage:
+    """Read the text of a block, with the character before it and what follows it.
+
+    Raises:
+        NoTextError: the bank does not hold it, and it cannot be read from its source.
+    """
+    [row], documents = bank.rows([block]), bank.documents
+    start = max(0, row.start - 1)
+    end = min(row.end + LONGEST * CHARACTERS, documents.characters(row.document))
+    text = documents.text(row.document, start, end)
+    return Passage(block, start, range(row.start - start, row.end - start), text)
+
+
+def _distinct(spans: Sequence[Candidate], length: int) -> list[Candidate]:
+    """Keep the first of those that go on with the same text."""
+    kept: dict[str, Candidate] = {}
+    for one in spans:
+        kept.setdefault(one.beginning.passage.text[one.beginning.at :][:length], one)
+    return list(kept.values())

@@ -1,0 +1,199 @@
+"""Answers in the documents' own words: where a span may begin and end, and which one answers. Ours.
+
+Memory knows which words are meant and loses their spelling; the text has it. The decoder therefore
+gives spans of the text a probability, and a linear score of a few numbers chooses among them.
+
+Letters: S spans, F features, N blocks, J slots per block, Q question tokens, R heads, H head width.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sedem.types import WITHOUT_SPACES
+
+FEATURES = ("likelihood", "mean", "length", "block", "repeats", "words", "states")
+"""The numbers by which spans are compared; see `span_features`."""
+
+_NUMBER = r"\d+(?:[.,:]\d+)*"
+_WORD = re.compile(rf"{_NUMBER}|[{WITHOUT_SPACES}]|[^\W\d_{WITHOUT_SPACES}]+")
+_LETTER = re.compile(f"[{WITHOUT_SPACES}]")
+_SIGNS = "$€£¥₹+-\u2212"
+_STOP = re.compile(  # also the full-width marks, which no space follows
+    "[.!?\u2026]+[\"'\u201d\u2019)\\]]*\\s+|[\u3002\uff01\uff1f]|\\n"
+)
+_AFTER = re.compile(r"[%‰°)\]]*")
+LEAST = -4.0
+"""Least log-probability of a token that counts. If memory has lost the spelling of a name, one of
+its tokens seems all but impossible."""
+NEAR = 16
+"""Tokens on both sides of a place whose states tell whether it is near what the question asks."""
+STEM = 4
+"""Fewest letters that two forms of a word share."""
+ENDING = 3
+"""Most letters in which two forms of a word differ at the end."""
+
+
+def words_of(text: str) -> list[tuple[int, int]]:
+    """Return where each word of a text begins and ends.
+
+    A number is one word, whatever separates its digits, and has its sign or currency. In scripts
+    without spaces every letter is a word, because nothing tells where a word ends.
+    """
+    words: list[tuple[int, int]] = []
+    for found in _WORD.finditer(text):
+        start, end = found.span()
+        if words and start < words[-1][1]:
+            continue  # a mark of the letter before it
+        while end < len(text) and unicodedata.category(text[end]).startswith("M"):
+            end += 1
+        if words and words[-1][1] == start and not _LETTER.match(found[0]):
+            # Marks inside a word, such as vowel signs, do not end it.
+            words[-1] = words[-1][0], end
+            continue
+        if found[0][0].isdigit() and start and text[start - 1] in _SIGNS:
+            start -= 1
+        words.append((start, end))
+    return words
+
+
+def ends_of(text: str, words: Sequence[tuple[int, int]]) -> set[int]:
+    """Return where a span may end: after a word, or after signs that belong to it."""
+    return {at for _, end in words for at in (end, _after(text, end))}
+
+
+def _after(text: str, end: int) -> int:
+    found = _AFTER.match(text, end)
+    assert found is not None  # it also matches nothing
+    return found.end()
+
+
+def sentences_of(text: str) -> list[int]:
+    """Return where the sentences of a text begin, and its end; every line begins one."""
+    return [0, *(stop.end() for stop in _STOP.finditer(text)), len(text)]
+
+
+@dataclass(frozen=True)
+class Match:
+    """A word of a text that is one of the question, with its weight, such as its rarity."""
+
+    start: int
+    end: int
+    word: str
+    weight: float
+
+
+def matches_of(
+    text: str, words: Sequence[tuple[int, int]], question: Mapping[str, float]
+) -> list[Match]:
+    """Find the words of a question in a text.
+
+    Args:
+        words: where the words of the text are.
+        question: the weight of each word.
+    """
+    wanted = {word.casefold(): weight for word, weight in question.items()}
+    same: dict[str, str | None] = {}
+    found = []
+    for start, end in words:
+        own = text[start:end].casefold()
+        if own not in same:
+            same[own] = next((word for word in wanted if same_stem(word, own)), None)
+        if (word := same[own]) is not None:
+            found.append(Match(start, end, word, wanted[word]))
+    return found
+
+
+def total_weight(matches: Iterable[Match]) -> float:
+    """Return the weight of the different words among some matches."""
+    return sum({match.word: match.weight for match in matches}.values())
+
+
+def same_stem(first: str, second: str) -> bool:
+    """Whether two words are the same but for their endings, in any language with endings."""
+    shared = sum(
+        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
+    )
+    return first == second or shared >= max(STEM, max(len(first), len(second)) - ENDING)
+
+
+def near_scores(query_QRH: Tensor, keys_NJRH: Tensor, slot_mask_NJ: Tensor, radius: int) -> Tensor:
+    """How well the slots around each slot of a block match the question `[N, J]`.
+
+    These are the cosines of equation 6, of which a block's score keeps the largest alone: here the
+    largest within `radius` slots, averaged over question tokens and heads.
+    """
+    cosine_NQJ = torch.einsum("qrh,njrh->nqj", query_QRH.float(), keys_NJRH.float())
+    cosine_NQJ = (cosine_NQJ / query_QRH.shape[1]).masked_fill(~slot_mask_NJ[:, None], -torch.inf)
+    best_NQJ = F.max_pool1d(cosine_NQJ, 2 * radius + 1, stride=1, padding=radius)
+    return best_NQJ.mean(1)
+
+
+def span_features(
+    likelihood_S: Tensor,
+    tokens_S: Tensor,
+    behind_S: Tensor,
+    repeats_S: Tensor,
+    words_S: Tensor,
+    states_S: Tensor,
+) -> Tensor:
+    """The features of spans `[S, F]`.
+
+    Args:
+        likelihood_S: log-probability of a span's tokens and of the end after them.
+        tokens_S: number of its tokens.
+        behind_S: how far its block's score is behind the best one's, per question token.
+        repeats_S: share of the question's words in the span, which an answer seldom has.
+        words_S: the same in the rest of its sentence.
+        states_S: `near_scores` at its beginning.
+    """
+    mean_S, length_S = likelihood_S / (tokens_S + 1), tokens_S.log()
+    columns = (likelihood_S, mean_S, length_S, behind_S, repeats_S, words_S, states_S)
+    return torch.stack(columns, -1)
+
+
+class SpanScorer(nn.Module):
+    """A linear score of spans. Before `fit`, it is the log-probability."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(len(FEATURES)))
+        with torch.no_grad():
+            self.weight[FEATURES.index("likelihood")] = 1.0
+
+    def forward(self, features_SF: Tensor) -> Tensor:
+        """Scores `[S]`, whose softmax is the probability that a span is the answer."""
+        return features_SF.to(self.weight) @ self.weight
+
+    def fit(self, questions: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Fit the weights by maximum likelihood.
+
+        Args:
+            questions: features `[S, F]` of a question's spans, and how right each is `[S]`, from 0
+                to 1.
+        """
+        spread_F = torch.cat([features_SF for features_SF, _ in questions]).double().std(0)
+        rows = [(f.double() / spread_F, right_S.double()) for f, right_S in questions]
+        weight_F = torch.zeros(len(FEATURES), dtype=torch.float64, requires_grad=True)
+        optimizer = torch.optim.LBFGS([weight_F], max_iter=200, line_search_fn="strong_wolfe")
+
+        def loss() -> Tensor:
+            optimizer.zero_grad()
+            right = [(features_SF @ weight_F).softmax(0) @ right_S for features_SF, right_S in rows]
+            value = -torch.stack(right).clamp_min(1e-9).log().mean()
+            # A small penalty keeps weights finite if a feature separates right spans from wrong.
+            value = value + 1e-2 * weight_F.square().sum()
+            value.backward()
+            return value
+
+        optimizer.step(loss)
+        with torch.no_grad():
+            self.weight.copy_(weight_F / spread_F)

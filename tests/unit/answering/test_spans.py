@@ -1,0 +1,166 @@
+"""Answers that quote the documents: which spans are compared, and where the answer stands."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from answers import RENT, SHORT, build, joined, opened, untimed
+from conftest import LEASE
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sedem import Document, MemoryBank, SeDeM, SedemConfig
+from sedem.answering.decoding import end_ids
+from sedem.answering.requests import Prepared, Request, prepare
+from sedem.answering.spans import Candidate, SpanSearch
+from sedem.backbone.decoder import Backbone
+from sedem.engine.device import Clock
+from sedem.errors import ConfigError
+from sedem.guidance.spans import LEAST
+
+
+def compared(model: SeDeM, request: Request, limit: int = 12) -> tuple[Prepared, list[Candidate]]:
+    """Return the spans that are compared for a request."""
+    [prepared] = prepare(model, model.engine, [request], [limit], Clock(model.device))
+    assert prepared.inputs is not None
+    with joined(model.engine, [prepared.inputs], limit) as (logits_1V, rows):
+        search = SpanSearch(model, rows, 0, prepared, limit)
+        return prepared, search.candidates(logits_1V[0])
+
+
+@pytest.mark.parametrize("engine", ["eager", "static"])
+@pytest.mark.parametrize("context", ["joint", "independent"])
+def test_the_likelihood_of_a_span_is_that_of_decoding_it_and_its_end(
+    engine: str, context: str, config: SedemConfig
+) -> None:
+    changes: dict[str, object] = {"block_context": context, "guidance": True}
+    slow, model = (opened(config, name, **changes) for name in ("eager", engine))
+    bank = slow.read([Document("lease.txt", LEASE)])
+    prepared, spans = compared(model, Request(bank, RENT, 2))
+    assert len(spans) > 5
+    decoder = slow.decoder
+    for span in [*spans[::4], max(spans, key=lambda one: one.tokens)]:
+        ids = decoder.token_ids(f" {span.text}")
+        assert len(ids) == span.tokens
+        with joined(slow.engine, [prepared.inputs], 20) as (logits_1V, rows):
+            logs = [logits_1V[0].log_softmax(-1)]
+            logs += [rows.step(torch.tensor([token]))[0].log_softmax(-1) for token in ids]
+        ends = [logs[-1][end].item() for end in end_ids(decoder)]
+        values = [log_V[token].item() for log_V, token in zip(logs, ids, strict=False)]
+        expected = sum(max(value, LEAST) for value in (*values, *ends))
+        assert span.likelihood == pytest.approx(expected, abs=1e-3)
+
+
+def test_spans_begin_in_selected_blocks_and_end_with_words(model: SeDeM, bank: MemoryBank) -> None:
+    prepared, spans = compared(model, Request(bank, RENT, 3))
+    blocks = {block: bank.blocks[block] for block in prepared.selection.ranked}
+    assert {one.beginning.passage.block for one in spans} <= set(blocks)
+    for span in spans:
+        passage, text = span.beginning.passage, span.text
+        block = blocks[passage.block]
+        start = passage.start + span.beginning.at
+        assert block.start <= start < block.end
+        document = bank.documents[block.document].text
+        assert document[start : start + len(text)] == text
+        assert text == text.strip() and "\n\n" not in text
+        after = document[start + len(text) : start + len(text) + 1]
+        assert not (text[-1].isalnum() and after.isalnum())
+        before = document[start - 1 : start] if start else ""
+        assert not (text[0].isalnum() and before.isalnum())
+
+
+def test_the_answer_is_cited_where_it_stands(model: SeDeM, bank: MemoryBank) -> None:
+    answer = model.answer(bank, RENT, k=3, answer="span")
+    quoted = [one for one in answer.citations if one.answer_start is not None]
+    assert len(quoted) == 1
+    [source] = quoted
+    text = next(d.text for d in bank.documents if d.name == source.document)
+    assert text[source.answer_start : source.answer_end] == answer.text
+    assert source.start <= source.answer_start < source.end
+    assert (answer.finish_reason, answer.cut) == ("end", ())
+    assert answer.answer_tokens == len(model.decoder.token_ids(f" {answer.text}"))
+
+
+def test_both_engines_quote_the_same_span(config: SedemConfig, documents: list[Document]) -> None:
+    slow, fast = (opened(config, name) for name in ("eager", "static"))
+    bank = slow.read(documents)
+    questions = [RENT, "Pets?", "How long does the pie keep?"]
+    for one, other in zip(
+        slow.answer(bank, questions, k=4, answer="span"),
+        fast.answer(bank, questions, k=4, answer="span"),
+        strict=True,
+    ):
+        assert one.text == other.text
+        spans = [[(c.answer_start, c.answer_end) for c in a.citations] for a in (one, other)]
+        assert spans[0] == spans[1]
+
+
+def test_a_quotation_is_streamed_and_the_row_is_free_again(model: SeDeM, bank: MemoryBank) -> None:
+    whole = model.answer(bank, RENT, answer="span")
+    stream = model.stream(bank, RENT, answer="span")
+    assert list(stream) == [whole.text]
+    assert stream.answer is not None and untimed(stream.answer) == untimed(whole)
+    with model.scheduler(rows=1) as scheduler:
+        for _ in range(3):
+            reply = scheduler.submit(Request(bank, RENT, answer="span"))
+            assert reply.result().text == whole.text
+        free = scheduler.submit(Request(bank, RENT, answer="free"), SHORT).result()
+    assert untimed(free) == untimed(model.answer(bank, RENT, answer="free", decoding=SHORT))
+
+
+def test_the_model_decides_where_the_request_does_not(
+    config: SedemConfig, backbone: Backbone, bank: MemoryBank
+) -> None:
+    quoting, free = (build(config, backbone, answer=how) for how in ("span", "free"))
+    assert untimed(quoting.answer(bank, RENT)) == untimed(free.answer(bank, RENT, answer="span"))
+    by_default = free.answer(bank, RENT, decoding=SHORT)
+    assert untimed(quoting.answer(bank, RENT, answer="free", decoding=SHORT)) == untimed(by_default)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 5])
+def test_a_quotation_keeps_the_limit_of_the_answer(
+    tokens: int, model: SeDeM, bank: MemoryBank
+) -> None:
+    _, spans = compared(model, Request(bank, RENT), limit=tokens + 1)
+    assert spans == [] or max(span.tokens for span in spans) <= tokens
+
+
+def test_blocks_read_as_text_are_quoted_too(model: SeDeM, bank: MemoryBank) -> None:
+    answer = model.answer(bank, RENT, k=1, condition="text", answer="span")
+    assert answer.text in answer.citations[0].text
+
+
+def test_there_must_be_words_to_quote(model: SeDeM, bank: MemoryBank) -> None:
+    with pytest.raises(ConfigError, match="the selected blocks have no words"):
+        model.answer(bank, RENT, blocks=[], answer="span")
+    signs = model.read([Document("signs.txt", "... --- !!! ???")])
+    with pytest.raises(ConfigError, match="have no words"):
+        model.answer(signs, RENT, answer="span")
+    free = model.answer(signs, RENT, answer="free", decoding=SHORT)
+    assert untimed(model.answer(signs, RENT, answer="auto", decoding=SHORT)) == untimed(free)
+
+
+def test_an_unknown_way_to_answer_is_refused(model: SeDeM, bank: MemoryBank) -> None:
+    with pytest.raises(ConfigError, match="answer is 'quote'; it can be free, span, auto"):
+        model.answer(bank, RENT, answer="quote")  # type: ignore[arg-type]
+
+
+SETTINGS = settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+LETTERS = st.sampled_from(
+    "ab1 .,\n\u00df\u00e9e\u0301\u6771\u0e17\u0e35\u0e48\U0001f967\u0915\u093f\ufb01$%"
+)
+
+
+@SETTINGS
+@given(text=st.text(LETTERS, min_size=1, max_size=60))
+def test_every_quotation_is_literal_in_any_script(text: str, model: SeDeM) -> None:
+    if not any(character.isalnum() for character in text):
+        return
+    bank = model.read([Document("any.txt", text)])
+    answer = model.answer(bank, RENT, k="all", answer="span")
+    [(start, end)] = [
+        (c.answer_start, c.answer_end) for c in answer.citations if c.answer_start is not None
+    ]
+    assert text[start:end] == answer.text != ""

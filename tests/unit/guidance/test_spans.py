@@ -1,0 +1,138 @@
+"""Where spans may begin and end, and the numbers by which they are compared."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+
+from sedem.guidance.spans import (
+    FEATURES,
+    SpanScorer,
+    ends_of,
+    matches_of,
+    near_scores,
+    same_stem,
+    sentences_of,
+    span_features,
+    total_weight,
+    words_of,
+)
+
+
+def words(text: str) -> list[str]:
+    return [text[start:end] for start, end in words_of(text)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The pie keeps, e.g. 3 days.", ["The", "pie", "keeps", "e", "g", "3", "days"]),
+        ("1,385.50 at 10:30", ["1,385.50", "at", "10:30"]),
+        ("£1.5million or \u221240 °C", ["£1.5million", "or", "\u221240", "C"]),
+        ("in 2015-16, pp. 3\u20134", ["in", "2015", "-16", "pp", "3", "4"]),
+        ("B12 and the 16th", ["B12", "and", "the", "16th"]),
+        ("Ágnes Hörömpöly-Szabó's", ["Ágnes", "Hörömpöly", "Szabó", "s"]),
+        ("snake_case", ["snake", "case"]),
+        ("हिन्दी भाषा", ["हिन्दी", "भाषा"]),
+        ("e\u0301te\u0301", ["e\u0301te\u0301"]),
+        ("東京タワー", ["東", "京", "タ", "ワ", "ー"]),
+        ("ที่นี่", ["ที่", "นี่"]),
+        ("...!?", []),
+        ("", []),
+    ],
+)
+def test_words(text: str, expected: list[str]) -> None:
+    assert words(text) == expected
+
+
+def test_a_span_ends_after_a_word_and_after_signs_that_belong_to_it() -> None:
+    text = "about 7 % (or 8%) of it"
+    ends = {text[:end] for end in ends_of(text, words_of(text))}
+    assert {"about 7", "about 7 % (or 8", "about 7 % (or 8%)"} < ends
+    assert not any(one.endswith(" ") for one in ends)
+
+
+def test_sentences_end_at_marks_before_a_space_and_at_line_ends() -> None:
+    text = 'It has 3.5 rooms. "Why?" Nobody knows\nRent: 900 行です。次です。'
+    starts = sentences_of(text)
+    assert [text[a:z] for a, z in pairwise(starts)] == [
+        "It has 3.5 rooms. ", '"Why?" ', "Nobody knows\n", "Rent: 900 行です。", "次です。", "",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        ("mayor", "mayor", True),
+        ("mayor", "mayors", True),
+        ("founded", "founding", True),
+        ("kings", "king", True),
+        ("on", "one", False),
+        ("rent", "tent", False),
+        ("national", "nations", True),
+        ("form", "formality", False),
+    ],
+)
+def test_forms_of_a_word(first: str, second: str, same: bool) -> None:
+    assert same_stem(first, second) == same_stem(second, first) == same
+
+
+def test_matches_are_the_words_of_the_question_and_each_counts_once() -> None:
+    text = "The mayors of Rome. MAYOR and rent."
+    found = matches_of(text, words_of(text), {"Mayor": 3.0, "rent": 1.5, "absent": 9.0})
+    assert [(text[m.start : m.end], m.word) for m in found] == [
+        ("mayors", "mayor"), ("MAYOR", "mayor"), ("rent", "rent"),
+    ]  # fmt: skip
+    assert total_weight(found) == 4.5
+
+
+def test_near_scores_are_the_best_cosines_of_a_window_averaged_over_the_question() -> None:
+    generator = torch.manual_seed(0)
+    query_QRH = torch.randn(3, 2, 4, generator=generator)
+    keys_NJRH = torch.randn(2, 7, 2, 4, generator=generator)
+    mask_NJ = torch.arange(7) < torch.tensor([[7], [4]])
+    radius = 2
+    found_NJ = near_scores(query_QRH, keys_NJRH, mask_NJ, radius)
+    for n in range(2):
+        for j in range(7 if n == 0 else 4):
+            window = [i for i in range(j - radius, j + radius + 1) if 0 <= i < (7, 4)[n]]
+            best = [
+                max(
+                    sum(float(q @ k) for q, k in zip(query_RH, keys_NJRH[n, i], strict=True)) / 2
+                    for i in window
+                )
+                for query_RH in query_QRH
+            ]
+            assert found_NJ[n, j].item() == pytest.approx(sum(best) / 3, abs=1e-5)
+
+
+def test_features_of_a_span() -> None:
+    columns = [[-3.0], [2.0], [-0.5], [0.25], [0.75], [0.1]]
+    (row,) = span_features(*map(torch.tensor, columns)).tolist()
+    expected = [-3.0, -1.0, math.log(2.0), -0.5, 0.25, 0.75, 0.1]
+    assert dict(zip(FEATURES, row, strict=True)) == pytest.approx(
+        dict(zip(FEATURES, expected, strict=True))
+    )
+
+
+def test_before_it_is_fitted_the_scorer_compares_probabilities() -> None:
+    features_SF = torch.randn(5, len(FEATURES), generator=torch.manual_seed(0))
+    assert torch.equal(SpanScorer()(features_SF), features_SF[:, 0])
+
+
+def test_fitting_finds_the_feature_that_tells_right_spans() -> None:
+    generator = torch.manual_seed(0)
+    questions = []
+    for _ in range(40):
+        features_SF = torch.randn(6, len(FEATURES), generator=generator)
+        right_S = (features_SF[:, 5] == features_SF[:, 5].max()).float()
+        questions.append((features_SF, right_S))
+    scorer = SpanScorer()
+    scorer.fit(questions)
+    weight_F = scorer.weight.detach().abs()
+    assert int(weight_F.argmax()) == 5 and weight_F.topk(2).values[1] < 0.3 * weight_F.max()
+    chosen = [int(scorer(f).argmax()) == int(r.argmax()) for f, r in questions]
+    assert sum(chosen) >= 38
