@@ -36,7 +36,7 @@ ANSWER_KEYS = {"answer", "citations", "k", "blocks", "timings", "model", "finish
 }  # fmt: skip
 CITATION_KEYS = {
     "rank", "document", "start", "end", "score", "text", "page", "note",
-    "state_score", "word_score", "words",
+    "state_score", "word_score", "words", "answer_start", "answer_end",
 }  # fmt: skip
 
 
@@ -452,6 +452,7 @@ def test_a_calibrated_checkpoint_tells_its_confidence_and_can_decline(
     assert 0 <= found["auroc"] <= 1 and 0 <= found["calibration_error"] <= 1
     assert SedemConfig.load(Path("sure"), extra=EXTRA_ENTRIES).confidence
     ask = ("ask", bank, RENT, "-m", "sure", "--engine", "eager", "--max-new-tokens", 3)
+    ask = (*ask, "--answer", "free")
     answer = prints_json(*ask, "--json")
     assert 0 < answer["confidence"] < 1 and answer["finish_reason"] != "unanswerable"
     assert f"  source found: {answer['confidence']:.2f}" in succeeds(*ask).splitlines()

@@ -139,14 +139,12 @@ class Prepared:
         inputs: the inputs of the answer; None if the request is declined.
         conditioning: number of positions that the upper layers see before the first answer token; 0
             if the answer is declined.
-        question: states of the question `[Q, E]`; None if its blocks were selected elsewhere.
     """
 
     request: Request
     selection: Selection
     inputs: AnswerInputs | None
     conditioning: int
-    question: Tensor | None = None
 
     @cached_property
     def citations(self) -> tuple[Citation, ...]:
@@ -206,12 +204,6 @@ def prepare(
         clock.lap("score_ms")
     rows = zip(requests, selections, prompts, limits, strict=True)
     prepared = [_inputs(model, *row) for row in rows]
-    if states is not None:
-        hidden_QE = (states_QE[real] for states_QE, real in zip(*states, strict=True))
-        prepared = [
-            one if one.request.selected else replace(one, question=next(hidden_QE))
-            for one in prepared
-        ]
     clock.lap("gather_ms")
     return prepared
 
@@ -486,10 +478,18 @@ def answer_by(model: SedemModules, request: Request) -> AnswerBy:
     Raises:
         ConfigError: there is no such way.
     """
-    how = request.answer or model.config.answer
-    if how not in get_args(AnswerBy):
-        raise ConfigError(f"answer is '{how}'; it can be {', '.join(get_args(AnswerBy))}")
-    return how
+    return check_answer(request.answer or model.config.answer)
+
+
+def check_answer(answer: str) -> AnswerBy:
+    """Return it if a question can be answered that way.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if answer not in get_args(AnswerBy):
+        raise ConfigError(f"answer is '{answer}'; it can be {', '.join(get_args(AnswerBy))}")
+    return cast(AnswerBy, answer)
 
 
 def check_selection(selection: str) -> SelectBy:

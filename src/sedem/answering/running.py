@@ -23,7 +23,6 @@ from sedem.answering.requests import (
     Request,
     answer_by,
     count_candidates,
-    encode_questions,
     prepare,
 )
 from sedem.answering.spans import FoundSpan, find_span
@@ -320,12 +319,8 @@ class RunningAnswers:
         how = answer_by(self.model, running.prepared.request)
         if how == "free":
             return None
-        prepared = running.prepared
-        if prepared.question is None and prepared.selection.ranked:
-            states_BQE, _ = encode_questions(self.model, self.engine, [prepared.request.question])
-            prepared = replace(prepared, question=states_BQE[0])
         limit = running.question.decoding.max_new_tokens
-        found = find_span(self.model, self.rows, row, prepared, limit, logits_V)
+        found = find_span(self.model, self.rows, row, running.prepared, limit, logits_V)
         if how == "span" and found is None:
             raise ConfigError(
                 f"the answer is to be quoted, but the selected blocks have no words that fit into "

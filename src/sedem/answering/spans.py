@@ -22,16 +22,13 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sedem.answering.decoding import end_ids
 from sedem.answering.requests import Prepared
-from sedem.bank.keys import keys_of
 from sedem.bank.memory_bank import BankReader
 from sedem.bank.words import question_words
 from sedem.engine.interface import Rows
 from sedem.guidance.spans import (
     LEAST,
-    NEAR,
     ends_of,
     matches_of,
-    near_scores,
     sentences_of,
     span_features,
     total_weight,
@@ -95,11 +92,13 @@ class Beginning:
     Attributes:
         at: its character in the passage.
         end: the character after its first word.
+        log_first: log-probability of its first token.
     """
 
     passage: Passage
     at: int
     end: int
+    log_first: float
 
 
 @dataclass(frozen=True)
@@ -170,27 +169,11 @@ class SpanSearch:
         self.matches = {
             one.block: matches_of(one.text, one.words, question) for one in self.passages
         }
-        self.behind: dict[int, float] = {}
-        self.near: dict[int, list[float]] = {}
-        if not selection.ranked:
-            return
-        assert prepared.question is not None
         scores_K = selection.scores.total[selection.ranked]
-        behind_K = (scores_K - scores_K.amax()) / len(prepared.question)
+        tokens = max(1, len(model.encoder.token_ids(request.question)))
         # Forced blocks of a large bank may have no scores.
-        behind_K = torch.nan_to_num(behind_K, 0.0, 0.0, 0.0)
+        behind_K = torch.nan_to_num((scores_K - scores_K[:1]) / tokens, 0.0, 0.0, 0.0)
         self.behind = dict(zip(selection.ranked, behind_K.tolist(), strict=True))
-        slots_KJ = request.bank.slot_tokens(selection.ranked) > 0
-        near_KJ = near_scores(
-            model.selector.queries(prepared.question),
-            keys_of(request.bank, model.selector, selection.ranked).dequantize(),
-            slots_KJ.to(model.device),
-            NEAR // model.config.compression,
-        )
-        self.near = {
-            block: near_J[real].tolist()
-            for block, near_J, real in zip(selection.ranked, near_KJ.cpu(), slots_KJ, strict=True)
-        }
 
     def candidates(self, logits_V: Tensor) -> list[Candidate]:
         """Return the spans that the decoder has read to their end.
@@ -199,19 +182,10 @@ class SpanSearch:
             logits_V: logits after the prefix.
         """
         log_V = logits_V.float().log_softmax(-1)
-        beginnings = [
-            Beginning(passage, *word) for passage in self.passages for word in passage.beginnings
-        ]
-        if not beginnings or self.longest < 1:
+        beginnings = self._beginnings(log_V) if self.longest else []
+        if not beginnings:
             return []
-        first = dict.fromkeys(self.lead + b.passage.text[b.at : b.end] for b in beginnings)
-        tokens = self.model.decoder.tokenize(list(first))["input_ids"]
-        log_first = log_V[[ids[0] for ids in tokens]].tolist()
-        known = dict(zip(first, log_first, strict=True))
-        begun = [
-            Candidate(b, b.end, 1, known[self.lead + b.passage.text[b.at : b.end]])
-            for b in beginnings
-        ]
+        begun = [Candidate(one, one.end, 1, max(one.log_first, LEAST)) for one in beginnings]
         chosen = _distinct(self._best(begun), LOOK_AHEAD * CHARACTERS)[:BEGINNINGS]
         found, unfinished = self._read([one.beginning for one in chosen], LOOK_AHEAD, log_V)
         if self.longest > LOOK_AHEAD and unfinished:
@@ -223,6 +197,18 @@ class SpanSearch:
                 found += self._read(further, self.longest, log_V)[0]
         return list(dict.fromkeys(found))
 
+    def _beginnings(self, log_V: Tensor) -> list[Beginning]:
+        """Every word of the selected blocks."""
+        places = [(one, *word) for one in self.passages for word in one.beginnings]
+        words = [self.lead + passage.text[at:end] for passage, at, end in places]
+        if not words:
+            return []
+        distinct = list(dict.fromkeys(words))
+        tokens = self.model.decoder.tokenize(distinct)["input_ids"]
+        log_first = log_V[[ids[0] for ids in tokens]].tolist()
+        known = dict(zip(distinct, log_first, strict=True))
+        return [Beginning(*place, known[word]) for place, word in zip(places, words, strict=True)]
+
     def scores(self, spans: Sequence[Candidate]) -> Tensor:
         """Score spans `[C]`."""
         if not spans:
@@ -231,36 +217,26 @@ class SpanSearch:
 
     def features(self, spans: Sequence[Candidate]) -> Tensor:
         """Return the features of spans `[C, F]`."""
-        blocks = [one.beginning.passage.block for one in spans]
         columns = (
             [one.likelihood for one in spans],
             [float(one.tokens) for one in spans],
-            [self.behind[block] for block in blocks],
-            *zip(*map(self._shares, spans), strict=True),
-            [self._near(one.beginning) for one in spans],
+            [self.behind[one.beginning.passage.block] for one in spans],
+            [self._words_beside(one) for one in spans],
         )
         return span_features(*map(torch.tensor, columns))
 
-    def _near(self, beginning: Beginning) -> float:
-        """How well the states around a place match the question."""
-        passage = beginning.passage
-        near_J = self.near[passage.block]
-        # Slots divide a block's characters about evenly.
-        slot = (beginning.at - passage.inside.start) * len(near_J) // len(passage.inside)
-        return near_J[slot]
-
-    def _shares(self, span: Candidate) -> tuple[float, float]:
-        """Shares of the question's words in a span, and in the rest of its sentence."""
+    def _words_beside(self, span: Candidate) -> float:
+        """Share of the question's words in the rest of a span's sentence."""
         passage, start, end = span.beginning.passage, span.beginning.at, span.end
         number = bisect_right(passage.sentences, start)
         first, last = passage.sentences[number - 1], max(end, passage.sentences[number])
-        within, beside = [], []
-        for match in self.matches[passage.block]:
-            if start <= match.start and match.end <= end:
-                within.append(match)
-            elif first <= match.start and match.end <= last:
-                beside.append(match)
-        return total_weight(within) / self.weight, total_weight(beside) / self.weight
+        found = total_weight(
+            match
+            for match in self.matches[passage.block]
+            if first <= match.start < match.end <= last
+            and not start <= match.start < match.end <= end
+        )
+        return found / self.weight
 
     def _best(self, spans: Sequence[Candidate]) -> list[Candidate]:
         """Order spans by score, the best first."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
@@ -289,22 +289,28 @@ def write_weights(folder: Path, parts: nn.Module, *, int8: bool = False) -> None
     save_tensors(quantize_int8(weights) if int8 else weights, folder / WEIGHTS_FILE)
 
 
-def copy_with_part(source: Path, folder: Path, name: str, part: nn.Module, **settings: Any) -> None:
-    """Write a copy of a checkpoint with one part added or replaced.
+def copy_with_parts(
+    source: Path, folder: Path, parts: Mapping[str, nn.Module], **settings: Any
+) -> None:
+    """Write a copy of a checkpoint with some parts added or replaced.
 
     All other weights keep their bytes, so banks of the model stay valid. A damaged source is
     refused, because the copy's manifest would otherwise describe the damage.
 
     Args:
         folder: folder of the copy; the same one changes the checkpoint itself.
-        name: name of the part in sedem.safetensors.
+        parts: the parts by their names in sedem.safetensors.
         settings: settings of the configuration to change.
     """
     check(source, *OWN, BACKBONE)
     config = portable(SedemConfig.load(source, extra=EXTRA_ENTRIES)).with_changes(**settings)
     weights = load_weights(source / WEIGHTS_FILE)
-    kept = {key: tensor for key, tensor in weights.items() if not key.startswith(f"{name}.")}
-    added = {f"{name}.{key}": t.cpu().contiguous() for key, t in part.state_dict().items()}
+    kept = {key: tensor for key, tensor in weights.items() if key.split(".")[0] not in parts}
+    added = {
+        f"{name}.{key}": tensor.cpu().contiguous()
+        for name, part in parts.items()
+        for key, tensor in part.state_dict().items()
+    }
     with unfinished(folder) as place:
         shutil.copytree(source, place, dirs_exist_ok=True)
         config.save(

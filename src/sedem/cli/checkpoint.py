@@ -18,10 +18,11 @@ from sedem.cli.options import (
     budget,
     parse_options,
 )
+from sedem.cli.train import Overrides, RecipeFile, RecipeName, recipe_path
 from sedem.errors import CheckpointError
 
 MOST = 2000
-"""Questions of a sample by default: three parameters need no more, and reading takes time."""
+"""Questions of a sample by default: a few parameters need no more, and reading takes time."""
 
 
 def init(
@@ -83,13 +84,16 @@ def calibrate(
     checkpoint: Annotated[
         str, typer.Argument(metavar="CHECKPOINT", help="Folder or hub id of a trained model.")
     ],
-    data: Annotated[
-        str,
-        typer.Option(metavar="NAME|FILE", help="Questions with evidence, or a public set."),
-    ],
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="DIR", help="Folder of the new checkpoint.")
     ],
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|FILE", help="Questions with evidence, or a public set."),
+    ] = None,
+    recipe: RecipeName = None,
+    config: RecipeFile = None,
+    overrides: Overrides = None,
     schema: Annotated[
         str | None, typer.Option(metavar="NAME", help="Schema of the data. [default: detected]")
     ] = None,
@@ -101,37 +105,51 @@ def calibrate(
     ] = None,
     option: OptionEntries = None,
     limit: Annotated[
-        int, typer.Option(metavar="N", help="Questions in a seeded sample of the set.")
+        int, typer.Option(metavar="N", help="Questions in a seeded sample of a set.")
     ] = MOST,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the sample.")] = 0,
     selection: Annotated[
         str, typer.Option(metavar="NAME", help="What to select by: states, words or both.")
     ] = "both",
+    answer: Annotated[
+        str, typer.Option(metavar="NAME", help="How to answer: free, span or auto.")
+    ] = "auto",
     engine: EngineOption = "auto",
     as_json: Json = False,
 ) -> None:
-    """Fit the weight of words, and the confidence that the documents have the evidence.
+    """Fit the weight of words, the confidence and the choice of quotations.
 
-    Every question is scored against its documents with and without those that have its evidence.
-    Give questions that the model was trained on, or others that no evaluation uses. The last
-    quarter is not fitted to; the figures are measured on it.
+    Every question is scored against its documents with and without those that have its evidence,
+    and answered. Give questions that neither training nor an evaluation uses, in a file or as
+    data.calibration of the recipe. The last quarter is not fitted to; the figures are measured on
+    it.
     """
-    from sedem.answering.requests import check_selection
+    from sedem.answering.requests import check_answer, check_selection
     from sedem.backbone.loading import hide_bars
-    from sedem.checkpoint.folder import copy_with_part, locate
+    from sedem.checkpoint.folder import copy_with_parts, locate
     from sedem.data.question_sets import open_examples
     from sedem.evaluation.run import sample
     from sedem.model import SeDeM
     from sedem.training.calibration import calibrate as fit
+    from sedem.training.calibration import recipe_examples
+    from sedem.training.recipe import load_recipe
+    from sedem.training.stages import Stage2Recipe
 
-    opened = open_examples(data, schema, records=records, split=split, **parse_options(option))
-    examples = sample(opened.examples, limit, seed)
+    by, how = check_selection(selection), check_answer(answer)
+    if data is None:
+        path = recipe_path(recipe, config)
+        examples = recipe_examples(load_recipe(Stage2Recipe, path, overrides or ()), limit, seed)
+    elif recipe is not None or config is not None:
+        raise typer.BadParameter("give either --data, or a recipe with --recipe or --config")
+    else:
+        opened = open_examples(data, schema, records=records, split=split, **parse_options(option))
+        examples = sample(opened.examples, limit, seed)
     hide_bars()
     folder = locate(checkpoint)
     model = SeDeM.from_pretrained(folder, engine=engine)
-    with output.progress("reading") as report_progress:
-        found = fit(model, examples, check_selection(selection), report_progress)
-    copy_with_part(folder, out, "confidence", found.part, confidence=True, **found.settings)
+    with output.progress("reading, answering") as report_progress:
+        found = fit(model, examples, by, how, report_progress)
+    copy_with_parts(folder, out, found.parts, **found.settings)
     shares = ", ".join(f"{share:.3f} by {by}" for by, share in found.recall.items())
     output.report(
         as_json,
@@ -140,6 +158,7 @@ def calibrate(
         f"on {output.count(found.held_out, 'other question')}: AUROC {found.auroc:.3f}, "
         f"calibration error {found.calibration_error:.3f}",
         f"the best block is evidence: {shares}",
+        *([f"F1: {', '.join(f'{f1:.1f} {how}' for how, f1 in found.f1.items())}"] * bool(found.f1)),
     )
     if found.left_out and not as_json:
         output.note(

@@ -3,7 +3,7 @@
 Memory knows which words are meant and loses their spelling; the text has it. The decoder therefore
 gives spans of the text a probability, and a linear score of a few numbers chooses among them.
 
-Letters: S spans, F features, N blocks, J slots per block, Q question tokens, R heads, H head width.
+Letters: S spans, F features.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sedem.types import WITHOUT_SPACES
 
-FEATURES = ("likelihood", "mean", "length", "block", "repeats", "words", "states")
+FEATURES = ("likelihood", "mean", "length", "block", "words")
 """The numbers by which spans are compared; see `span_features`."""
 
 _NUMBER = r"\d+(?:[.,:]\d+)*"
@@ -34,8 +33,6 @@ _AFTER = re.compile(r"[%‰°)\]]*")
 LEAST = -4.0
 """Least log-probability of a token that counts. If memory has lost the spelling of a name, one of
 its tokens seems all but impossible."""
-NEAR = 16
-"""Tokens on both sides of a place whose states tell whether it is near what the question asks."""
 STEM = 4
 """Fewest letters that two forms of a word share."""
 ENDING = 3
@@ -125,25 +122,11 @@ def same_stem(first: str, second: str) -> bool:
     return first == second or shared >= max(STEM, max(len(first), len(second)) - ENDING)
 
 
-def near_scores(query_QRH: Tensor, keys_NJRH: Tensor, slot_mask_NJ: Tensor, radius: int) -> Tensor:
-    """How well the slots around each slot of a block match the question `[N, J]`.
-
-    These are the cosines of equation 6, of which a block's score keeps the largest alone: here the
-    largest within `radius` slots, averaged over question tokens and heads.
-    """
-    cosine_NQJ = torch.einsum("qrh,njrh->nqj", query_QRH.float(), keys_NJRH.float())
-    cosine_NQJ = (cosine_NQJ / query_QRH.shape[1]).masked_fill(~slot_mask_NJ[:, None], -torch.inf)
-    best_NQJ = F.max_pool1d(cosine_NQJ, 2 * radius + 1, stride=1, padding=radius)
-    return best_NQJ.mean(1)
-
-
 def span_features(
     likelihood_S: Tensor,
     tokens_S: Tensor,
     behind_S: Tensor,
-    repeats_S: Tensor,
     words_S: Tensor,
-    states_S: Tensor,
 ) -> Tensor:
     """The features of spans `[S, F]`.
 
@@ -151,13 +134,10 @@ def span_features(
         likelihood_S: log-probability of a span's tokens and of the end after them.
         tokens_S: number of its tokens.
         behind_S: how far its block's score is behind the best one's, per question token.
-        repeats_S: share of the question's words in the span, which an answer seldom has.
-        words_S: the same in the rest of its sentence.
-        states_S: `near_scores` at its beginning.
+        words_S: share of the question's words in the rest of its sentence, by their weights.
     """
     mean_S, length_S = likelihood_S / (tokens_S + 1), tokens_S.log()
-    columns = (likelihood_S, mean_S, length_S, behind_S, repeats_S, words_S, states_S)
-    return torch.stack(columns, -1)
+    return torch.stack([likelihood_S, mean_S, length_S, behind_S, words_S], -1)
 
 
 class SpanScorer(nn.Module):
@@ -181,6 +161,7 @@ class SpanScorer(nn.Module):
                 to 1.
         """
         spread_F = torch.cat([features_SF for features_SF, _ in questions]).double().std(0)
+        spread_F = spread_F.clamp_min(1e-9)  # a feature may be the same everywhere
         rows = [(f.double() / spread_F, right_S.double()) for f, right_S in questions]
         weight_F = torch.zeros(len(FEATURES), dtype=torch.float64, requires_grad=True)
         optimizer = torch.optim.LBFGS([weight_F], max_iter=200, line_search_fn="strong_wolfe")

@@ -1,40 +1,53 @@
-"""Fitting the weight of words, and the confidence that the documents contain the evidence.
+"""Fitting what follows the training: the weight of words, the confidence, and the score of spans.
 
-Both follow the training. Each question is scored twice: against all its documents, and against
-those without evidence. Nothing is generated, so only the encoder and the selector run.
+For the first two, each question is scored twice: against all its documents, and against those
+without evidence. For the third, it is answered. The decoder's probabilities are too sure of
+questions that it was trained on, so give it others.
 
-Letters: B questions in both contexts, F features, N blocks of a question's documents.
+Letters: B questions in both contexts, F features, N blocks of a question's documents, C candidate
+spans.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean
 from typing import Any, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from sedem.answering.requests import encode_questions
+from sedem.answering.decoding import Decoding
+from sedem.answering.requests import Request, encode_questions, prepare
+from sedem.answering.spans import SpanSearch
 from sedem.bank.blocks import BlockRow
 from sedem.bank.keys import keys_of
-from sedem.bank.memory_bank import BankReader
+from sedem.bank.memory_bank import BankReader, MemoryBank
 from sedem.bank.search import key_scores
 from sedem.bank.words import Words, score_words
-from sedem.config import SedemConfig, SelectBy
+from sedem.config import AnswerBy, SedemConfig, SelectBy
 from sedem.data.examples import Example
 from sedem.data.labels import from_evidence
-from sedem.errors import DataError
-from sedem.evaluation.metrics import auroc, calibration_error
+from sedem.data.question_sets import open_examples
+from sedem.engine.device import Clock
+from sedem.errors import ConfigError, DataError
+from sedem.evaluation.metrics import auroc, calibration_error, token_f1
+from sedem.evaluation.run import sample
 from sedem.guidance.scores import FEATURES, Confidence, combined_scores, confidence_features
+from sedem.guidance.spans import SpanScorer
 from sedem.model import SeDeM
 from sedem.reading.encoding import Progress
+from sedem.training.sources import located
+from sedem.training.stages import Stage2Recipe
 from sedem.types import Document
 
 HELD_OUT = 0.25
 """Share of the questions that the metrics are computed on; the rest are used for fitting."""
 
+K, ANSWER_TOKENS = 4, 32
+"""Blocks and token limit of the answers that spans are compared for."""
 LEAST = 16
 """Minimum number of usable questions, for fitting and measuring together."""
 
@@ -44,15 +57,17 @@ class Calibration:
     """What was fitted, and its quality on held-out questions.
 
     Attributes:
-        settings: settings of the configuration that the confidence was fitted with.
+        parts: the fitted parts, by their names in sedem.safetensors.
+        settings: settings of the configuration that they were fitted with.
         held_out: number of questions measured; each counts twice, with and without evidence.
         left_out: number of questions without evidence, or with evidence everywhere.
         recall: share of questions whose best block by states, by words and by both is evidence.
         auroc: probability that a question with evidence has more confidence than one without.
         calibration_error: mean distance between confidence and share of questions with evidence.
+        f1: mean token F1 of the measured questions by way to answer; empty if no span was fitted.
     """
 
-    part: Confidence
+    parts: dict[str, nn.Module]
     settings: dict[str, Any]
     fitted: int
     held_out: int
@@ -60,6 +75,7 @@ class Calibration:
     recall: dict[str, float]
     auroc: float
     calibration_error: float
+    f1: dict[str, float]
 
     def to_dict(self) -> dict[str, Any]:
         """The metrics as values for JSON."""
@@ -71,6 +87,7 @@ class Calibration:
             "recall": {by: round(share, 4) for by, share in self.recall.items()},
             "auroc": round(self.auroc, 4),
             "calibration_error": round(self.calibration_error, 4),
+            "f1": {how: round(score, 2) for how, score in self.f1.items()},
         }
 
 
@@ -106,10 +123,35 @@ class ScoredQuestion:
         return torch.stack([confidence_features(scores_N, self.tokens) for scores_N in found])
 
 
+def recipe_examples(recipe: Stage2Recipe, limit: int, seed: int) -> list[Example]:
+    """Read the examples that a recipe keeps for this, at most so many of each set.
+
+    The last quarter has the last quarter of every set, whose documents are mostly its own.
+
+    Raises:
+        ConfigError: the recipe keeps none.
+    """
+    if not recipe.data.calibration:
+        raise ConfigError(
+            "the recipe has no data.calibration, the questions that training leaves for this; give "
+            "--data, or another recipe"
+        )
+    first, last = [], []
+    for source in recipe.data.calibration:
+        location, options = located(source, Path(recipe.data_root))
+        found = open_examples(location, source.set, records=source.records, **options)
+        examples = sample(found.examples, limit, seed)
+        end = len(examples) - round(HELD_OUT * len(examples))
+        first += examples[:end]
+        last += examples[end:]
+    return first + last
+
+
 def calibrate(
     model: SeDeM,
     examples: Sequence[Example],
     selection: SelectBy = "both",
+    answer: AnswerBy = "auto",
     progress: Progress | None = None,
 ) -> Calibration:
     """Fit to the first questions of a set, and measure on the last ones.
@@ -119,11 +161,13 @@ def calibrate(
 
     Args:
         selection: what the model is to select by; the weight of words is fitted for "both".
+        answer: how the model is to answer; spans are fitted unless it is "free".
 
     Raises:
         DataError: too few questions can be used.
     """
-    questions = score_examples(model, examples, progress)
+    read = read_examples(model, examples, progress)
+    questions = score_examples(model, examples, read)
     if len(questions) < LEAST:
         raise DataError(
             f"{len(questions)} of {len(examples):,} questions have labelled evidence and blocks "
@@ -140,8 +184,16 @@ def calibrate(
     features_BF, present_B = with_and_without_evidence(measured, config)
     with torch.no_grad():
         confidence_B = part(features_BF)
+    parts: dict[str, nn.Module] = {"confidence": part}
+    settings |= {"confidence": True, "answer": answer}
+    f1: dict[str, float] = {}
+    if answer != "free":
+        model.config = config
+        compared = compare_spans(model, examples, read, progress)
+        parts["spans"], f1 = fit_spans(compared, round(HELD_OUT * len(compared)))
+        settings["spans"] = True
     return Calibration(
-        part,
+        parts,
         settings,
         fitted=len(fitted),
         held_out=held_out,
@@ -149,6 +201,7 @@ def calibrate(
         recall={by: best_is_evidence(measured, config, by) for by in get_args(SelectBy)},
         auroc=auroc(confidence_B, present_B),
         calibration_error=calibration_error(confidence_B, present_B),
+        f1=f1,
     )
 
 
@@ -196,22 +249,42 @@ def with_and_without_evidence(
     return torch.cat(features), torch.tensor([True, False]).repeat(len(questions))
 
 
+@dataclass(frozen=True)
+class ReadExamples:
+    """The documents of some examples in one bank.
+
+    Attributes:
+        names: the name of each text in the bank.
+        blocks: the indices of its blocks.
+    """
+
+    bank: MemoryBank
+    names: dict[str, str]
+    blocks: dict[str, list[int]]
+
+
+def read_examples(
+    model: SeDeM, examples: Sequence[Example], progress: Progress | None = None
+) -> ReadExamples:
+    """Read the documents of examples, each text once."""
+    names = _unique({d.text: d.name for example in examples for d in example.documents})
+    documents = [Document(name, text) for text, name in names.items()]
+    bank = model.read(documents, progress=progress)
+    blocks: dict[str, list[int]] = {text: [] for text in names}
+    for index, block in enumerate(bank.blocks):
+        blocks[documents[block.document].text].append(index)
+    return ReadExamples(bank, names, blocks)
+
+
 @torch.no_grad()
 def score_examples(
-    model: SeDeM, examples: Sequence[Example], progress: Progress | None = None
+    model: SeDeM, examples: Sequence[Example], read: ReadExamples
 ) -> list[ScoredQuestion]:
     """Score questions against their documents; those with no evidence or only it are left out."""
-    texts = list(dict.fromkeys(d.text for example in examples for d in example.documents))
-    names = _unique({d.text: d.name for example in examples for d in example.documents})
-    documents = [Document(names[text], text) for text in texts]
-    bank = model.read(documents, progress=progress)
-    blocks: dict[str, list[int]] = {text: [] for text in texts}
-    for index, block in enumerate(bank.blocks):
-        blocks[texts[block.document]].append(index)
-    questions = []
+    bank, questions = read.bank, []
     for example in examples:
-        indices = [index for document in example.documents for index in blocks[document.text]]
-        owners = [n for n, d in enumerate(example.documents) for _ in blocks[d.text]]
+        indices = [index for document in example.documents for index in read.blocks[document.text]]
+        owners = [n for n, d in enumerate(example.documents) for _ in read.blocks[d.text]]
         evidence_N = torch.tensor(_gold(bank, example, indices, owners))
         if bool(evidence_N.all()) or not bool(evidence_N.any()):
             continue
@@ -257,3 +330,63 @@ def _scores(
     keys_NJRH = keys_of(bank, model.selector, indices)
     scores_BN = key_scores(query_BQRH, mask_BQ, keys_NJRH, padding_P)
     return scores_BN[0].cpu(), int(mask_BQ.sum())
+
+
+@dataclass(frozen=True)
+class ComparedSpans:
+    """The spans that were compared for a question.
+
+    Attributes:
+        features: see `guidance.spans.span_features` `[C, F]`.
+        right: token F1 of each, from 0 to 1 `[C]`.
+        free: the same of the answer that is decoded freely.
+    """
+
+    features: Tensor
+    right: Tensor
+    free: float
+
+
+@torch.no_grad()
+def compare_spans(
+    model: SeDeM,
+    examples: Sequence[Example],
+    read: ReadExamples,
+    progress: Progress | None = None,
+) -> list[ComparedSpans]:
+    """Answer questions freely, and compare the spans of their blocks; none without spans."""
+    decoding, compared = Decoding(ANSWER_TOKENS), list[ComparedSpans]()
+    for number, example in enumerate(examples, start=1):
+        documents = [read.names[document.text] for document in example.documents]
+        request = Request(read.bank, example.question, K, documents=documents, answer="free")
+        free = model.answer_requests([request], decoding)[0].text
+        limit, clock = decoding.max_new_tokens, Clock(model.device)
+        [prepared] = prepare(model, model.engine, [request], [limit], clock)
+        assert prepared.inputs is not None
+        with model.engine.open_rows(1) as rows:
+            logits_1V = rows.join([0], [prepared.inputs], [limit])
+            search = SpanSearch(model, rows, 0, prepared, limit)
+            spans = search.candidates(logits_1V[0])
+        if spans:
+            right_C = torch.tensor([_right(span.text, example) for span in spans])
+            compared.append(ComparedSpans(search.features(spans), right_C, _right(free, example)))
+        if progress is not None:
+            progress(number, len(examples))
+    return compared
+
+
+def _right(text: str, example: Example) -> float:
+    return token_f1(text, example.answers) / 100
+
+
+def fit_spans(
+    compared: Sequence[ComparedSpans], held_out: int
+) -> tuple[SpanScorer, dict[str, float]]:
+    """Fit the score of spans, and measure it on the last questions."""
+    scorer = SpanScorer()
+    fitted, measured = compared[: len(compared) - held_out], compared[len(compared) - held_out :]
+    scorer.fit([(one.features, one.right) for one in fitted if one.right.any()])
+    with torch.no_grad():
+        chosen = [float(one.right[scorer(one.features).argmax()]) for one in measured]
+    free = [one.free for one in measured]
+    return scorer, {"free": 100 * mean(free), "span": 100 * mean(chosen)}

@@ -15,12 +15,14 @@ from sedem.checkpoint.portable import portable
 from sedem.config import Condition, SedemConfig
 from sedem.errors import ConfigError
 from sedem.guidance.scores import Guidance
+from sedem.guidance.spans import SpanScorer
 from sedem.method.selector import SelectorStart, resolve_budget
 from sedem.model import SeDeM
 from sedem.training.block_batch import BlockCollator
 from sedem.training.block_dataset import BlockDataset
 from sedem.training.fit import fit
 from sedem.training.recipe import (
+    DataSource,
     Mixture,
     Optimization,
     Recipe,
@@ -69,6 +71,7 @@ class Stage2Data(Mixture):
         conditions: weights with which a batch reads its blocks as "memory", as "text" or as "both".
         answer_limit: examples with more answer tokens are left out and counted.
         cache_states: cache frozen states on disk; much faster on a CPU, too large for big sets.
+        calibration: questions that no step sees, for `sedem calibrate`.
     """
 
     max_blocks: WholeAbove0 | Literal["all"] = 16
@@ -78,6 +81,7 @@ class Stage2Data(Mixture):
     )
     answer_limit: WholeAbove0 = 64
     cache_states: Flag = False
+    calibration: tuple[DataSource, ...] = ()
 
 
 class Stage2Recipe(Recipe):
@@ -218,8 +222,8 @@ def _opened(config: SedemConfig, optimization: Optimization, start_from: str | N
     # Parts that a stage-1 checkpoint has not trained yet; blocks may be separated from here on.
     free |= {"block_context", "guidance", "condition", "chat_template"}
     # What was fitted to the scores of one selector does not fit those of another.
-    free |= {"confidence", "selection", "word_weight"}
-    model.confidence = None
+    free |= {"confidence", "selection", "word_weight", "answer", "spans"}
+    model.confidence, model.spans = None, SpanScorer()
     if not model.decoder.has_lora:
         free |= {"lora_rank", "lora_alpha"}
     check_start(config, model.config, free, start_from)

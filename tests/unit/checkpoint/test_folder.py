@@ -280,7 +280,7 @@ def test_an_older_checkpoint_travels_once_a_part_is_added(
     folder = Path(config.encoder)
     change_config(saved, encoder=folder.name)
     monkeypatch.chdir(folder.parent)
-    checkpoint.copy_with_part(saved, saved, "confidence", fitted(), confidence=True)
+    checkpoint.copy_with_parts(saved, saved, {"confidence": fitted()}, confidence=True)
     assert SedemConfig.load(saved, extra=checkpoint.EXTRA_ENTRIES).encoder == str(folder)
 
 
@@ -455,7 +455,7 @@ def test_a_confidence_is_added_to_a_checkpoint_whose_other_weights_keep_their_by
     trained.save_pretrained(tmp_path / "plain", int8=int8)
     plain, sure = tmp_path / "plain", tmp_path / "sure"
     part = fitted()
-    checkpoint.copy_with_part(plain, sure, "confidence", part, confidence=True)
+    checkpoint.copy_with_parts(plain, sure, {"confidence": part}, confidence=True)
     before, after = (load_file(folder / checkpoint.WEIGHTS_FILE) for folder in (plain, sure))
     assert after.keys() - before.keys() == {"confidence.weight", "confidence.bias"}
     for name, weight in before.items():
@@ -465,8 +465,8 @@ def test_a_confidence_is_added_to_a_checkpoint_whose_other_weights_keep_their_by
     assert one.fingerprint() == other.fingerprint()
     assert replies(one) == replies(other)
     other.save_pretrained(tmp_path / "again", int8=int8)
-    checkpoint.copy_with_part(sure, sure, "confidence", Confidence(), confidence=True)
-    checkpoint.copy_with_part(sure, sure, "confidence", part, confidence=True)
+    checkpoint.copy_with_parts(sure, sure, {"confidence": Confidence()}, confidence=True)
+    checkpoint.copy_with_parts(sure, sure, {"confidence": part}, confidence=True)
     for folder in (sure, tmp_path / "again"):
         found = reopen(folder).confidence
         assert found is not None and torch.equal(found.weight, part.weight)

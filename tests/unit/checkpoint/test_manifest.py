@@ -151,7 +151,7 @@ def test_damage_is_not_copied_into_a_checkpoint_with_one_part_more(
     weights = saved / "backbone" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"!")
     with pytest.raises(CheckpointError, match=r"model\.safetensors' is damaged"):
-        checkpoint.copy_with_part(saved, tmp_path / "sure", "confidence", torch.nn.Linear(2, 1))
+        checkpoint.copy_with_parts(saved, tmp_path / "sure", {"confidence": torch.nn.Linear(2, 1)})
     assert not (tmp_path / "sure").exists()
 
 

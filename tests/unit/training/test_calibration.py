@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle, islice
+from pathlib import Path
+from statistics import mean
 
 import numpy as np
 import pytest
@@ -12,16 +15,29 @@ import torch
 from sedem import Document, SeDeM
 from sedem.bank.words import Word, Words
 from sedem.data.examples import Evidence, Example, ExampleSet
-from sedem.errors import DataError
+from sedem.data.question_sets import open_examples
+from sedem.errors import ConfigError, DataError
+from sedem.evaluation.run import sample
 from sedem.guidance.scores import confidence_features
+from sedem.guidance.spans import FEATURES as SPAN_FEATURES
+from sedem.guidance.spans import SpanScorer
 from sedem.training import calibration
 from sedem.training.calibration import (
     LEAST,
     ScoredQuestion,
     calibrate,
+    compare_spans,
     fit_word_weight,
+    read_examples,
+    recipe_examples,
     score_examples,
 )
+from sedem.training.recipe import DataSource
+from sedem.training.stages import Stage2Recipe
+
+
+def scored(model: SeDeM, examples: Sequence[Example]) -> list[ScoredQuestion]:
+    return score_examples(model, examples, read_examples(model, examples))
 
 
 def features_of(model: SeDeM, documents: list[Document], question: str) -> torch.Tensor:
@@ -34,7 +50,7 @@ def test_features_are_those_of_banks_with_and_without_the_documents_with_evidenc
     model: SeDeM, examples: ExampleSet
 ) -> None:
     usable = [example for example in examples.examples if len(example.documents) > 1]
-    for question, example in zip(score_examples(model, usable), usable, strict=True):
+    for question, example in zip(scored(model, usable), usable, strict=True):
         gold = example.evidence[0].document
         others = [d for n, d in enumerate(example.documents) if n != gold]
         expected = [
@@ -49,7 +65,7 @@ def test_where_every_document_has_evidence_only_its_blocks_are_left_out(model: S
     text = "The rent is 900 euros. " * 8
     document = Document("lease.txt", text)
     example = Example("q", (document,), "What is the rent?", ("900",), (Evidence(0, 20, 40),))
-    (question,) = score_examples(model, [example])
+    (question,) = scored(model, [example])
     bank = model.read([document])
     scores = model.scores(bank, example.question)
     kept = [n for n, block in enumerate(bank.blocks) if block.end <= 20 or block.start >= 40]
@@ -69,7 +85,7 @@ def test_questions_without_evidence_or_with_nothing_else_are_left_out(
         replace(first, id="unlabelled", evidence=()),
         replace(first, id="all", documents=first.documents[:1], evidence=(whole,)),
     ]
-    assert score_examples(model, left_out) == []
+    assert scored(model, left_out) == []
 
 
 def test_a_confidence_is_fitted_to_the_first_questions_and_measured_on_the_last(
@@ -81,15 +97,16 @@ def test_a_confidence_is_fitted_to_the_first_questions_and_measured_on_the_last(
         for n, example in enumerate(islice(cycle(usable), 40))
     ]
     with pytest.raises(DataError, match=rf"4 of 4 questions have .* at least {LEAST} are"):
-        calibrate(model, examples.examples)
-    found = calibrate(model, [*chosen, replace(chosen[0], id="unlabelled", evidence=())])
+        calibrate(model, examples.examples, answer="free")
+    unlabelled = replace(chosen[0], id="unlabelled", evidence=())
+    found = calibrate(model, [*chosen, unlabelled], answer="free")
     assert (found.fitted, found.held_out, found.left_out) == (30, 10, 1)
     config = model.config.with_changes(**found.settings)
-    features = torch.cat([one.features(config) for one in score_examples(model, chosen)])
+    features = torch.cat([one.features(config) for one in scored(model, chosen)])
     present = torch.tensor([True, False]).repeat(40)
     expected = calibration.Confidence()
     expected.fit(features[:60], present[:60])
-    torch.testing.assert_close(found.part.weight, expected.weight)
+    torch.testing.assert_close(found.parts["confidence"].weight, expected.weight)
     with torch.no_grad():
         confidence = expected(features[60:])
     assert found.auroc == pytest.approx(calibration.auroc(confidence, present[60:]))
@@ -121,3 +138,47 @@ def test_the_weight_of_words_is_that_under_which_evidence_is_likeliest(
     weight = fit_word_weight(made)
     assert loss(weight) <= 0.5 + min(loss(weight / 3), loss(weight * 3))
     assert words / max(states, 0.1) / 3 <= weight <= 3 * max(words, 0.1) / max(states, 0.01)
+
+
+def test_spans_are_fitted_to_the_first_questions_and_measured_on_the_last(
+    model: SeDeM, examples: ExampleSet
+) -> None:
+    usable = [example for example in examples.examples if len(example.documents) > 1]
+    chosen = [replace(one, id=f"{one.id} {n}") for n, one in enumerate(islice(cycle(usable), 20))]
+    compared = compare_spans(model, chosen, read_examples(model, chosen))
+    assert len(compared) == 20
+    for one in compared:
+        assert one.features.shape == (len(one.right), len(SPAN_FEATURES))
+        assert float(one.right.min()) >= 0 and float(one.right.max()) <= 1
+    found = calibrate(model, chosen, answer="span")
+    assert found.settings == {
+        "selection": "both", "word_weight": found.settings["word_weight"], "confidence": True,
+        "answer": "span", "spans": True,
+    }  # fmt: skip
+    # The model selects by words too once it was calibrated.
+    compared = compare_spans(model, chosen, read_examples(model, chosen))
+    expected = SpanScorer()
+    expected.fit([(one.features, one.right) for one in compared[:15] if one.right.any()])
+    torch.testing.assert_close(found.parts["spans"].weight, expected.weight)
+    measured = compared[15:]
+    best = [float(one.right[expected(one.features).argmax()]) for one in measured]
+    assert found.f1["span"] == pytest.approx(100 * mean(best))
+    assert found.f1["free"] == pytest.approx(100 * mean(one.free for one in measured))
+
+
+def test_a_recipe_keeps_questions_for_calibration(
+    stage2_recipe: Stage2Recipe,
+) -> None:
+    with pytest.raises(ConfigError, match=r"has no data.calibration"):
+        recipe_examples(stage2_recipe, 10, 0)
+    sources = [DataSource(path="squad.json", records=one) for one in (":1", "1:2")]
+    kept = stage2_recipe.data.with_changes(calibration=tuple(sources))
+    recipe = stage2_recipe.with_changes(data=kept)
+    sets = [
+        sample(open_examples(Path(recipe.data_root) / "squad.json", records=one).examples, 4, 0)
+        for one in (":1", "1:2")
+    ]
+    found = recipe_examples(recipe, 4, 0)
+    assert [e.id for e in found] == [e.id for one in sets for e in one[:3]] + [
+        e.id for one in sets for e in one[3:]
+    ]

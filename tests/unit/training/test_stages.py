@@ -13,7 +13,7 @@ import torch
 from unit.training.runs import train
 
 from sedem import SeDeM
-from sedem.checkpoint.folder import copy_with_part
+from sedem.checkpoint.folder import copy_with_parts
 from sedem.errors import ConfigError, DataError
 from sedem.guidance.scores import Confidence
 from sedem.training import stages
@@ -186,7 +186,7 @@ def test_training_fits_no_confidence_and_drops_that_of_its_start(
 ) -> None:
     model.save_pretrained(tmp_path / "plain")
     start = tmp_path / "start"
-    copy_with_part(tmp_path / "plain", start, "confidence", Confidence(), confidence=True)
+    copy_with_parts(tmp_path / "plain", start, {"confidence": Confidence()}, confidence=True)
     opened = open_model(stage2_recipe.model, stage2_recipe.optimization, str(start))
     assert opened.confidence is None and not opened.config.confidence
     wanted = stage2_recipe.model.with_changes(confidence=True)
