@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from experiments.quality import LIMITS, by_k, guided_answers
-from experiments.system.answers import WAYS
 from experiments.system.cells import Cell
 from experiments.system.models import guided_model
 from experiments.system.scales import SMOL, Scale
@@ -29,12 +28,18 @@ METRICS = ("f1", "em")
 SHOWN = {"squad-10": METRICS, "exact-facts": ("em",), "household": ("em",)}
 """Metrics of a set; of others F1."""
 LABELS = {
-    "K=1": "sedem-smol, K=1",
-    "K=4": "sedem-smol, K=4",
-    "K=all": "sedem-smol, every block",
-    "text, K=4": "the same four blocks as text (RAG with the same reader)",
+    "auto, K=1": "sedem-smol, K=1",
+    "auto, K=4": "sedem-smol, K=4",
+    "auto, K=all": "sedem-smol, every block",
+    "auto, text, K=4": "the same four blocks as text (RAG with the same reader)",
     "no memory": "sedem-smol, no memory",
+    "span, K=4": "sedem-smol, K=4, always quoted",
+    "K=1": "sedem-smol, K=1, never quoted",
+    "K=4": "sedem-smol, K=4, never quoted",
+    "K=all": "sedem-smol, every block, never quoted",
+    "text, K=4": "the same four blocks as text, never quoted",
 }
+"""Ways in the order of the table."""
 
 
 def _asked(scale: Scale, questions: str) -> Cell:
@@ -57,10 +62,10 @@ def real_model(scale: Scale) -> Iterator[Number]:
     """Scores by way to answer; those of sedem-nano in the last row."""
     for key in QUESTIONS if SMOL in scale.shipped else ():
         title, cell = scale.sets[key].title, _asked(scale, key)
-        for way in WAYS:
+        for way, label in LABELS.items():
             for metric in SHOWN.get(key, ("f1",)):
                 number = f"ways.{way}.{metric}"
-                yield Number(LABELS[way], f"{title} {metric.upper()}", None, cell, number)
+                yield Number(label, f"{title} {metric.upper()}", None, cell, number)
         if key in LIMITS:
             yield by_k("sedem-nano, K=4", scale, guided_answers(scale, key), 4)
     if SMOL in scale.shipped:

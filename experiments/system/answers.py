@@ -52,6 +52,7 @@ def answers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         shift=cell.shift // SHORTER if scale.stand_in else cell.shift,
         max_new_tokens=answer_tokens(cell, scale),
         dtype=cell.dtype or scale.dtype,
+        answer="free" if cell.method == "sedem" else None,
         **({"memory": cell.slots} if cell.slots else {}),
     )
     result = run_evaluation(config, out=scale.runs / "evaluation" / cell.name)
@@ -76,13 +77,18 @@ def budgets(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
 
 
 WAYS: dict[str, dict[str, Any]] = {
-    "K=1": {"k": 1},
-    "K=4": {"k": 4},
-    "K=all": {"k": "all"},
-    "text, K=4": {"k": 4, "condition": "text"},
-    "no memory": {"blocks": []},
+    "K=1": {"k": 1, "answer": "free"},
+    "K=4": {"k": 4, "answer": "free"},
+    "K=all": {"k": "all", "answer": "free"},
+    "text, K=4": {"k": 4, "condition": "text", "answer": "free"},
+    "no memory": {"blocks": [], "answer": "free"},
+    "auto, K=1": {"k": 1, "answer": "auto"},
+    "auto, K=4": {"k": 4, "answer": "auto"},
+    "auto, K=all": {"k": "all", "answer": "auto"},
+    "span, K=4": {"k": 4, "answer": "span"},
+    "auto, text, K=4": {"k": 4, "condition": "text", "answer": "auto"},
 }
-"""Ways to answer, with fields of their requests."""
+"""Ways to answer, with fields of their requests; answers are decoded freely, or quoted."""
 
 
 def ways(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:

@@ -164,6 +164,10 @@ class Answer:
         context_tokens: tokens of all documents.
         confidence: probability that the evidence is in the documents; None if the method or the
             checkpoint gives none.
+        answer_confidence: probability that a quoted answer is right, if its source was found; None
+            if it was decoded freely, or if the checkpoint gives none.
+        unsupported: names, numbers and longer words of a freely decoded answer that stand in none
+            of its sources, nor in the question; empty if the method does not check.
         ranking: every block of the memory, best first, on request; not part of the JSON.
         answer_tokens: tokens that were generated, without the one that ends the answer; None if
             the method does not count them; not part of the JSON.
@@ -181,6 +185,8 @@ class Answer:
     stored_bytes: int | None = None
     context_tokens: int | None = None
     confidence: float | None = None
+    answer_confidence: float | None = None
+    unsupported: tuple[str, ...] = ()
     ranking: tuple[Span, ...] | None = None
     answer_tokens: int | None = None
 

@@ -33,6 +33,7 @@ RENT = "What is the rent?"
 TINY = "tiny"
 ANSWER_KEYS = {"answer", "citations", "k", "blocks", "timings", "model", "finish_reason", "cut"} | {
     "conditioning", "stored_bytes", "context_tokens", "confidence",
+    "answer_confidence", "unsupported",
 }  # fmt: skip
 CITATION_KEYS = {
     "rank", "document", "start", "end", "score", "text", "page", "note",

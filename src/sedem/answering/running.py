@@ -30,6 +30,7 @@ from sedem.bank.memory_bank import BankReader
 from sedem.engine.device import Clock
 from sedem.engine.interface import WIDE, Engine, Rows
 from sedem.errors import CancelledError, ConfigError, SedemError, UnavailableError
+from sedem.guidance.spans import unsupported
 from sedem.method.selector import select
 from sedem.modules import SedemModules
 from sedem.types import Answer, Citation, Span
@@ -326,6 +327,8 @@ class RunningAnswers:
                 f"the answer is to be quoted, but the selected blocks have no words that fit into "
                 f"{limit} tokens; select other blocks, raise the limit or leave answer out"
             )
+        if how == "auto" and found is not None and found.gap > float(self.model.spans.gap):
+            return None
         return found
 
     def step(self) -> None:
@@ -499,9 +502,21 @@ def to_answer(name: str, running: Running) -> Answer:
         stored_bytes=request.bank.memory_bytes,
         context_tokens=request.bank.tokens,
         confidence=selection.confidence,
+        answer_confidence=None if span is None else span.confidence,
+        unsupported=() if span is not None else _unsupported(prepared, transcript.text),
         ranking=ranking(request.bank, selection.scores.total) if request.ranking else None,
         answer_tokens=len(transcript.ids) if span is None else span.tokens,
     )
+
+
+def _unsupported(prepared: Prepared, text: str) -> tuple[str, ...]:
+    """The words of an answer that neither its sources nor its question have."""
+    citations = prepared.citations
+    # Without a text nothing can be checked; nor does a declined answer come from one.
+    if prepared.inputs is None or not citations or any(one.note for one in citations):
+        return ()
+    names = [one.document for one in citations]
+    return unsupported(text, [*names, *(one.text for one in citations), prepared.request.question])
 
 
 def ranking(bank: BankReader, scores_N: Tensor) -> tuple[Span, ...]:

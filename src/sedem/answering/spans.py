@@ -131,7 +131,8 @@ class FoundSpan:
         start: its first character in the document.
         end: the character after it.
         tokens: number of its tokens.
-        probability: that it is the answer, among the spans that were compared.
+        gap: how far its first token is behind the likeliest one, in log-probability.
+        confidence: probability that it is right; None if the model gives none.
     """
 
     block: int
@@ -139,7 +140,8 @@ class FoundSpan:
     end: int
     text: str
     tokens: int
-    probability: float
+    gap: float
+    confidence: float | None
 
 
 class SpanSearch:
@@ -296,16 +298,18 @@ def find_span(
     spans = search.candidates(logits_V)
     if not spans:
         return None
-    scores_C = search.scores(spans)
-    best = int(scores_C.argmax())
+    best, features = model.spans.best(search.features(spans))
     span, passage = spans[best], spans[best].beginning.passage
+    likeliest = float(logits_V.float().log_softmax(-1).max())
+    confidence = float(model.spans.certainty(features)) if model.config.spans else None
     return FoundSpan(
         passage.block,
         passage.start + span.beginning.at,
         passage.start + span.end,
         span.text,
         span.tokens,
-        float(scores_C.softmax(-1)[best]),
+        likeliest - span.beginning.log_first,
+        confidence,
     )
 
 

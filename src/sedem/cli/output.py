@@ -258,8 +258,12 @@ def print_answer(
         facts.append(f"from {answer.k:,} of {count(answer.blocks, 'block')}")
     if answer.confidence is not None:
         facts.append(f"source found: {answer.confidence:.2f}")
+    if answer.answer_confidence is not None:
+        facts.append(f"answer right: {answer.answer_confidence:.2f}")
     if facts:
         write(f"  {', '.join(facts)}")
+    if answer.unsupported:
+        write(f"  not in the sources: {' '.join(answer.unsupported)}")
     print_sources(answer)
 
 

@@ -197,14 +197,14 @@ def confidence_features(scores_N: Tensor, question_tokens: int) -> Tensor:
 
 
 class Confidence(nn.Module):
-    """The probability that a bank has the evidence, as a logistic function of the features.
+    """A probability, such as that a bank has the evidence, as a logistic function of features.
 
-    It has three parameters, which `fit` sets after training. Before that it returns 0.5.
+    `fit` sets its parameters after training. Before that it returns 0.5.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, features: int = len(FEATURES)) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(len(FEATURES)))
+        self.weight = nn.Parameter(torch.zeros(features))
         self.bias = nn.Parameter(torch.zeros(()))
 
     def forward(self, features_BF: Tensor) -> Tensor:
@@ -215,14 +215,14 @@ class Confidence(nn.Module):
         """Fit the parameters by maximum likelihood.
 
         Args:
-            present_B: whether the documents had the evidence.
+            present_B: whether what it is the probability of was so.
         """
         features_BF, target_B = features_BF.double(), present_B.double()
         # Features of one scale make the problem well conditioned. A small penalty keeps weights
         # finite if the features separate the two classes.
         mean_F, spread_F = features_BF.mean(0), features_BF.std(0).clamp_min(1e-9)
         scaled_BF = (features_BF - mean_F) / spread_F
-        weight_F = torch.zeros(len(FEATURES), dtype=torch.float64, requires_grad=True)
+        weight_F = torch.zeros_like(self.weight, dtype=torch.float64, requires_grad=True)
         bias = torch.zeros((), dtype=torch.float64, requires_grad=True)
         optimizer = torch.optim.LBFGS([weight_F, bias], max_iter=200, line_search_fn="strong_wolfe")
 

@@ -17,6 +17,7 @@ from itertools import takewhile
 import torch
 from torch import Tensor, nn
 
+from sedem.guidance.scores import Confidence
 from sedem.types import WITHOUT_SPACES
 
 FEATURES = ("likelihood", "mean", "length", "block", "words")
@@ -33,6 +34,8 @@ _AFTER = re.compile(r"[%‰°)\]]*")
 LEAST = -4.0
 """Least log-probability of a token that counts. If memory has lost the spelling of a name, one of
 its tokens seems all but impossible."""
+GAP = 3.0
+"""The usual `SpanScorer.gap`."""
 STEM = 4
 """Fewest letters that two forms of a word share."""
 ENDING = 3
@@ -109,6 +112,30 @@ def matches_of(
     return found
 
 
+def unsupported(answer: str, sources: Iterable[str]) -> tuple[str, ...]:
+    """Return the names, numbers and longer words of an answer that stand in none of its sources.
+
+    Args:
+        sources: texts that the answer may take its words from, among them the question.
+    """
+    own = {text[start:end].casefold() for text in sources for start, end in words_of(text)}
+    words = dict.fromkeys(answer[start:end] for start, end in words_of(answer))
+    return tuple(word for word in words if _is_checked(word) and not _stands_in(word, own))
+
+
+def _is_checked(word: str) -> bool:
+    if any(character.isdigit() for character in word):
+        return True
+    return len(word) >= STEM or (word[0].isupper() and word.casefold() not in ("yes", "no"))
+
+
+def _stands_in(word: str, words: set[str]) -> bool:
+    """Whether a word is among others: a name or a number as it is, another word in any form."""
+    exact = word[0].isupper() or any(character.isdigit() for character in word)
+    word = word.casefold()
+    return word in words or (not exact and any(same_stem(word, other) for other in words))
+
+
 def total_weight(matches: Iterable[Match]) -> float:
     """Return the weight of the different words among some matches."""
     return sum({match.word: match.weight for match in matches}.values())
@@ -141,17 +168,36 @@ def span_features(
 
 
 class SpanScorer(nn.Module):
-    """A linear score of spans. Before `fit`, it is the log-probability."""
+    """A linear score of spans. Before `fit`, it is the log-probability.
+
+    Attributes:
+        gap: `auto` decodes freely if the likeliest first token has a log-probability that is higher
+            by more than this than that of the best span. Then the answer, such as "no", seems to
+            need words that the text does not have.
+        certainty: the probability that the best span is right.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(len(FEATURES)))
+        self.gap = nn.Parameter(torch.tensor(GAP))
+        self.certainty = Confidence(2)
         with torch.no_grad():
             self.weight[FEATURES.index("likelihood")] = 1.0
 
     def forward(self, features_SF: Tensor) -> Tensor:
         """Scores `[S]`, whose softmax is the probability that a span is the answer."""
         return features_SF.to(self.weight) @ self.weight
+
+    def best(self, features_SF: Tensor) -> tuple[int, Tensor]:
+        """Return the best span, and the two features of its certainty.
+
+        These are the logarithm of its share of the softmax over all spans, and its mean
+        log-probability.
+        """
+        log_S = self(features_SF).log_softmax(-1)
+        best = int(log_S.argmax())
+        return best, torch.stack([log_S[best], features_SF[best, FEATURES.index("mean")]])
 
     def fit(self, questions: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Fit the weights by maximum likelihood.
@@ -178,3 +224,20 @@ class SpanScorer(nn.Module):
         optimizer.step(loss)
         with torch.no_grad():
             self.weight.copy_(weight_F / spread_F)
+
+    def fit_gap(self, gaps: Sequence[float], spans: Sequence[float], free: Sequence[float]) -> None:
+        """Choose the gap with which the answers of some questions are best.
+
+        Args:
+            gaps: how far the first token of each best span is behind the likeliest one.
+            spans: how right each best span is.
+            free: how right the answer is that is decoded freely.
+        """
+        tried = [GAP, *sorted({*gaps})]
+
+        def worth(gap: float) -> float:
+            rows = zip(gaps, spans, free, strict=True)
+            return sum(f if own > gap else s for own, s, f in rows)
+
+        with torch.no_grad():
+            self.gap.fill_(max(tried, key=worth))

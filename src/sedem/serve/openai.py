@@ -246,6 +246,8 @@ def details_of(answered: Answered) -> dict[str, Any]:
         "condition": asked.request.condition,
         "selection": asked.request.selection,
         "answer": asked.request.answer,
+        "answer_confidence": answer.answer_confidence,
+        "unsupported": answer.unsupported,
         "finish_reason": answer.finish_reason,
         "cut": [*asked.unused, *answer.cut],
         "timings": {name: round(ms, 3) for name, ms in answer.timings.items()},

@@ -339,11 +339,13 @@ class ComparedSpans:
     Attributes:
         features: see `guidance.spans.span_features` `[C, F]`.
         right: token F1 of each, from 0 to 1 `[C]`.
-        free: the same of the answer that is decoded freely.
+        gap: how far the first token of each is behind the likeliest one `[C]`.
+        free: token F1 of the answer that is decoded freely.
     """
 
     features: Tensor
     right: Tensor
+    gap: Tensor
     free: float
 
 
@@ -369,7 +371,10 @@ def compare_spans(
             spans = search.candidates(logits_1V[0])
         if spans:
             right_C = torch.tensor([_right(span.text, example) for span in spans])
-            compared.append(ComparedSpans(search.features(spans), right_C, _right(free, example)))
+            log_first_C = torch.tensor([span.beginning.log_first for span in spans])
+            gap_C = logits_1V[0].float().log_softmax(-1).max().cpu() - log_first_C
+            features_CF = search.features(spans)
+            compared.append(ComparedSpans(features_CF, right_C, gap_C, _right(free, example)))
         if progress is not None:
             progress(number, len(examples))
     return compared
@@ -379,14 +384,36 @@ def _right(text: str, example: Example) -> float:
     return token_f1(text, example.answers) / 100
 
 
+@torch.no_grad()
 def fit_spans(
     compared: Sequence[ComparedSpans], held_out: int
 ) -> tuple[SpanScorer, dict[str, float]]:
-    """Fit the score of spans, and measure it on the last questions."""
+    """Fit the score of spans and what follows from it.
+
+    Args:
+        held_out: number of questions, the last ones, that are not fitted to.
+
+    Returns:
+        The scorer, and the mean token F1 of the last questions by way to answer.
+    """
     scorer = SpanScorer()
     fitted, measured = compared[: len(compared) - held_out], compared[len(compared) - held_out :]
-    scorer.fit([(one.features, one.right) for one in fitted if one.right.any()])
-    with torch.no_grad():
-        chosen = [float(one.right[scorer(one.features).argmax()]) for one in measured]
-    free = [one.free for one in measured]
-    return scorer, {"free": 100 * mean(free), "span": 100 * mean(chosen)}
+    with torch.enable_grad():
+        scorer.fit([(one.features, one.right) for one in fitted if one.right.any()])
+    best = [scorer.best(one.features) for one in fitted]
+    right = [float(one.right[index]) for one, (index, _) in zip(fitted, best, strict=True)]
+    gaps = [float(one.gap[index]) for one, (index, _) in zip(fitted, best, strict=True)]
+    scorer.fit_gap(gaps, right, [one.free for one in fitted])
+    quoted_B = torch.tensor(gaps) <= scorer.gap
+    if quoted_B.any():
+        features_BF = torch.stack([features for _, features in best])[quoted_B]
+        with torch.enable_grad():
+            scorer.certainty.fit(features_BF, torch.tensor(right)[quoted_B] > 0.5)
+    scores: dict[str, list[float]] = {"free": [], "span": [], "auto": []}
+    for one in measured:
+        index, _ = scorer.best(one.features)
+        span = float(one.right[index])
+        scores["free"].append(one.free)
+        scores["span"].append(span)
+        scores["auto"].append(one.free if one.gap[index] > scorer.gap else span)
+    return scorer, {how: 100 * mean(found) for how, found in scores.items()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from answers import RENT, SHORT, build, joined, opened, untimed
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
 from sedem.answering.decoding import end_ids
 from sedem.answering.requests import Prepared, Request, prepare
-from sedem.answering.spans import Candidate, SpanSearch
+from sedem.answering.spans import Candidate, SpanSearch, find_span
 from sedem.backbone.decoder import Backbone
 from sedem.engine.device import Clock
 from sedem.errors import ConfigError
@@ -143,6 +145,44 @@ def test_there_must_be_words_to_quote(model: SeDeM, bank: MemoryBank) -> None:
 def test_an_unknown_way_to_answer_is_refused(model: SeDeM, bank: MemoryBank) -> None:
     with pytest.raises(ConfigError, match="answer is 'quote'; it can be free, span, auto"):
         model.answer(bank, RENT, answer="quote")  # type: ignore[arg-type]
+
+
+def test_auto_quotes_unless_the_likeliest_first_word_is_in_none_of_the_blocks(
+    model: SeDeM, bank: MemoryBank
+) -> None:
+    free, span = (model.answer(bank, RENT, answer=how, decoding=SHORT) for how in ("free", "span"))
+    with torch.no_grad():
+        model.spans.gap.fill_(1e9)
+    assert untimed(model.answer(bank, RENT, answer="auto", decoding=SHORT)) == untimed(span)
+    with torch.no_grad():
+        model.spans.gap.fill_(-1.0)
+    assert untimed(model.answer(bank, RENT, answer="auto", decoding=SHORT)) == untimed(free)
+    prepared, _ = compared(model, Request(bank, RENT))
+    assert prepared.inputs is not None
+    with joined(model.engine, [prepared.inputs], 12) as (logits_1V, rows):
+        found = find_span(model, rows, 0, prepared, 12, logits_1V[0])
+    assert found is not None
+    log_V = logits_1V[0].log_softmax(-1)
+    first = model.decoder.token_ids(f" {found.text}")[0]
+    assert found.gap == pytest.approx(float(log_V.max() - log_V[first]), abs=1e-5)
+
+
+def test_only_fitted_spans_have_a_confidence(
+    config: SedemConfig, backbone: Backbone, bank: MemoryBank, tmp_path: Path
+) -> None:
+    fitted = build(config, backbone, spans=True, answer="span")
+    with torch.no_grad():
+        fitted.spans.weight[1], fitted.spans.gap[...] = 2.0, 1.5
+        fitted.spans.certainty.weight[:] = torch.tensor([0.5, 0.25])
+    fitted.save_pretrained(tmp_path / "fitted")
+    opened = SeDeM.from_pretrained(tmp_path / "fitted")
+    answer, again = fitted.answer(bank, RENT), opened.answer(bank, RENT)
+    assert 0 < (answer.answer_confidence or 0) < 1
+    assert (again.text, again.answer_confidence) == (answer.text, answer.answer_confidence)
+    assert opened.spans.gap.item() == 1.5
+    assert fitted.answer(bank, RENT, answer="free", decoding=SHORT).answer_confidence is None
+    plain = build(config, backbone, answer="span")
+    assert plain.answer(bank, RENT).answer_confidence is None
 
 
 SETTINGS = settings(

@@ -10,6 +10,7 @@ import torch
 
 from sedem.guidance.spans import (
     FEATURES,
+    GAP,
     SpanScorer,
     ends_of,
     matches_of,
@@ -17,6 +18,7 @@ from sedem.guidance.spans import (
     sentences_of,
     span_features,
     total_weight,
+    unsupported,
     words_of,
 )
 
@@ -115,3 +117,39 @@ def test_fitting_finds_the_feature_that_tells_right_spans() -> None:
     assert int(weight_F.argmax()) == 4 and weight_F.topk(2).values[1] < 0.3 * weight_F.max()
     chosen = [int(scorer(f).argmax()) == int(r.argmax()) for f, r in questions]
     assert sum(chosen) >= 38
+
+
+def test_the_gap_is_the_one_with_which_answers_are_best() -> None:
+    scorer = SpanScorer()
+    assert scorer.gap.item() == GAP
+    gaps = [0.0, 0.5, 6.0, 7.0, 1.0]
+    scorer.fit_gap(gaps, spans=[1.0, 0.8, 0.0, 0.0, 0.4], free=[0.5, 0.5, 1.0, 0.9, 0.6])
+    assert 0.5 <= scorer.gap.item() < 1.0
+    scorer.fit_gap(gaps, spans=[1.0] * 5, free=[0.0] * 5)
+    assert scorer.gap.item() == 7.0
+
+
+def test_the_best_span_comes_with_its_share_and_its_mean_probability() -> None:
+    features_SF = torch.tensor([[-4.0, -2.0, 0.0, 0.0, 1.0], [-1.0, -0.5, 0.0, 0.0, 0.0]])
+    best, features = SpanScorer().best(features_SF)
+    share = math.exp(-1.0) / (math.exp(-1.0) + math.exp(-4.0))
+    assert best == 1
+    assert features.tolist() == pytest.approx([math.log(share), -0.5])
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("Piet van der Wouden", ()),
+        ("Piet van der Woudoud", ("Woudoud",)),
+        ("1,358 euros", ("1,358", "euros")),
+        ("1,385 crown", ()),
+        ("no", ()),
+        ("Yes", ()),
+        ("Ann and Ann", ("Ann",)),
+        ("He called in 2015", ("He", "2015")),
+    ],
+)
+def test_words_that_no_source_has(answer: str, expected: tuple[str, ...]) -> None:
+    sources = ["Call Piet van der Wouden.", "It costs 1,385 crowns."]
+    assert unsupported(answer, sources) == expected

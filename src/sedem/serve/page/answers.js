@@ -116,6 +116,9 @@ export class Card {
       ),
       ...(sedem.finish_reason === "length" ? [note("The answer was cut off at its limit.")] : []),
       ...(sedem.cut ?? []).map(note),
+      ...(sedem.unsupported?.length
+        ? [note(`Not in the sources: ${sedem.unsupported.join(", ")}`)]
+        : []),
     );
   }
 
