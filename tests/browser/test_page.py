@@ -151,6 +151,18 @@ def test_settings_change_and_the_answer_before_stays_beside(page: Page) -> None:
     expect(page.locator(".answer").first.locator(".chips")).to_contain_text("used)")
 
 
+def test_a_quoted_answer_is_marked_in_its_source_and_in_the_document(page: Page) -> None:
+    ask(page, QUESTION, k="2", answer="span")
+    quoted = page.locator(".answer").first.locator(".said").inner_text()
+    source = page.locator(".source .excerpt strong")
+    expect(source).to_have_text(quoted)
+    words = page.locator("#text mark strong")
+    assert "".join(words.all_inner_texts()) == quoted
+    expect(words.first).to_be_in_viewport()
+    ask(page, QUESTION, k="2", answer="free")
+    expect(words).to_have_count(0)
+
+
 def test_a_question_that_the_documents_do_not_say_is_declined(page: Page) -> None:
     slider = page.get_by_label("Minimum confidence")
     slider.press("End")
@@ -231,8 +243,8 @@ def test_everything_can_be_done_with_the_keyboard(visit: Opener) -> None:
     page.keyboard.press("Tab")
     page.keyboard.press("ArrowRight")
     expect(page.locator("input[name=k][value='4']")).to_be_checked()
-    page.keyboard.press("Tab")
-    page.keyboard.press("Tab")
+    for _ in ("condition", "selection", "answer", "min-confidence"):
+        page.keyboard.press("Tab")
     page.keyboard.press("ArrowRight")
     expect(page.locator("#min-confidence-shown")).to_have_text("5 %")
     page.keyboard.press("Tab")

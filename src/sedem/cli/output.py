@@ -36,6 +36,8 @@ GAP = 2
 
 SNIPPET = 100
 """Characters of a source that are shown."""
+SHARED = 3
+"""Words that a source shares with the question, the rarest, that are shown."""
 _SPACES = re.compile(r"\s+")
 
 QUESTION_BYTES = 2**20
@@ -274,7 +276,8 @@ def print_sources(answer: Answer) -> None:
         if citation.note is not None:
             notes.setdefault(citation.note)
         shown = _snippet(citation)
-        score = "" if citation.score is None else f" ({citation.score:.1f})"
+        words = "".join(f", {word}" for word in citation.words[:SHARED])
+        score = "" if citation.score is None else f" ({citation.score:.1f}{words})"
         page = "" if citation.page is None else f", page {citation.page:,}"
         place = f"{citation.document}{page}:{citation.start}-{citation.end}"
         write(f"  [{citation.rank}] {place}{score}  {shown}".rstrip())

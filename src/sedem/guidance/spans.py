@@ -195,6 +195,7 @@ class SpanScorer(nn.Module):
         These are the logarithm of its share of the softmax over all spans, and its mean
         log-probability.
         """
+        features_SF = features_SF.to(self.weight)
         log_S = self(features_SF).log_softmax(-1)
         best = int(log_S.argmax())
         return best, torch.stack([log_S[best], features_SF[best, FEATURES.index("mean")]])

@@ -6,6 +6,7 @@ import { confidenceWords, count, cutter, duration, score } from "./text.js";
 
 const list = by("answers");
 const OPEN = 5; // sources that are shown at once
+const SHARED = 3; // words of the question that are shown with a source
 const BEFORE = 60; // characters of a source before the answer's words
 const TIMES = [
   ["ttft_ms", "First token"],
@@ -86,7 +87,7 @@ export class Card {
       make("span", { class: "unseen" }, "score "),
       make("span", { class: "score" }, score(citation.score)),
       bar,
-      make("span", { class: "place" }, place(citation)),
+      make("span", { class: "place" }, [place(citation), ...shared(citation)].join(" · ")),
       make("span", { class: "excerpt" }, citation.text.trim() || citation.note || ""),
     );
   }
@@ -164,6 +165,9 @@ export class Card {
     this.element.classList.add("before");
   }
 }
+
+/** What a source has in common with the question: its rarest words. */
+const shared = ({ words = [] }) => (words.length ? [words.slice(0, SHARED).join(", ")] : []);
 
 /** The words of an answer, and the text of the source around them. */
 function quotation({ text, start, end, answer_start: from, answer_end: to }) {
