@@ -78,8 +78,10 @@ def _more_ways(scale: Scale) -> Iterator[Number]:
     chat = replace(model, name=f"{model.name}-chat", start=(("chat_template", True),))
     long = replace(cell, k=None, limit=LONG)
     rows = {
-        "sedem-smol, K=4, in the chat template": replace(cell, variant=chat),
-        "every block as text (full context, tuned)": replace(long, k="all", condition="text"),
+        "sedem-smol, K=4, in the chat template, never quoted": replace(cell, variant=chat),
+        "every block as text (full context, tuned), never quoted": replace(
+            long, k="all", condition="text"
+        ),
         "frozen backbone, every paragraph as text": replace(long, method="full-context"),
         "frozen backbone, BM25's four paragraphs as text": replace(long, method="bm25", k=4),
     }

@@ -29,7 +29,7 @@ from sedem.answering.spans import FoundSpan, find_span
 from sedem.bank.memory_bank import BankReader
 from sedem.engine.device import Clock
 from sedem.engine.interface import WIDE, Engine, Rows
-from sedem.errors import CancelledError, ConfigError, SedemError, UnavailableError
+from sedem.errors import CancelledError, ConfigError, NoTextError, SedemError, UnavailableError
 from sedem.guidance.spans import unsupported
 from sedem.method.selector import select
 from sedem.modules import SedemModules
@@ -321,7 +321,12 @@ class RunningAnswers:
         if how == "free":
             return None
         limit = running.question.decoding.max_new_tokens
-        found = find_span(self.model, self.rows, row, running.prepared, limit, logits_V)
+        try:
+            found = find_span(self.model, self.rows, row, running.prepared, limit, logits_V)
+        except NoTextError:
+            if how == "span":
+                raise
+            return None
         if how == "span" and found is None:
             raise ConfigError(
                 f"the answer is to be quoted, but the selected blocks have no words that fit into "

@@ -197,7 +197,8 @@ class SpanSearch:
             further = [one.beginning for one in self._best(longer)[:FURTHER]]
             if further:
                 found += self._read(further, self.longest, log_V)[0]
-        return list(dict.fromkeys(found))
+        # What was read further begins with spans that are known.
+        return list({(one.beginning, one.end): one for one in found}.values())
 
     def _beginnings(self, log_V: Tensor) -> list[Beginning]:
         """Every word of the selected blocks."""
