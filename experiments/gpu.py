@@ -89,7 +89,12 @@ def _asked(device: str, engine: str) -> tuple[torch.Tensor, list[str]]:
     scores = torch.stack(
         [model.scores(memory, q) / n for q, n in zip(QUESTIONS, tokens, strict=True)]
     )
-    return scores, [answer.text for answer in model.answer(memory, QUESTIONS)]
+    answers = [
+        answer.text
+        for how in ("free", "span")
+        for answer in model.answer(memory, QUESTIONS, answer=how)
+    ]
+    return scores, answers
 
 
 def train(end: float, overrides: Sequence[str]) -> bool:
