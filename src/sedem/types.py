@@ -120,7 +120,8 @@ class Citation:
         note: why `text` is empty, in a sentence; None if it is there.
         state_score: the selector's part of the score; None if it was not asked for.
         word_score: BM25 of the question's words, before its weight; None if it was not asked for.
-        words: words of the question that stand in the block or its document's name, rarest first.
+        words: words of the question that stand in the block or its document's name, rarest first,
+            without common ones.
         answer_start: first character of the answer, if it was quoted from this span; else None.
         answer_end: character after the answer.
     """

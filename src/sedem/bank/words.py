@@ -27,6 +27,8 @@ from sedem.errors import BankError
 
 POSTINGS = 50_000
 """Blocks with a word that one question may read, rarest words first. It limits only large banks."""
+TELLING = 0.25
+"""Least weight of a word that is shown with a block, as a share of the heaviest one's."""
 _WORD = re.compile(r"[^\W_]+")
 
 
@@ -74,8 +76,13 @@ class Words:
         return Words(tuple(words), len(chosen_n))
 
     def matching(self, block: int) -> tuple[str, ...]:
-        """Words of the question that stand in a block or its document's name, rarest first."""
-        found = [word for word in self.words if block in word.blocks]
+        """Words of the question that stand in a block or its document's name, rarest first.
+
+        Those are left out that are common beside the rarest one, such as "is".
+        """
+        weights = (word.weight for word in self.words if len(word.blocks))
+        least = TELLING * max(weights, default=0.0)
+        found = [word for word in self.words if word.weight >= least and block in word.blocks]
         return tuple(word.text for word in sorted(found, key=lambda word: -word.weight))
 
 
