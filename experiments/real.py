@@ -73,17 +73,13 @@ def real_model(scale: Scale) -> Iterator[Number]:
 
 
 def _more_ways(scale: Scale) -> Iterator[Number]:
-    cell = replace(_asked(scale, MAIN), measure="answers", k=4)
-    model = guided_model(scale, SMOL)
-    chat = replace(model, name=f"{model.name}-chat", start=(("chat_template", True),))
-    long = replace(cell, k=None, limit=LONG)
+    cell = replace(_asked(scale, MAIN), measure="answers", limit=LONG)
     rows = {
-        "sedem-smol, K=4, in the chat template, never quoted": replace(cell, variant=chat),
         "every block as text (full context, tuned), never quoted": replace(
-            long, k="all", condition="text"
+            cell, k="all", condition="text"
         ),
-        "frozen backbone, every paragraph as text": replace(long, method="full-context"),
-        "frozen backbone, BM25's four paragraphs as text": replace(long, method="bm25", k=4),
+        "frozen backbone, every paragraph as text": replace(cell, method="full-context"),
+        "frozen backbone, BM25's four paragraphs as text": replace(cell, method="bm25", k=4),
     }
     for row, one in rows.items():
         yield from scores(row, scale.sets[MAIN].title, one, METRICS)
