@@ -107,6 +107,9 @@ export class Card {
     this.said.removeAttribute("aria-busy");
     this.timings = sedem.timings ?? {};
     if (!this.said.textContent) this.said.append(make("em", {}, "The model said nothing."));
+    if (typeof sedem.answer_confidence === "number") {
+      this.sure.append(note(`If so, the quoted words are right: ${score(sedem.answer_confidence)}`));
+    }
     this.costs.replaceChildren(
       make(
         "dl",

@@ -9,7 +9,7 @@ import { confidenceWords, count } from "./text.js";
 const BUDGETS = ["1", "2", "4", "8", "all", "auto"];
 const CONDITIONS = [["memory", "Memory"], ["text", "Text"], ["both", "Both"]];
 const SELECTIONS = [["states", "Meaning"], ["words", "Words"], ["both", "Both"]];
-const ANSWERS = [["span", "Quotation"], ["free", "Own words"], ["auto", "Either"]];
+const ANSWERS = [["span", "Quote"], ["free", "Free"], ["auto", "Either"]];
 
 export class Asking {
   constructor(reader) {
