@@ -46,7 +46,7 @@ def save(page: Page, name: str) -> None:
     page.wait_for_timeout(500)
     picture = Image.open(io.BytesIO(page.screenshot()))
     small = picture.convert("RGB").quantize(
-        36, method=Image.Quantize.MAXCOVERAGE, kmeans=4, dither=Image.Dither.NONE
+        48, method=Image.Quantize.MAXCOVERAGE, kmeans=4, dither=Image.Dither.NONE
     )
     small.save(DOCS / f"page-{name}.png", optimize=True)
 
