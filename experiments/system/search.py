@@ -41,7 +41,11 @@ from sedem.evaluation.run import sample
 from sedem.guidance.scores import FEATURES, Confidence
 from sedem.method.segments import segment_text
 from sedem.quantization import Quantized, join
-from sedem.training.calibration import score_examples, with_and_without_evidence
+from sedem.training.calibration import (
+    read_examples,
+    score_examples,
+    with_and_without_evidence,
+)
 
 # BM25 over SeDeM's blocks
 
@@ -309,7 +313,8 @@ def confidence(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
 
     def features(questions: Questions, distractors: int, most: int) -> tuple[Tensor, Tensor]:
         chosen = replace(questions, options={**questions.options, "distractors": distractors})
-        scored = score_examples(model, sample(chosen.examples(data), limit or most, 0))
+        examples = sample(chosen.examples(data), limit or most, 0)
+        scored = score_examples(model, examples, read_examples(model, examples))
         return with_and_without_evidence(scored, model.config)
 
     part.fit(*features(fitted, DISTRACTORS[0], LIMITS[0]))
