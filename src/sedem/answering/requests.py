@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import TypedDict, cast, get_args
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -41,6 +41,7 @@ from sedem.method.compressor import state_mask
 from sedem.method.selector import resolve_budget, select
 from sedem.modules import SedemModules
 from sedem.types import Citation, check_unicode
+from sedem.validation import check_choice
 
 
 class Options(TypedDict, total=False):
@@ -319,8 +320,7 @@ def choose(
         forced = torch.tensor(list(request.blocks), dtype=torch.long)
         ranked = forced[select(scores_N[forced], len(forced))]
     condition = request.condition or model.config.condition
-    if condition not in get_args(Condition):
-        raise ConfigError(f"condition is '{condition}'; it can be {', '.join(get_args(Condition))}")
+    check_choice("condition", condition, Condition)
     texts, memory = (
         part.sort().values.tolist()
         for part in ranked.tensor_split([text_count(condition, len(ranked))])
@@ -469,7 +469,8 @@ def select_by(model: SedemModules, request: Request) -> SelectBy:
     """
     if request.selection is None:
         return model.config.selection if request.bank.has_words else "states"
-    return check_selection(request.selection)
+    check_choice("selection", request.selection, SelectBy)
+    return request.selection
 
 
 def answer_by(model: SedemModules, request: Request) -> AnswerBy:
@@ -478,29 +479,9 @@ def answer_by(model: SedemModules, request: Request) -> AnswerBy:
     Raises:
         ConfigError: there is no such way.
     """
-    return check_answer(request.answer or model.config.answer)
-
-
-def check_answer(answer: str) -> AnswerBy:
-    """Return it if a question can be answered that way.
-
-    Raises:
-        ConfigError: it cannot.
-    """
-    if answer not in get_args(AnswerBy):
-        raise ConfigError(f"answer is '{answer}'; it can be {', '.join(get_args(AnswerBy))}")
-    return cast(AnswerBy, answer)
-
-
-def check_selection(selection: str) -> SelectBy:
-    """Return it if blocks can be selected by it.
-
-    Raises:
-        ConfigError: they cannot.
-    """
-    if selection not in get_args(SelectBy):
-        raise ConfigError(f"selection is '{selection}'; it can be {', '.join(get_args(SelectBy))}")
-    return cast(SelectBy, selection)
+    how = request.answer or model.config.answer
+    check_choice("answer", how, AnswerBy)
+    return how
 
 
 def find_words(model: SedemModules, request: Request) -> Words | None:

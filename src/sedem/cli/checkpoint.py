@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
@@ -19,7 +19,9 @@ from sedem.cli.options import (
     parse_options,
 )
 from sedem.cli.train import Overrides, RecipeFile, RecipeName, recipe_path
+from sedem.config import AnswerBy, SelectBy
 from sedem.errors import CheckpointError
+from sedem.validation import check_choice
 
 MOST = 2000
 """Questions of a sample by default: a few parameters need no more, and reading takes time."""
@@ -124,7 +126,6 @@ def calibrate(
     data.calibration of the recipe. The last quarter is not fitted to; the figures are measured on
     it.
     """
-    from sedem.answering.requests import check_answer, check_selection
     from sedem.backbone.loading import hide_bars
     from sedem.checkpoint.folder import copy_with_parts, locate
     from sedem.data.question_sets import open_examples
@@ -135,7 +136,9 @@ def calibrate(
     from sedem.training.recipe import load_recipe
     from sedem.training.stages import Stage2Recipe
 
-    by, how = check_selection(selection), check_answer(answer)
+    check_choice("selection", selection, SelectBy)
+    check_choice("answer", answer, AnswerBy)
+    by, how = cast(SelectBy, selection), cast(AnswerBy, answer)
     if data is None:
         path = recipe_path(recipe, config)
         examples = recipe_examples(load_recipe(Stage2Recipe, path, overrides or ()), limit, seed)

@@ -15,6 +15,7 @@ Letters: B batch, K selected blocks, N blocks, F features.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -224,17 +225,26 @@ class Confidence(nn.Module):
         scaled_BF = (features_BF - mean_F) / spread_F
         weight_F = torch.zeros_like(self.weight, dtype=torch.float64, requires_grad=True)
         bias = torch.zeros((), dtype=torch.float64, requires_grad=True)
-        optimizer = torch.optim.LBFGS([weight_F, bias], max_iter=200, line_search_fn="strong_wolfe")
 
         def loss() -> Tensor:
-            optimizer.zero_grad()
             logits_B = scaled_BF @ weight_F + bias
             value = nn.functional.binary_cross_entropy_with_logits(logits_B, target_B)
-            value = value + 1e-4 * weight_F.square().sum()
-            value.backward()
-            return value
+            return value + 1e-4 * weight_F.square().sum()
 
-        optimizer.step(loss)
+        minimize(loss, [weight_F, bias])
         with torch.no_grad():
             self.weight.copy_(weight_F / spread_F)
             self.bias.copy_(bias - (weight_F * mean_F / spread_F).sum())
+
+
+def minimize(loss: Callable[[], Tensor], parameters: list[Tensor]) -> None:
+    """Set a few parameters in place to where a smooth loss is smallest."""
+    optimizer = torch.optim.LBFGS(parameters, max_iter=200, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        value = loss()
+        value.backward()
+        return value
+
+    optimizer.step(closure)

@@ -17,7 +17,7 @@ from itertools import takewhile
 import torch
 from torch import Tensor, nn
 
-from sedem.guidance.scores import Confidence
+from sedem.guidance.scores import Confidence, minimize
 from sedem.types import WITHOUT_SPACES
 
 FEATURES = ("likelihood", "mean", "length", "block", "words")
@@ -211,18 +211,14 @@ class SpanScorer(nn.Module):
         spread_F = spread_F.clamp_min(1e-9)  # a feature may be the same everywhere
         rows = [(f.double() / spread_F, right_S.double()) for f, right_S in questions]
         weight_F = torch.zeros(len(FEATURES), dtype=torch.float64, requires_grad=True)
-        optimizer = torch.optim.LBFGS([weight_F], max_iter=200, line_search_fn="strong_wolfe")
 
         def loss() -> Tensor:
-            optimizer.zero_grad()
             right = [(features_SF @ weight_F).softmax(0) @ right_S for features_SF, right_S in rows]
             value = -torch.stack(right).clamp_min(1e-9).log().mean()
             # A small penalty keeps weights finite if a feature separates right spans from wrong.
-            value = value + 1e-2 * weight_F.square().sum()
-            value.backward()
-            return value
+            return value + 1e-2 * weight_F.square().sum()
 
-        optimizer.step(loss)
+        minimize(loss, [weight_F])
         with torch.no_grad():
             self.weight.copy_(weight_F / spread_F)
 

@@ -35,7 +35,13 @@ from sedem.engine.device import Clock
 from sedem.errors import ConfigError, DataError
 from sedem.evaluation.metrics import auroc, calibration_error, token_f1
 from sedem.evaluation.run import sample
-from sedem.guidance.scores import FEATURES, Confidence, combined_scores, confidence_features
+from sedem.guidance.scores import (
+    FEATURES,
+    Confidence,
+    combined_scores,
+    confidence_features,
+    minimize,
+)
 from sedem.guidance.spans import SpanScorer
 from sedem.model import SeDeM
 from sedem.reading.encoding import Progress
@@ -212,11 +218,9 @@ def fit_word_weight(questions: Sequence[ScoredQuestion]) -> float:
     probability that a block is evidence.
     """
     logs = torch.zeros(2, dtype=torch.float64, requires_grad=True)
-    optimizer = torch.optim.LBFGS([logs], max_iter=200, line_search_fn="strong_wolfe")
     rows = [(q.states.double(), q.words.scores.double(), q.evidence) for q in questions]
 
     def loss() -> Tensor:
-        optimizer.zero_grad()
         inverse, weight = logs.exp()
         value = torch.stack(
             [
@@ -225,11 +229,9 @@ def fit_word_weight(questions: Sequence[ScoredQuestion]) -> float:
             ]
         ).mean()
         # Finite even where one of the two scores separates all questions.
-        value = value + 1e-3 * logs.square().sum()
-        value.backward()
-        return value
+        return value + 1e-3 * logs.square().sum()
 
-    optimizer.step(loss)
+    minimize(loss, [logs])
     return round(logs[1].exp().item(), 4)
 
 
