@@ -212,6 +212,34 @@ def test_the_responses_interface(client: OpenAI) -> None:
     assert "message 1 (system) was not used" in answer.model_extra["sedem"]["cut"][0]
 
 
+def test_a_quoted_answer_says_where_it_stands_streamed_or_not(client: OpenAI) -> None:
+    asked = {"model": MODEL, "messages": [QUESTION], "extra_body": {"k": 2, "answer": "span"}}
+    answer = client.chat.completions.create(**asked).model_dump()
+    message, sedem = answer["choices"][0]["message"], answer["sedem"]
+    [source] = [one for one in sedem["citations"] if one["answer_start"] is not None]
+    start, end = (source[at] - source["start"] for at in ("answer_start", "answer_end"))
+    assert source["text"][start:end] == message["content"] != ""
+    assert (sedem["answer"], sedem["finish_reason"], sedem["unsupported"]) == ("span", "end", [])
+    files = [one["file_citation"] for one in message["annotations"]]
+    [place] = [file for file in files if "answer_start" in file]
+    assert place == {
+        "file_id": source["document"], "filename": source["document"],
+        "index": source["document_index"],
+        "answer_start": source["answer_start"], "answer_end": source["answer_end"],
+    }  # fmt: skip
+    chunks = [one.model_dump() for one in client.chat.completions.create(**asked, stream=True)]
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert "".join(delta["content"] or "" for delta in deltas) == message["content"]
+    assert [one["file_citation"] for one in deltas[-1]["annotations"]] == files
+    assert chunks[-1]["sedem"]["citations"] == sedem["citations"]
+    with client.responses.stream(
+        model=MODEL, input=RENT, extra_body={"k": 2, "answer": "span"}
+    ) as stream:
+        added = [e for e in stream if e.type == "response.output_text.annotation.added"]
+    places = [dict(event.annotation) for event in added]
+    assert [one.get("answer_start") for one in places] == [f.get("answer_start") for f in files]
+
+
 def test_the_responses_interface_streams(client: OpenAI) -> None:
     texts = [{"role": "user", "content": [{"type": "input_text", "text": RENT}]}]
     with client.responses.stream(model=MODEL, input=texts, max_output_tokens=16) as stream:

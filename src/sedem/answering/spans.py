@@ -93,12 +93,14 @@ class Beginning:
         at: its character in the passage.
         end: the character after its first word.
         log_first: log-probability of its first token.
+        gap: how far that is behind the likeliest token.
     """
 
     passage: Passage
     at: int
     end: int
     log_first: float
+    gap: float
 
 
 @dataclass(frozen=True)
@@ -208,9 +210,10 @@ class SpanSearch:
             return []
         distinct = list(dict.fromkeys(words))
         tokens = self.model.decoder.tokenize(distinct)["input_ids"]
-        log_first = log_V[[ids[0] for ids in tokens]].tolist()
-        known = dict(zip(distinct, log_first, strict=True))
-        return [Beginning(*place, known[word]) for place, word in zip(places, words, strict=True)]
+        first = log_V[[ids[0] for ids in tokens]]
+        both = zip(first.tolist(), (log_V.max() - first).tolist(), strict=True)
+        known = dict(zip(distinct, both, strict=True))
+        return [Beginning(*place, *known[word]) for place, word in zip(places, words, strict=True)]
 
     def scores(self, spans: Sequence[Candidate]) -> Tensor:
         """Score spans `[C]`."""
@@ -301,7 +304,6 @@ def find_span(
         return None
     best, features = model.spans.best(search.features(spans))
     span, passage = spans[best], spans[best].beginning.passage
-    likeliest = float(logits_V.float().log_softmax(-1).max())
     confidence = float(model.spans.certainty(features)) if model.config.spans else None
     return FoundSpan(
         passage.block,
@@ -309,7 +311,7 @@ def find_span(
         passage.start + span.end,
         span.text,
         span.tokens,
-        likeliest - span.beginning.log_first,
+        span.beginning.gap,
         confidence,
     )
 

@@ -373,8 +373,7 @@ def compare_spans(
             spans = search.candidates(logits_1V[0])
         if spans:
             right_C = torch.tensor([_right(span.text, example) for span in spans])
-            log_first_C = torch.tensor([span.beginning.log_first for span in spans])
-            gap_C = logits_1V[0].float().log_softmax(-1).max().cpu() - log_first_C
+            gap_C = torch.tensor([span.beginning.gap for span in spans])
             features_CF = search.features(spans)
             compared.append(ComparedSpans(features_CF, right_C, gap_C, _right(free, example)))
         if progress is not None:

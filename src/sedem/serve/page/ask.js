@@ -16,6 +16,7 @@ export class Asking {
     this.reader = reader;
     this.bank = null;
     this.model = "";
+    this.own = {};
     this.card = this.before = this.running = null;
     choices("k-choice", "k", BUDGETS.map((one) => [one, one]), "2");
     choices("condition-choice", "condition", CONDITIONS, "memory");
@@ -42,7 +43,7 @@ export class Asking {
     if (!model) return;
     this.model = model.id;
     by("model").textContent = model.id;
-    const own = model.sedem ?? {};
+    const own = (this.own = model.sedem ?? {});
     check("k", String(own.k));
     for (const name of ["condition", "selection", "answer"]) check(name, own[name]);
     if (own.confidence === false) by("min-confidence").disabled = true;
@@ -65,7 +66,10 @@ export class Asking {
     return {
       k: /^\d+$/.test(k) ? Number(k) : k,
       condition: form.get("condition"),
-      selection: form.get("selection"),
+      // Left out where it is the model's own, which a bank without an index of words need not have.
+      ...(form.get("selection") === this.own.selection
+        ? {}
+        : { selection: form.get("selection") }),
       answer: form.get("answer"),
       ...(least ? { min_confidence: least } : {}),
     };
