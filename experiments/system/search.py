@@ -315,7 +315,7 @@ def confidence(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         chosen = replace(questions, options={**questions.options, "distractors": distractors})
         examples = sample(chosen.examples(data), limit or most, 0)
         scored = score_examples(model, examples, read_examples(model, examples))
-        return with_and_without_evidence(scored, model.config)
+        return with_and_without_evidence(scored)
 
     part.fit(*features(fitted, DISTRACTORS[0], LIMITS[0]))
     measured = {

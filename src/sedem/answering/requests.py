@@ -69,7 +69,7 @@ class Request:
             text and the others as memory; None means the model's default.
         selection: blocks are compared with the question by their "states", as in the paper, by its
             "words", or by "both"; None means the model's default, or states if the bank has no
-            index of words. The model's confidence belongs to its default alone.
+            index of words. By words alone, there is no confidence.
         answer: "free" decodes any words, as in the paper; "span" quotes the selected blocks; "auto"
             quotes them unless the question seems to need other words. None means the model's
             default. Settings of sampling and stop strings apply to free answers alone.
@@ -198,7 +198,7 @@ def prepare(
             for request in requests
         ]
         scores = [] if states is None else score_requests(model, to_select, *states)
-        sure = [] if states is None else confidences(model, to_select, scores, states[1])
+        sure = [] if states is None else confidences(model, scores, states[1])
         known = zip(to_select, scores, sure, strict=True)
         selected = iter([choose(model, *one) for one in known])
         selections = [request.selected or next(selected) for request in requests]
@@ -272,29 +272,31 @@ def check_min_confidence(model: SedemModules, request: Request) -> None:
             f"min_confidence is {asked}, but this model gives no confidence; fit it with "
             "'sedem calibrate', or leave min_confidence out"
         )
-    if (by := select_by(model, request)) != model.config.selection:
+    if select_by(model, request) == "words":
         raise ConfigError(
-            f"min_confidence is {asked}, but this model's confidence is fitted to blocks selected "
-            f"by {model.config.selection}, and these would be selected by {by}; leave one of the "
-            "two out, or use a bank with an index of words"
+            f"min_confidence is {asked}, but a confidence comes from the states of blocks, and "
+            "these would be selected by words alone; select by both, or leave min_confidence out"
         )
 
 
 @torch.no_grad()
 def confidences(
-    model: SedemModules, requests: Sequence[Request], scores: Sequence[Scores], mask_BQ: Tensor
+    model: SedemModules, scores: Sequence[Scores], mask_BQ: Tensor
 ) -> list[float | None]:
-    """Return the probability that a bank has the evidence, for each request.
+    """Return the probability that a bank has the evidence, for each question.
 
-    It is None if the model gives none, or if it was fitted to another selection.
+    It comes from states alone, because how much a word weighs depends on the size of the bank. It
+    is None if the model gives none, or if there are no states.
     """
-    part = model.confidence
-    if part is None:
-        return [None] * len(scores)
-    rows = zip((one.total for one in scores), mask_BQ.sum(1).tolist(), strict=True)
-    found = part(torch.stack([confidence_features(*row) for row in rows])).tolist()
-    fitted = [select_by(model, request) == model.config.selection for request in requests]
-    return [value if fits else None for value, fits in zip(found, fitted, strict=True)]
+    part, found = model.confidence, list[float | None]()
+    for one, tokens in zip(scores, mask_BQ.sum(1).tolist(), strict=True):
+        if part is None or one.states is None:
+            found.append(None)
+            continue
+        # Without the blocks of other documents.
+        states_N = one.states.masked_fill(one.total == -torch.inf, -torch.inf)
+        found.append(float(part(confidence_features(states_N, tokens)[None])[0]))
+    return found
 
 
 def choose(

@@ -6,9 +6,9 @@ The paper discards the selector's scores after choosing K blocks, and always ans
                        bias carries gradient, so the answer loss trains the selector, with or
                        without labels.
     adaptive budgets   softmax(s / tau) determines how many blocks a question needs.
-    confidence         a logistic function of two features. If the evidence is missing, the best
-                       block matches each question token less well, and stands out less from the
-                       next ones.
+    confidence         a logistic function of two features of s. If the evidence is missing, the
+                       best block matches each question token less well, and stands out less from
+                       the next ones.
 
 Letters: B batch, K selected blocks, N blocks, F features.
 """

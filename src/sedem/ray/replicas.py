@@ -306,7 +306,7 @@ class EngineReplica:
         if not len(bank):
             raise BankError("the bank holds no documents; add some with 'sedem build BANK FILE...'")
         scores = await self._scored(version, request, hidden_1QE)
-        (confidence,) = confidences(model, [request], [scores], mask_1Q)
+        (confidence,) = confidences(model, [scores], mask_1Q)
         selected = choose(model, request, scores, confidence)
         scored = time.perf_counter()
         times = {"encode_ms": 1e3 * (encoded - begun), "score_ms": 1e3 * (scored - encoded)}

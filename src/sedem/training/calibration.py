@@ -113,20 +113,23 @@ class ScoredQuestion:
     evidence: Tensor
     tokens: int
 
-    def scores(self, config: SedemConfig, among_N: Tensor | None = None) -> Tensor:
-        """What blocks are selected by, in a bank of all blocks or of some."""
-        kept_N = torch.ones_like(self.evidence) if among_N is None else among_N
-        states_N = words_N = None
-        if config.selection != "words":
-            states_N = self.states[kept_N]
-        if config.selection != "states":
-            words_N = self.words.among(kept_N.nonzero()[:, 0].tolist()).scores
+    def scores(self, config: SedemConfig) -> Tensor:
+        """What blocks are selected by."""
+        states_N = None if config.selection == "words" else self.states
+        words_N = None if config.selection == "states" else self.words.scores
         return combined_scores(states_N, words_N, config)
 
-    def features(self, config: SedemConfig) -> Tensor:
+    def features(self) -> Tensor:
         """Features of the confidence with the evidence and without it `[2, F]`."""
-        found = [self.scores(config), self.scores(config, ~self.evidence)]
-        return torch.stack([confidence_features(scores_N, self.tokens) for scores_N in found])
+        return self._features(self.states, self.states[~self.evidence])
+
+    def features_alone(self) -> Tensor:
+        """The same in a bank of one block, the best with evidence or the first without `[2, F]`."""
+        best = self.states.masked_fill(~self.evidence, -torch.inf).amax()
+        return self._features(best[None], self.states[~self.evidence][:1])
+
+    def _features(self, *scores: Tensor) -> Tensor:
+        return torch.stack([confidence_features(scores_N, self.tokens) for scores_N in scores])
 
 
 def recipe_examples(recipe: Stage2Recipe, limit: int, seed: int) -> list[Example]:
@@ -186,8 +189,11 @@ def calibrate(
         settings["word_weight"] = fit_word_weight(fitted)
     config = model.config.with_changes(**settings)
     part = Confidence()
-    part.fit(*with_and_without_evidence(fitted, config))
-    features_BF, present_B = with_and_without_evidence(measured, config)
+    features_BF, present_B = with_and_without_evidence(fitted)
+    # Also in the smallest bank, where nothing is left that a block could stand out from.
+    alone_BF = torch.cat([one.features_alone() for one in fitted])
+    part.fit(torch.cat([features_BF, alone_BF]), present_B.repeat(2))
+    features_BF, present_B = with_and_without_evidence(measured)
     with torch.no_grad():
         confidence_B = part(features_BF)
     parts: dict[str, nn.Module] = {"confidence": part}
@@ -243,11 +249,9 @@ def best_is_evidence(
     return mean(bool(one.evidence[one.scores(config).argmax()]) for one in questions)
 
 
-def with_and_without_evidence(
-    questions: Sequence[ScoredQuestion], config: SedemConfig
-) -> tuple[Tensor, Tensor]:
+def with_and_without_evidence(questions: Sequence[ScoredQuestion]) -> tuple[Tensor, Tensor]:
     """Features `[B, F]`, and whether the evidence is present `[B]`: for each question, then not."""
-    features = [one.features(config) for one in questions] or [torch.zeros(0, len(FEATURES))]
+    features = [one.features() for one in questions] or [torch.zeros(0, len(FEATURES))]
     return torch.cat(features), torch.tensor([True, False]).repeat(len(questions))
 
 

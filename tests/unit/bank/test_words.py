@@ -164,14 +164,22 @@ def test_citations_say_why_they_were_selected(by: str, model: SeDeM) -> None:
     assert scores == sorted(scores, reverse=True)
 
 
-def test_a_confidence_belongs_to_the_selection_that_it_was_fitted_to(model: SeDeM) -> None:
+def test_a_confidence_comes_from_states_and_not_from_words(model: SeDeM) -> None:
     bank = model.read(DOCUMENTS)
-    model.config = model.config.with_changes(selection="both")
     model.confidence = Confidence()
-    assert model.answer(bank, QUESTION, decoding=ONE, min_confidence=0.5).confidence == 0.5
-    assert model.answer(bank, QUESTION, decoding=ONE, selection="states").confidence is None
-    words = "fitted to blocks selected by both, and these would be selected by words"
-    with pytest.raises(ConfigError, match=words):
+    with torch.no_grad():
+        model.confidence.weight[:] = torch.tensor([2.0, 1.0])
+    by_states = model.answer(bank, QUESTION, decoding=ONE, selection="states").confidence
+    assert by_states is not None and by_states != 0.5
+    by_both = model.answer(bank, QUESTION, decoding=ONE, selection="both", min_confidence=0.0)
+    assert by_both.confidence == by_states
+    # The blocks of one document are as a bank of them.
+    alone = model.answer(model.read(DOCUMENTS[1:2]), QUESTION, decoding=ONE).confidence
+    name = DOCUMENTS[1].name
+    among = model.answer(bank, QUESTION, decoding=ONE, selection="both", documents=[name])
+    assert among.confidence == pytest.approx(alone, abs=1e-5)
+    assert model.answer(bank, QUESTION, decoding=ONE, selection="words").confidence is None
+    with pytest.raises(ConfigError, match="these would be selected by words alone"):
         model.answer(bank, QUESTION, selection="words", min_confidence=0.5)
 
 

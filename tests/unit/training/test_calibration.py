@@ -57,7 +57,7 @@ def test_features_are_those_of_banks_with_and_without_the_documents_with_evidenc
             features_of(model, list(example.documents), example.question),
             features_of(model, others, example.question),
         ]
-        found = question.features(model.config)
+        found = question.features()
         torch.testing.assert_close(found, torch.stack(expected), atol=1e-5, rtol=1e-4)
 
 
@@ -71,9 +71,12 @@ def test_where_every_document_has_evidence_only_its_blocks_are_left_out(model: S
     kept = [n for n, block in enumerate(bank.blocks) if block.end <= 20 or block.start >= 40]
     assert 0 < len(kept) < len(bank)
     tokens = len(model.encoder.token_ids(example.question))
-    features = question.features(model.config)
+    features = question.features()
     torch.testing.assert_close(features[0], confidence_features(scores, tokens))
     torch.testing.assert_close(features[1], confidence_features(scores[kept], tokens))
+    best = max(float(score) for n, score in enumerate(scores) if n not in kept)
+    expected = [[best / tokens, 0.0], [float(scores[kept[0]]) / tokens, 0.0]]
+    torch.testing.assert_close(question.features_alone(), torch.tensor(expected))
 
 
 def test_questions_without_evidence_or_with_nothing_else_are_left_out(
@@ -101,11 +104,12 @@ def test_a_confidence_is_fitted_to_the_first_questions_and_measured_on_the_last(
     unlabelled = replace(chosen[0], id="unlabelled", evidence=())
     found = calibrate(model, [*chosen, unlabelled], answer="free")
     assert (found.fitted, found.held_out, found.left_out) == (30, 10, 1)
-    config = model.config.with_changes(**found.settings)
-    features = torch.cat([one.features(config) for one in scored(model, chosen)])
+    questions = scored(model, chosen)
+    features = torch.cat([one.features() for one in questions])
+    alone = torch.cat([one.features_alone() for one in questions[:30]])
     present = torch.tensor([True, False]).repeat(40)
     expected = calibration.Confidence()
-    expected.fit(features[:60], present[:60])
+    expected.fit(torch.cat([features[:60], alone]), present[:60].repeat(2))
     torch.testing.assert_close(found.parts["confidence"].weight, expected.weight)
     with torch.no_grad():
         confidence = expected(features[60:])
