@@ -151,6 +151,15 @@ def test_settings_change_and_the_answer_before_stays_beside(page: Page) -> None:
     expect(page.locator(".answer").first.locator(".chips")).to_contain_text("used)")
 
 
+def test_the_model_decides_what_to_select_by_unless_the_visitor_does(page: Page) -> None:
+    bodies = []
+    for settings in ({}, {"selection": "words"}):
+        with page.expect_request("**/v1/chat/completions") as sent:
+            ask(page, QUESTION, **settings)
+        bodies.append(sent.value.post_data_json)
+    assert "selection" not in bodies[0] and bodies[1]["selection"] == "words"
+
+
 def test_a_quoted_answer_is_marked_in_its_source_and_in_the_document(page: Page) -> None:
     ask(page, QUESTION, k="2", answer="span")
     quoted = page.locator(".answer").first.locator(".said").inner_text()
