@@ -223,18 +223,20 @@ class SpanScorer(nn.Module):
             self.weight.copy_(weight_F / spread_F)
 
     def fit_gap(self, gaps: Sequence[float], spans: Sequence[float], free: Sequence[float]) -> None:
-        """Choose the gap with which the answers of some questions are best.
+        """Choose the middle of the gaps with which the answers of some questions are best.
+
+        Among so few questions the best one is chance, so gaps within a standard error of it count.
 
         Args:
             gaps: how far the first token of each best span is behind the likeliest one.
             spans: how right each best span is.
             free: how right the answer is that is decoded freely.
         """
-        tried = [GAP, *sorted({*gaps})]
-
-        def worth(gap: float) -> float:
-            rows = zip(gaps, spans, free, strict=True)
-            return sum(f if own > gap else s for own, s, f in rows)
-
+        gaps_B, spans_B, free_B = (torch.tensor([*row]) for row in (gaps, spans, free))
+        tried_G = torch.tensor([GAP, *gaps])
+        right_GB = torch.where(gaps_B > tried_G[:, None], free_B, spans_B)
+        behind_GB = right_GB[right_GB.mean(1).argmax()] - right_GB
+        error_G = behind_GB.std(1) / len(gaps) ** 0.5
+        alike_G = tried_G[behind_GB.mean(1) <= error_G]
         with torch.no_grad():
-            self.gap.fill_(max(tried, key=worth))
+            self.gap.fill_((alike_G.min() + alike_G.max()) / 2)

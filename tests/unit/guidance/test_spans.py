@@ -122,11 +122,16 @@ def test_fitting_finds_the_feature_that_tells_right_spans() -> None:
 def test_the_gap_is_the_one_with_which_answers_are_best() -> None:
     scorer = SpanScorer()
     assert scorer.gap.item() == GAP
-    gaps = [0.0, 0.5, 6.0, 7.0, 1.0]
-    scorer.fit_gap(gaps, spans=[1.0, 0.8, 0.0, 0.0, 0.4], free=[0.5, 0.5, 1.0, 0.9, 0.6])
-    assert 0.5 <= scorer.gap.item() < 1.0
-    scorer.fit_gap(gaps, spans=[1.0] * 5, free=[0.0] * 5)
-    assert scorer.gap.item() == 7.0
+    gaps = [0.1 * n for n in range(100)]
+    near = [gap < 5 for gap in gaps]
+    scorer.fit_gap(gaps, spans=[float(one) for one in near], free=[float(not one) for one in near])
+    assert 4.8 <= scorer.gap.item() <= 5.0
+    # Between 2 and 8 both answers are alike, so any of these gaps would do.
+    spans, free = [float(gap < 8) for gap in gaps], [float(gap > 2) for gap in gaps]
+    scorer.fit_gap(gaps, spans, free)
+    assert 4.8 <= scorer.gap.item() <= 5.2
+    scorer.fit_gap(gaps, spans=[1.0] * 100, free=[0.0] * 100)
+    assert scorer.gap.item() > 9.7
 
 
 def test_the_best_span_comes_with_its_share_and_its_mean_probability() -> None:
