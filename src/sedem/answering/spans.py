@@ -36,13 +36,13 @@ from sedem.guidance.spans import (
 )
 from sedem.modules import SedemModules
 
-BEGINNINGS = 16
+BEGINNINGS = 32
 """Most beginnings that the decoder reads."""
-LOOK_AHEAD = 8
+LOOK_AHEAD = 4
 """Tokens of each; the best beginnings are read further."""
 LONGEST = 32
 """Tokens of the longest span."""
-FURTHER = 4
+FURTHER = 2
 """Most beginnings that are read further."""
 CHARACTERS = 12
 """Characters of text to take for a token; few tokens are longer."""

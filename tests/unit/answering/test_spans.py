@@ -41,7 +41,7 @@ def test_the_likelihood_of_a_span_is_that_of_decoding_it_and_its_end(
     slow, model = (opened(config, name, **changes) for name in ("eager", engine))
     bank = slow.read([Document("lease.txt", LEASE)])
     prepared, spans = compared(model, Request(bank, RENT, 2))
-    assert len(spans) > 5
+    assert len(spans) >= 3
     decoder = slow.decoder
     for span in [*spans[::4], max(spans, key=lambda one: one.tokens)]:
         ids = decoder.token_ids(f" {span.text}")
