@@ -32,6 +32,7 @@ BlockContext = Literal["joint", "separate", "independent"]
 Condition = Literal["memory", "text", "both"]
 SelectBy = Literal["states", "words", "both"]
 AnswerBy = Literal["free", "span", "auto"]
+Hops = Literal[1, 2, "auto"]
 
 CONFIG_FILE = "config.json"
 REMOVED = {"block_order": "document", "guidance_floor": None, "start_placement": "front"}
@@ -78,6 +79,9 @@ class SedemConfig(Settings):
             the others as memory.
         selection: what blocks are selected by: "states", as in the paper; "words", BM25 of the
             question's words; or "both", s_n plus `word_weight` times BM25.
+        hops: how often blocks are selected. With 2, the best one is read with the question to find
+            those that only it leads to; "auto" does so if it seems to leave something open.
+        second_hop: whether the checkpoint was trained for a second hop.
         answer: "free" decodes any words, as in the paper; "span" quotes the text of the selected
             blocks; "auto" quotes it unless the question seems to need other words.
         spans: whether the checkpoint has fitted weights for comparing spans.
@@ -120,6 +124,8 @@ class SedemConfig(Settings):
     guidance: Flag = False
     condition: Condition = "memory"
     selection: SelectBy = "states"
+    hops: Hops = 1
+    second_hop: Flag = False
     answer: AnswerBy = "free"
     spans: Flag = False
     word_weight: NumberFrom0 = 0.75
@@ -157,6 +163,8 @@ class SedemConfig(Settings):
             raise ValueError(
                 "k is 'auto', which needs the tau of guidance, but guidance is off; turn it on"
             )
+        if self.hops != 1 and not self.second_hop:
+            raise ValueError(f"hops is {self.hops}, but second_hop is false; set hops to 1")
         if self.auto_min > self.auto_max:
             raise ValueError(
                 f"auto_min is {self.auto_min} but auto_max {self.auto_max}; the fewest blocks "

@@ -115,8 +115,8 @@ class SeDeM(SedemModules):
             question: one question, or a list of questions for a list of answers.
             decoding: limit, sampling and stop strings; the default is greedy.
             options: fields of `Request`: `k`, the number of blocks to use, "all", or "auto" for as
-                many as a question needs; `blocks`, `documents`, `condition`, `selection`, `answer`,
-                `min_confidence` and `ranking`.
+                many as a question needs; `blocks`, `documents`, `condition`, `selection`, `hops`,
+                `answer`, `min_confidence` and `ranking`.
 
         Raises:
             BankMismatchError: another model made the bank.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from sedem.backbone.decoder import Backbone
 from sedem.config import SedemConfig
 from sedem.errors import ConfigError
+from sedem.guidance.hops import SecondHop
 from sedem.guidance.scores import Confidence, Guidance
 from sedem.guidance.spans import SpanScorer
 from sedem.method.compressor import build_compressor
@@ -49,6 +50,7 @@ class SedemModules(nn.Module):
         self.decompressor = build_decompressor(config, decoder.width)
         self.guidance = Guidance() if config.guidance else None
         self.confidence = Confidence() if config.confidence else None
+        self.second_hop = SecondHop(self.selector) if config.second_hop else None
         self.spans = SpanScorer()
         self._digest: tuple[tuple[int, ...], str] | None = None
 
@@ -69,6 +71,8 @@ class SedemModules(nn.Module):
             parts["guidance"] = self.guidance
         if self.confidence is not None:
             parts["confidence"] = self.confidence
+        if self.second_hop is not None:
+            parts["second_hop"] = self.second_hop
         if self.config.spans:
             parts["spans"] = self.spans
         return nn.ModuleDict(parts)

@@ -206,14 +206,14 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def check_choice(name: str, value: str, known: Any) -> None:
+def check_choice(name: str, value: object, known: Any) -> None:
     """Check that a value is one of a Literal's.
 
     Raises:
         ConfigError: it is not; the message has those that are.
     """
     if value not in get_args(known):
-        raise ConfigError(f"{name} is '{value}'; it can be {', '.join(get_args(known))}")
+        raise ConfigError(f"{name} is '{value}'; it can be {', '.join(map(str, get_args(known)))}")
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -461,6 +461,9 @@ def test_a_calibrated_checkpoint_tells_its_confidence_and_can_decline(
     assert (declined["answer"], declined["finish_reason"]) == (UNANSWERABLE, "unanswerable")
     assert declined["citations"] == answer["citations"]
     assert succeeds(*ask, "--min-confidence", 1).splitlines()[0] == UNANSWERABLE
+    for hops, words in (("2", "this model has no second hop"), ("often", "it can be 1, 2, auto")):
+        refused = sedem(*ask, "--hops", hops)
+        assert refused.exit_code == 1 and words in refused.stderr
 
 
 # Asking

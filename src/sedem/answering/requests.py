@@ -18,15 +18,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sedem.answering.decoding import question_ids, with_texts
+from sedem.answering.decoding import SEPARATOR, question_ids, with_texts
 from sedem.bank import search
 from sedem.bank.file import unknown_document
 from sedem.bank.memory_bank import BankReader
 from sedem.bank.words import POSTINGS, Words, score_words
-from sedem.config import AnswerBy, Condition, SelectBy
+from sedem.config import AnswerBy, Condition, Hops, SelectBy
 from sedem.engine.device import Clock, device_lock, fill, mask_of
 from sedem.engine.interface import AnswerInputs, Engine
 from sedem.errors import ConfigError, DataError
+from sedem.guidance.hops import open_features
 from sedem.guidance.scores import (
     AUTO,
     Auto,
@@ -52,6 +53,7 @@ class Options(TypedDict, total=False):
     ranking: bool
     condition: Condition | None
     selection: SelectBy | None
+    hops: Hops | None
     answer: AnswerBy | None
     min_confidence: float | None
     documents: Sequence[int | str] | None
@@ -70,6 +72,9 @@ class Request:
         selection: blocks are compared with the question by their "states", as in the paper, by its
             "words", or by "both"; None means the model's default, or states if the bank has no
             index of words. By words alone, there is no confidence.
+        hops: 2 selects a second time, by what the best block says, to find blocks that only it
+            leads to; "auto" does so if that block seems to leave something open. None means the
+            model's default. Forced blocks, and blocks by words alone, have one hop.
         answer: "free" decodes any words, as in the paper; "span" quotes the selected blocks; "auto"
             quotes them unless the question seems to need other words. None means the model's
             default. Settings of sampling and stop strings apply to free answers alone.
@@ -88,6 +93,7 @@ class Request:
     ranking: bool = False
     condition: Condition | None = None
     selection: SelectBy | None = None
+    hops: Hops | None = None
     answer: AnswerBy | None = None
     min_confidence: float | None = None
     documents: Sequence[int | str] | None = None
@@ -184,6 +190,7 @@ def prepare(
     for request in requests:
         check_min_confidence(model, request)
         answer_by(model, request)
+        hops_of(model, request)
         request.bank.check_made_by(model.fingerprint())
     with device_lock(model.device):
         to_select = [request for request in requests if request.selected is None]
@@ -199,6 +206,9 @@ def prepare(
         ]
         scores = [] if states is None else score_requests(model, to_select, *states)
         sure = [] if states is None else confidences(model, scores, states[1])
+        if states is not None:
+            scored = zip(to_select, scores, states[1].sum(1).tolist(), strict=True)
+            scores = [hop_again(model, engine, *one) for one in scored]
         known = zip(to_select, scores, sure, strict=True)
         selected = iter([choose(model, *one) for one in known])
         selections = [request.selected or next(selected) for request in requests]
@@ -254,6 +264,101 @@ def encode_questions(
     ids_BQ = torch.empty(mask_BQ.shape, dtype=torch.long)
     fill(ids_BQ, rows)
     return model.mixture(engine.encode_questions(ids_BQ).float()), mask_BQ
+
+
+@torch.no_grad()
+def hop_again(
+    model: SedemModules, engine: Engine, request: Request, scores: Scores, question_tokens: int
+) -> Scores:
+    """Score blocks again by what the best one says, if the request has a second hop.
+
+    Raises:
+        NoTextError: the bank does not hold the text of the best block.
+    """
+    first = second_hop_from(model, request, scores, question_tokens)
+    if first is None:
+        return scores
+    assert model.second_hop is not None
+    hidden_1QE, mask_1Q = encode_hop(model, engine, request, first)
+    query_1QRH = model.second_hop.queries(model.selector, hidden_1QE)
+    named = words_of_block(model, request, first)
+    every = needs_every_score(model, request)
+    also = [best_by_words(named)]
+    again_1N = search.score_questions(
+        model.selector, request.bank, query_1QRH, mask_1Q, every=every, also=also
+    )
+    return combine_hops(model, request, scores, first, again_1N[0].cpu(), named)
+
+
+def first_features(scores: Scores, first: int, question_tokens: int) -> Tensor:
+    """Return the features of whether a question needs a second hop `[F]`."""
+    assert scores.states is not None
+    words = () if scores.words is None else scores.words.words
+    total = sum(word.weight for word in words)
+    held = sum(word.weight for word in words if first in word.blocks)
+    covered = held / total if total else 1.0
+    return open_features(scores.total, scores.states, covered, question_tokens)
+
+
+def combine_hops(
+    model: SedemModules,
+    request: Request,
+    scores: Scores,
+    first: int,
+    again_N: Tensor,
+    named: Words | None,
+) -> Scores:
+    """Return the scores of a request from both hops; the first block stays the best.
+
+    Args:
+        again_N: scores by the queries of the second hop.
+        named: the words of the first block.
+    """
+    assert scores.states is not None and model.second_hop is not None
+    candidates_N = scores.states > -torch.inf
+    # A block that was no candidate of the first hop scored no better than those that were.
+    states_N = scores.states.where(candidates_N, scores.states[candidates_N].min())
+    nothing_N = torch.zeros_like(states_N)
+    words_N = nothing_N if scores.words is None else scores.words.scores
+    named_N = nothing_N if named is None else named.scores
+    total_N = model.second_hop(again_N, states_N, words_N, named_N)
+    total_N = of_documents(request.bank, request.documents, total_N)
+    total_N[first] = total_N.amax().nextafter(torch.tensor(torch.inf))
+    return replace(scores, total=total_N)
+
+
+def second_hop_from(
+    model: SedemModules, request: Request, scores: Scores, question_tokens: int
+) -> int | None:
+    """Return the block that a second hop starts from; None if there is only one hop."""
+    hops = hops_of(model, request)
+    forced = request.blocks is not None or scores.states is None or len(request.bank) < 2
+    if hops == 1 or forced:
+        return None
+    first = int(scores.total.argmax())
+    if hops == "auto":
+        assert model.second_hop is not None
+        features_F = first_features(scores, first, question_tokens)
+        if float(model.second_hop.open(features_F)) < 0.5:
+            return None
+    return first
+
+
+@torch.no_grad()
+def encode_hop(
+    model: SedemModules, engine: Engine, request: Request, first: int
+) -> tuple[Tensor, Tensor]:
+    """Encode a question after the text of a block, or as much of it as fits.
+
+    Returns:
+        States of the question's tokens `[1, Q, E]`, and their mask `[1, Q]`.
+    """
+    question = model.encoder.token_ids(request.question.strip())
+    text = model.encoder.token_ids(f"{request.bank.block_text(first)}{SEPARATOR}")
+    room = model.encoder.max_positions - 1 - len(question)
+    ids = [*text[max(0, len(text) - room) :], *question]
+    states_1TE = model.mixture(engine.encode_questions(torch.tensor([ids])).float())
+    return states_1TE[:, -len(question) :], torch.ones(1, len(question), dtype=torch.bool)
 
 
 def check_min_confidence(model: SedemModules, request: Request) -> None:
@@ -456,7 +561,10 @@ def score_requests(
         together = len(rows) == len(requests)
         asked = (hidden_BQE, mask_BQ) if together else (hidden_BQE[rows], mask_BQ[rows])
         also = [best_by_words(words[row]) for row in rows]
-        scores_BN = search.score_questions(model.selector, bank, *asked, every=every, also=also)
+        query_BQRH = model.selector.queries(asked[0])
+        scores_BN = search.score_questions(
+            model.selector, bank, query_BQRH, asked[1], every=every, also=also
+        )
         states |= zip(rows, scores_BN.cpu(), strict=True)
     return [
         combine(model, request, states.get(row), words[row]) for row, request in enumerate(requests)
@@ -486,6 +594,22 @@ def answer_by(model: SedemModules, request: Request) -> AnswerBy:
     return how
 
 
+def hops_of(model: SedemModules, request: Request) -> Hops:
+    """Return how often the blocks of a request are selected.
+
+    Raises:
+        ConfigError: there is no such number, or the model has no second hop.
+    """
+    hops = model.config.hops if request.hops is None else request.hops
+    check_choice("hops", hops, Hops)
+    if hops != 1 and model.second_hop is None:
+        raise ConfigError(
+            f"hops is {hops}, but this model has no second hop; give 1, or a model that was "
+            "calibrated for one"
+        )
+    return hops
+
+
 def find_words(model: SedemModules, request: Request) -> Words | None:
     """Find the words of a question in its bank; None if the request selects by states alone.
 
@@ -498,6 +622,11 @@ def find_words(model: SedemModules, request: Request) -> Words | None:
         return None
     large = len(request.bank) > search.COARSE_FROM
     return score_words(request.bank, request.question, POSTINGS if large else None)
+
+
+def words_of_block(model: SedemModules, request: Request, block: int) -> Words | None:
+    """Find the words of a block in its bank; None if the request selects by states alone."""
+    return find_words(model, replace(request, question=request.bank.block_text(block)))
 
 
 def best_by_words(words: Words | None) -> Tensor:

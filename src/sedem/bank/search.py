@@ -5,9 +5,8 @@ bank, pooled keys give the candidates: the keys of neighbouring slots in a block
 scaled to unit length. A question is compared with them in the same way as with keys.
 docs/performance.md reports how many of the best blocks were measured to be among the candidates.
 
-Letters: B questions, Q question tokens, X question tokens of all questions, E encoder width, N
-blocks, J slots of a block, L slots of all blocks, P padded slots, G pooled keys of a block, R
-heads, H width of a head.
+Letters: B questions, Q question tokens, X question tokens of all questions, N blocks, J slots of a
+block, L slots of all blocks, P padded slots, G pooled keys of a block, R heads, H width of a head.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ PRODUCTS_ON_GPU = 2**24
 def score_questions(
     selector: Selector,
     bank: BankReader,
-    hidden_BQE: Tensor,
+    query_BQRH: Tensor,
     mask_BQ: Tensor,
     *,
     every: bool = True,
@@ -54,7 +53,8 @@ def score_questions(
     """Score a bank's blocks for several questions in one pass over the bank.
 
     Args:
-        hidden_BQE: states of the questions.
+        selector: the selector whose keys the bank's blocks have.
+        query_BQRH: unit vectors, one for each question token and head.
         mask_BQ: False where a question token is padding.
         every: whether to score every block even of a large bank. Otherwise, in a bank of more than
             `COARSE_FROM` blocks, only each question's candidates are scored.
@@ -68,7 +68,6 @@ def score_questions(
     """
     if not len(bank):
         raise BankError("the bank holds no documents; add some with 'sedem build BANK FILE...'")
-    query_BQRH = selector.queries(hidden_BQE)
     if not every and len(bank) > COARSE_FROM:
         return _candidate_scores(bank, selector, query_BQRH, mask_BQ, also)
     index, slots = key_index(bank, selector), bank.blocks.slots

@@ -16,10 +16,11 @@ from sedem.cli.options import (
     LayerOption,
     OptionEntries,
     budget,
+    hops_of,
     parse_options,
 )
 from sedem.cli.train import Overrides, RecipeFile, RecipeName, recipe_path
-from sedem.config import AnswerBy, SelectBy
+from sedem.config import AnswerBy, Hops, SelectBy
 from sedem.errors import CheckpointError
 from sedem.validation import check_choice
 
@@ -116,32 +117,42 @@ def calibrate(
     answer: Annotated[
         str, typer.Option(metavar="NAME", help="How to answer: free, span or auto.")
     ] = "auto",
+    hops: Annotated[
+        str,
+        typer.Option(metavar="1|2|auto", help="How often to select, if a second hop is trained."),
+    ] = "1",
     engine: EngineOption = "auto",
     as_json: Json = False,
 ) -> None:
-    """Fit the weight of words, the confidence and the choice of quotations.
+    """Fit the weight of words, a second hop, the confidence and the choice of quotations.
 
     Every question is scored against its documents with and without those that have its evidence,
     and answered. Give questions that neither training nor an evaluation uses, in a file or as
-    data.calibration of the recipe. The last quarter is not fitted to; the figures are measured on
+    data.calibration of the recipe. The second hop is trained on data.hops of a recipe, if it has
+    any. The last quarter is not fitted to; the figures are measured on
     it.
     """
     from sedem.backbone.loading import hide_bars
     from sedem.checkpoint.folder import copy_with_parts, locate
+    from sedem.data.examples import Example
     from sedem.data.question_sets import open_examples
     from sedem.evaluation.run import sample
     from sedem.model import SeDeM
+    from sedem.training.calibration import K, hop_examples, recipe_examples
     from sedem.training.calibration import calibrate as fit
-    from sedem.training.calibration import recipe_examples
     from sedem.training.recipe import load_recipe
     from sedem.training.stages import Stage2Recipe
 
     check_choice("selection", selection, SelectBy)
     check_choice("answer", answer, AnswerBy)
+    check_choice("hops", hops_of(hops), Hops)
     by, how = cast(SelectBy, selection), cast(AnswerBy, answer)
+    often = cast(Hops, hops_of(hops))
+    two_steps: list[Example] = []
     if data is None:
-        path = recipe_path(recipe, config)
-        examples = recipe_examples(load_recipe(Stage2Recipe, path, overrides or ()), limit, seed)
+        used = load_recipe(Stage2Recipe, recipe_path(recipe, config), overrides or ())
+        examples = recipe_examples(used, limit, seed)
+        two_steps = hop_examples(used, limit, seed)
     elif recipe is not None or config is not None:
         raise typer.BadParameter("give either --data, or a recipe with --recipe or --config")
     else:
@@ -151,9 +162,10 @@ def calibrate(
     folder = locate(checkpoint)
     model = SeDeM.from_pretrained(folder, engine=engine)
     with output.progress("reading, answering") as report_progress:
-        found = fit(model, examples, by, how, report_progress)
+        found = fit(model, examples, by, how, report_progress, two_steps=two_steps, hops=often)
     copy_with_parts(folder, out, found.parts, **found.settings)
     shares = ", ".join(f"{share:.3f} by {by}" for by, share in found.recall.items())
+    found_all = ", ".join(f"{share:.3f} with {hops}" for hops, share in found.all_found.items())
     output.report(
         as_json,
         {"checkpoint": str(out), **found.to_dict()},
@@ -161,6 +173,7 @@ def calibrate(
         f"on {output.count(found.held_out, 'other question')}: AUROC {found.auroc:.3f}, "
         f"calibration error {found.calibration_error:.3f}",
         f"the best block is evidence: {shares}",
+        *([f"all evidence is among {K} blocks, by hops: {found_all}"] * bool(found_all)),
         *([f"F1: {', '.join(f'{f1:.1f} {how}' for how, f1 in found.f1.items())}"] * bool(found.f1)),
     )
     if found.left_out and not as_json:

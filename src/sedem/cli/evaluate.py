@@ -17,6 +17,7 @@ from sedem.cli.options import (
     OptionEntries,
     WeightsOption,
     budget,
+    hops_of,
     parse_options,
 )
 from sedem.evaluation.config import EvaluationConfig
@@ -91,6 +92,7 @@ def evaluate(
     control: Annotated[str, _flag("control", "NAME")] = DEFAULTS["control"],
     condition: Annotated[str | None, _flag("condition", "NAME")] = None,
     selection: Annotated[str | None, _flag("selection", "NAME")] = None,
+    hops: Annotated[str | None, _flag("hops", "1|2|auto")] = None,
     answer: Annotated[str | None, _flag("answer", "NAME")] = None,
     model: Model = None,
     max_new_tokens: Annotated[int | None, _flag("max_new_tokens", "N")] = None,
@@ -117,6 +119,7 @@ def evaluate(
         "method": method,
         "options": parse_options(option),
         "k": budget(k),
+        "hops": hops_of(hops),
         "checkpoint": model or default_checkpoint(method),
     }
     config = EvaluationConfig.from_entries(entries, "sedem eval")

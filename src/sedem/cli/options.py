@@ -63,6 +63,15 @@ SelectionOption = Annotated[
         help="What blocks are selected by: states, words or both. [default: the model's own]",
     ),
 ]
+HopsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--hops",
+        metavar="1|2|auto",
+        help="2 selects again by what the best block says; auto does so if that leaves something "
+        "open. [default: the model's own]",
+    ),
+]
 AnswerOption = Annotated[
     str | None,
     typer.Option(
@@ -105,6 +114,11 @@ OptionEntries = Annotated[
         help="Option of the data, such as length=4096; repeatable.",
     ),
 ]
+
+
+def hops_of(text: str | None) -> int | str | None:
+    """Parse the value of --hops; what it can be is checked where it is used."""
+    return int(text) if text is not None and text.isdecimal() else text
 
 
 def budget(text: str | None) -> int | str | None:

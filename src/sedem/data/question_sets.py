@@ -12,7 +12,17 @@ from typing import Any, get_type_hints
 
 from pydantic import create_model
 
-from sedem.data import cloze, custom_questions, facts, multihop, paperwork, qasper, ruler, squad
+from sedem.data import (
+    cloze,
+    custom_questions,
+    facts,
+    multihop,
+    paperwork,
+    qasper,
+    ruler,
+    squad,
+    two_steps,
+)
 from sedem.data.examples import ExampleSet
 from sedem.data.hub import HOMES, cached_commit, checked_split, commit, read_home
 from sedem.data.records import Records, first_field_names, read_records, shards
@@ -46,6 +56,7 @@ SETS: dict[str, Schema] = {
     "ruler-qa2": Schema(ruler.read, multihop.rows),
     "exact-facts": Schema(facts.read),
     "paperwork": Schema(paperwork.read),
+    "two-steps": Schema(two_steps.read),
     "cloze": Schema(cloze.read),
 }
 

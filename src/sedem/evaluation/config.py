@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import ConfigDict, Field
 
-from sedem.config import AnswerBy, Condition, SelectBy
+from sedem.config import AnswerBy, Condition, Hops, SelectBy
 from sedem.validation import Settings, Whole, WholeAbove0, WholeFrom0
 
 Control = Literal["selected", "gold", "gold-documents", "wrong", "none"]
@@ -53,6 +53,10 @@ class MethodSettings(Settings):
 
     selection: SelectBy | None = None
     """What SeDeM's blocks are selected by: states, words or both. None means its own."""
+
+    hops: Hops | None = None
+    """How often SeDeM selects: 1, 2 (again, by what the best block says) or auto. None means its
+    own."""
 
     answer: AnswerBy | None = None
     """How SeDeM answers: free, span (quotes its blocks) or auto. None means its own."""

@@ -42,6 +42,7 @@ ONLY_SEDEM = (
     "control",
     "condition",
     "selection",
+    "hops",
     "answer",
     "shift",
     "memory",
@@ -128,6 +129,7 @@ class SedemMethod:
                 ranking=True,
                 condition=self.settings.condition,
                 selection=self.settings.selection,
+                hops=self.settings.hops,
                 answer=self.settings.answer,
             )
             requests.append(request)

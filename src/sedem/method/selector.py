@@ -100,13 +100,14 @@ class Selector(nn.Module):
 
     def queries(self, hidden_QE: Tensor) -> Tensor:
         """q = LN(H_Q) W_Q as unit vectors `[..., Q, R, H]`, from question states `[..., Q, E]`."""
-        return self._unit_heads(self.w_query(self.norm_query(hidden_QE)))
+        return self.unit_heads(self.w_query(self.norm_query(hidden_QE)))
 
     def keys(self, memory_NJD: Tensor) -> Tensor:
         """k = LN(B_n) W_K as unit vectors `[..., J, R, H]`, from memory slots `[..., J, D]`."""
-        return self._unit_heads(self.w_key(self.norm_key(memory_NJD)))
+        return self.unit_heads(self.w_key(self.norm_key(memory_NJD)))
 
-    def _unit_heads(self, projected: Tensor) -> Tensor:
+    def unit_heads(self, projected: Tensor) -> Tensor:
+        """Unit vectors of each head `[..., R, H]` from projections `[..., R * H]`."""
         # Float32 from here on, so that the vectors have length one under autocast too. Autocast may
         # round the projections themselves: the states they project are no more exact than that.
         return F.normalize(projected.float().unflatten(-1, (self.heads, -1)), dim=-1)

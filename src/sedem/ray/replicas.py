@@ -37,11 +37,15 @@ from sedem.answering.requests import (
     check_min_confidence,
     choose,
     combine,
+    combine_hops,
     confidences,
+    encode_hop,
     encode_questions,
     find_words,
     needs_every_score,
+    second_hop_from,
     select_by,
+    words_of_block,
 )
 from sedem.answering.running import Event, Selected, failure
 from sedem.answering.scheduler import AsyncReply, Pace, Scheduler
@@ -195,7 +199,7 @@ class SelectorReplica:
     async def scores(
         self,
         version: Version,
-        hidden_QE: NDArray[np.float32],
+        query_QRH: NDArray[np.float32],
         every: bool,
         also: NDArray[np.int64],
     ) -> NDArray[np.float32]:
@@ -205,27 +209,27 @@ class SelectorReplica:
             every: as in `score_questions`.
             also: more candidates, as indices into the whole bank.
         """
-        return await asyncio.to_thread(self._scores, version, hidden_QE, every, also)
+        return await asyncio.to_thread(self._scores, version, query_QRH, every, also)
 
     @torch.no_grad()
     def _scores(
         self,
         version: Version,
-        hidden_QE: NDArray[np.float32],
+        query_QRH: NDArray[np.float32],
         every: bool,
         also: NDArray[np.int64],
     ) -> NDArray[np.float32]:
         part = self._versions.get(version)
         if not len(part):
             return np.zeros(0, np.float32)
-        hidden_1QE = torch.tensor(hidden_QE, device=self._selector.w_key.weight.device)[None]
-        mask_1Q = torch.ones(hidden_1QE.shape[:2], dtype=torch.bool)
+        query_1QRH = torch.tensor(query_QRH, device=self._selector.w_key.weight.device)[None]
+        mask_1Q = torch.ones(query_1QRH.shape[:2], dtype=torch.bool)
         own = also[(also >= part.held.start) & (also < part.held.stop)] - part.held.start
         with self._scoring:
             scores = score_questions(
                 self._selector,
                 part,
-                hidden_1QE,
+                query_1QRH,
                 mask_1Q,
                 every=every,
                 also=[torch.from_numpy(own)],
@@ -307,6 +311,7 @@ class EngineReplica:
             raise BankError("the bank holds no documents; add some with 'sedem build BANK FILE...'")
         scores = await self._scored(version, request, hidden_1QE)
         (confidence,) = confidences(model, [scores], mask_1Q)
+        scores = await self._hopped(version, request, scores, int(mask_1Q.sum()))
         selected = choose(model, request, scores, confidence)
         scored = time.perf_counter()
         times = {"encode_ms": 1e3 * (encoded - begun), "score_ms": 1e3 * (scored - encoded)}
@@ -318,16 +323,37 @@ class EngineReplica:
         words = await asyncio.to_thread(find_words, model, request)
         if select_by(model, request) != "words":
             every = needs_every_score(model, request)
-            states_N = await self._ask(version, hidden_1QE, every, best_by_words(words))
+            query_1QRH = model.selector.queries(hidden_1QE)
+            states_N = await self._ask(version, query_1QRH, every, best_by_words(words))
         return combine(model, request, states_N, words)
+
+    async def _hopped(
+        self, version: Version, request: Request, scores: Scores, question_tokens: int
+    ) -> Scores:
+        """Return the scores of a request after its second hop, if it has one."""
+        model = self.model
+        first = second_hop_from(model, request, scores, question_tokens)
+        if first is None:
+            return scores
+        assert model.second_hop is not None
+        named = await asyncio.to_thread(words_of_block, model, request, first)
+        hidden_1QE, _ = await asyncio.to_thread(self._encode_hop, request, first)
+        query_1QRH = model.second_hop.queries(model.selector, hidden_1QE)
+        every = needs_every_score(model, request)
+        again_N = await self._ask(version, query_1QRH, every, best_by_words(named))
+        return combine_hops(model, request, scores, first, again_N, named)
+
+    def _encode_hop(self, request: Request, first: int) -> tuple[Tensor, Tensor]:
+        with device_lock(self.model.device):
+            return encode_hop(self.model, self.model.engine, request, first)
 
     def _encode(self, question: str) -> tuple[Tensor, Tensor]:
         with torch.no_grad(), device_lock(self.model.device):
             return encode_questions(self.model, self.model.engine, [question])
 
-    async def _ask(self, version: Version, hidden_1QE: Tensor, every: bool, also: Tensor) -> Tensor:
+    async def _ask(self, version: Version, query_1QRH: Tensor, every: bool, also: Tensor) -> Tensor:
         """Return the scores of all parts `[N]`; if a part fails, the question fails."""
-        wanted = version, hidden_1QE[0].cpu().numpy(), every, also.numpy()
+        wanted = version, query_1QRH[0].cpu().numpy(), every, also.numpy()
         found = await asyncio.gather(*(part.scores.remote(*wanted) for part in self._parts))
         return torch.from_numpy(np.concatenate(found))
 

@@ -106,6 +106,7 @@ async def to_ask(
         body.ranking,
         body.condition,
         body.selection,
+        body.hops,
         body.answer,
         body.min_confidence,
         None if body.documents is None else [*body.documents],

@@ -245,6 +245,7 @@ def details_of(answered: Answered) -> dict[str, Any]:
         "bank": asked.bank,
         "condition": asked.request.condition,
         "selection": asked.request.selection,
+        "hops": asked.request.hops,
         "answer": asked.request.answer,
         "answer_confidence": answer.answer_confidence,
         "unsupported": answer.unsupported,
@@ -319,6 +320,7 @@ def _models(service: Service, key: Key) -> list[dict[str, Any]]:
         "k": config.k,
         "condition": config.condition,
         "selection": config.selection,
+        "hops": config.hops,
         "answer": config.answer,
         "confidence": service.model.confidence is not None,
     }

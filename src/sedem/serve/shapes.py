@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from sedem.config import AnswerBy, Condition, SelectBy
+from sedem.config import AnswerBy, Condition, Hops, SelectBy
 from sedem.validation import Flag, Share, Whole, WholeAbove0
 
 MAX_STOPS = 16
@@ -80,7 +80,7 @@ def _one_of(kind: Any) -> BeforeValidator:
 
     def check(value: Any) -> Any:
         if value is not None and value not in get_args(kind):
-            raise PydanticCustomError("choice", f"it can be {', '.join(get_args(kind))}")
+            raise PydanticCustomError("choice", f"it can be {', '.join(map(str, get_args(kind)))}")
         return value
 
     return BeforeValidator(check)
@@ -141,6 +141,7 @@ class AskBody(Body, ABC):
         k: blocks to use; None means the model's default.
         condition: form in which blocks are read; None means the model's default.
         selection: what blocks are selected by; None means the model's default.
+        hops: 1, 2 or "auto", as in `Request`; None means the model's default.
         answer: "free", "span" or "auto", as in `Request`; None means the model's default.
         min_confidence: below it the answer is that the documents do not say.
         ranking: whether to return every block by score.
@@ -158,6 +159,7 @@ class AskBody(Body, ABC):
     k: Annotated[int | Literal["all", "auto"] | None, BeforeValidator(_budget)] = None
     condition: Annotated[Condition | None, _one_of(Condition)] = None
     selection: Annotated[SelectBy | None, _one_of(SelectBy)] = None
+    hops: Annotated[Hops | None, _one_of(Hops)] = None
     answer: Annotated[AnswerBy | None, _one_of(AnswerBy)] = None
     min_confidence: Share | None = None
     ranking: Flag = False

@@ -20,14 +20,21 @@ import torch
 from torch import Tensor, nn
 
 from sedem.answering.decoding import Decoding
-from sedem.answering.requests import Request, encode_questions, prepare
+from sedem.answering.requests import (
+    Request,
+    Scores,
+    encode_hop,
+    encode_questions,
+    first_features,
+    prepare,
+)
 from sedem.answering.spans import SpanSearch
 from sedem.bank.blocks import BlockRow
 from sedem.bank.keys import keys_of
 from sedem.bank.memory_bank import BankReader, MemoryBank
 from sedem.bank.search import key_scores
 from sedem.bank.words import Words, score_words
-from sedem.config import AnswerBy, SedemConfig, SelectBy
+from sedem.config import AnswerBy, Hops, SedemConfig, SelectBy
 from sedem.data.examples import Example
 from sedem.data.labels import from_evidence
 from sedem.data.question_sets import open_examples
@@ -35,6 +42,7 @@ from sedem.engine.device import Clock
 from sedem.errors import ConfigError, DataError
 from sedem.evaluation.metrics import auroc, calibration_error, token_f1
 from sedem.evaluation.run import sample
+from sedem.guidance.hops import SecondHop
 from sedem.guidance.scores import (
     FEATURES,
     Confidence,
@@ -45,6 +53,7 @@ from sedem.guidance.scores import (
 from sedem.guidance.spans import SpanScorer
 from sedem.model import SeDeM
 from sedem.reading.encoding import Progress
+from sedem.training.hops import HopQuestion, all_found, fit_second_hop
 from sedem.training.sources import located
 from sedem.training.stages import Stage2Recipe
 from sedem.types import Document
@@ -71,6 +80,8 @@ class Calibration:
         auroc: probability that a question with evidence has more confidence than one without.
         calibration_error: mean distance between confidence and share of questions with evidence.
         f1: mean token F1 of the measured questions by way to answer; empty if no span was fitted.
+        all_found: among the measured questions with evidence in several documents, the share that
+            have all of them among the best `K` blocks, by hops; empty without a second hop.
     """
 
     parts: dict[str, nn.Module]
@@ -82,6 +93,7 @@ class Calibration:
     auroc: float
     calibration_error: float
     f1: dict[str, float]
+    all_found: dict[str, float]
 
     def to_dict(self) -> dict[str, Any]:
         """The metrics as values for JSON."""
@@ -94,6 +106,7 @@ class Calibration:
             "auroc": round(self.auroc, 4),
             "calibration_error": round(self.calibration_error, 4),
             "f1": {how: round(score, 2) for how, score in self.f1.items()},
+            "all_found": {hops: round(share, 4) for hops, share in self.all_found.items()},
         }
 
 
@@ -132,6 +145,16 @@ class ScoredQuestion:
         return torch.stack([confidence_features(scores_N, self.tokens) for scores_N in scores])
 
 
+def hop_examples(recipe: Stage2Recipe, limit: int, seed: int) -> list[Example]:
+    """Read the examples from which a recipe trains a second hop, at most so many of each set."""
+    found: list[Example] = []
+    for source in recipe.data.hops:
+        location, options = located(source, Path(recipe.data_root))
+        opened = open_examples(location, source.set, records=source.records, **options)
+        found += sample(opened.examples, limit, seed)
+    return found
+
+
 def recipe_examples(recipe: Stage2Recipe, limit: int, seed: int) -> list[Example]:
     """Read the examples that a recipe keeps for this, at most so many of each set.
 
@@ -162,6 +185,9 @@ def calibrate(
     selection: SelectBy = "both",
     answer: AnswerBy = "auto",
     progress: Progress | None = None,
+    *,
+    two_steps: Sequence[Example] = (),
+    hops: Hops = 1,
 ) -> Calibration:
     """Fit to the first questions of a set, and measure on the last ones.
 
@@ -171,6 +197,8 @@ def calibrate(
     Args:
         selection: what the model is to select by; the weight of words is fitted for "both".
         answer: how the model is to answer; spans are fitted unless it is "free".
+        two_steps: questions from which a second hop is trained; none leave the model without one.
+        hops: how often the model is to select, if it has a second hop.
 
     Raises:
         DataError: too few questions can be used.
@@ -199,6 +227,13 @@ def calibrate(
     parts: dict[str, nn.Module] = {"confidence": part}
     settings |= {"confidence": True, "answer": answer}
     f1: dict[str, float] = {}
+    found_all: dict[str, float] = {}
+    if two_steps:
+        model.config = config
+        model.second_hop, found_all = train_second_hop(model, examples, read, two_steps, progress)
+        parts["second_hop"] = model.second_hop
+        settings |= {"second_hop": True, "hops": hops}
+        config = config.with_changes(second_hop=True, hops=hops)
     if answer != "free":
         model.config = config
         compared = compare_spans(model, examples, read, progress)
@@ -214,7 +249,32 @@ def calibrate(
         auroc=auroc(confidence_B, present_B),
         calibration_error=calibration_error(confidence_B, present_B),
         f1=f1,
+        all_found=found_all,
     )
+
+
+def train_second_hop(
+    model: SeDeM,
+    examples: Sequence[Example],
+    read: ReadExamples,
+    two_steps: Sequence[Example],
+    progress: Progress | None = None,
+) -> tuple[SecondHop, dict[str, float]]:
+    """Train a second hop on some questions and the first of the examples.
+
+    Args:
+        examples: the last ones are measured.
+
+    Returns:
+        The second hop, and `all_found` of a calibration.
+    """
+    taught = hop_questions(model, two_steps, read_examples(model, two_steps, progress))
+    own = hop_questions(model, examples, read)
+    last = len(own) - round(HELD_OUT * len(own))
+    part = fit_second_hop(model.selector, [*taught, *own[:last]])
+    several = [one for one in own[last:] if len(one.evidence) > 1]
+    found = all_found(part, model.selector, several, K)
+    return part, {hops: mean(own) for hops, own in found.items()} if several else {}
 
 
 def fit_word_weight(questions: Sequence[ScoredQuestion]) -> float:
@@ -298,6 +358,50 @@ def score_examples(
         order_N = torch.tensor(indices).argsort()
         words = score_words(bank, example.question).among(sorted(indices))
         questions.append(ScoredQuestion(states_N[order_N], words, evidence_N[order_N], tokens))
+    return questions
+
+
+@torch.no_grad()
+def hop_questions(
+    model: SeDeM, examples: Sequence[Example], read: ReadExamples
+) -> list[HopQuestion]:
+    """Take the first hop of questions, each among its own documents."""
+    bank, questions = read.bank, []
+    for example in examples:
+        owner = {
+            index: number
+            for number, document in enumerate(example.documents)
+            for index in read.blocks[document.text]
+        }
+        indices = sorted(owner)
+        documents_N = torch.tensor([owner[index] for index in indices])
+        evidence = frozenset(span.document for span in example.evidence)
+        if len(indices) < 2 or not evidence:
+            continue
+        states_N, tokens = _scores(model, bank, example.question, indices)
+        words = score_words(bank, example.question).among(indices)
+        total_N = combined_scores(states_N, words.scores, model.config)
+        first = int(total_N.argmax())
+        scores = Scores(total_N, states_N, words)
+        request = Request(bank, example.question)
+        hidden_1QE, _ = encode_hop(model, model.engine, request, indices[first])
+        gold_N = torch.tensor(_gold(bank, example, indices, documents_N.tolist()))
+        questions.append(
+            HopQuestion(
+                hidden=hidden_1QE[0].half().cpu(),
+                keys=keys_of(bank, model.selector, indices).dequantize().half().cpu(),
+                slots=torch.as_tensor(bank.slot_tokens(indices)) > 0,
+                states=states_N,
+                words=words.scores,
+                named=score_words(bank, bank.block_text(indices[first])).among(indices).scores,
+                total=total_N,
+                first=first,
+                left=gold_N & (documents_N != documents_N[first]),
+                documents=documents_N,
+                evidence=evidence,
+                features=first_features(scores, first, tokens),
+            )
+        )
     return questions
 
 

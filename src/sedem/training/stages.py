@@ -72,6 +72,8 @@ class Stage2Data(Mixture):
         answer_limit: examples with more answer tokens are left out and counted.
         cache_states: cache frozen states on disk; much faster on a CPU, too large for big sets.
         calibration: questions that no step sees, for `sedem calibrate`.
+        hops: questions with evidence in several documents, from which `sedem calibrate` trains the
+            second hop.
     """
 
     max_blocks: WholeAbove0 | Literal["all"] = 16
@@ -82,6 +84,7 @@ class Stage2Data(Mixture):
     answer_limit: WholeAbove0 = 64
     cache_states: Flag = False
     calibration: tuple[DataSource, ...] = ()
+    hops: tuple[DataSource, ...] = ()
 
 
 class Stage2Recipe(Recipe):
@@ -222,8 +225,8 @@ def _opened(config: SedemConfig, optimization: Optimization, start_from: str | N
     # Parts that a stage-1 checkpoint has not trained yet; blocks may be separated from here on.
     free |= {"block_context", "guidance", "condition", "chat_template"}
     # What was fitted to the scores of one selector does not fit those of another.
-    free |= {"confidence", "selection", "word_weight", "answer", "spans"}
-    model.confidence, model.spans = None, SpanScorer()
+    free |= {"confidence", "selection", "word_weight", "answer", "spans", "hops", "second_hop"}
+    model.confidence, model.second_hop, model.spans = None, None, SpanScorer()
     if not model.decoder.has_lora:
         free |= {"lora_rank", "lora_alpha"}
     check_start(config, model.config, free, start_from)

@@ -58,7 +58,7 @@ def test_a_result_records_all_settings_under_their_names_and_in_their_order(
         '"9a129038d9a00aed0cf6a7ea059ca50a813449061ab87848cf1a13eafdf33b2c", "schema": "squad", '
         '"records": ":1", "split": null, "options": {"distractors": 1}, "limit": 2, "seed": 7, '
         '"checkpoint": "c", "k": "all", "control": "gold-documents", "condition": null, '
-        '"selection": null, "answer": null, '
+        '"selection": null, "hops": null, "answer": null, '
         '"max_new_tokens": 2, "dtype": "bfloat16", "batch": 3, "shift": 4, '
         '"device": null, "engine": "eager", "weights": "full", "memory": "int8", '
         '"kept_dtype": null, "dropped": {}}'

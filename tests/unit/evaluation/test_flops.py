@@ -76,7 +76,7 @@ def test_selecting(model: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPat
 
     def select() -> None:
         hidden_1QE, mask_1Q = encode_questions(model, model.engine, [QUESTION])
-        score_questions(model.selector, bank, hidden_1QE, mask_1Q)
+        score_questions(model.selector, bank, model.selector.queries(hidden_1QE), mask_1Q)
 
     tokens = len(QUESTION) + 1
     beside = hidden_half(model, 3, tokens)

@@ -1,0 +1,75 @@
+"""A second hop: blocks that only the first one makes the question lead to. Ours, not in the paper.
+
+"Where was the founder of Arlo born?" needs the block that names the founder, and then one that the
+question shares no word with. The encoder therefore reads the best block and then the question
+again. The question's states now know the block, and queries of a second W_Q look for what is left.
+
+Letters: B questions, Q question tokens, E encoder width, R heads, H width of a head, N blocks, F
+features.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from sedem.guidance.scores import Confidence
+from sedem.method.selector import Selector
+
+PARTS = ("states", "words", "named")
+"""What the scores of a second hop are added to: s_n, BM25 of the question's words, and BM25 of the
+words of the first block."""
+WEIGHTS = (0.5, 0.4, 0.15)
+"""The usual weights of `PARTS`."""
+
+
+class SecondHop(nn.Module):
+    """W_Q of the second hop, and how its scores join those of the first.
+
+    Args:
+        selector: the selector whose keys it is compared with, and whose W_Q it begins as.
+
+    Attributes:
+        weights: units of its scores that one unit of each of `PARTS` is worth.
+        open: the probability that a question needs a second hop.
+    """
+
+    def __init__(self, selector: Selector) -> None:
+        super().__init__()
+        self.w_query = nn.Linear(
+            selector.w_query.in_features, selector.w_query.out_features, bias=False
+        )
+        self.weights = nn.Parameter(torch.tensor(WEIGHTS))
+        self.open = Confidence(3)
+        with torch.no_grad():
+            self.w_query.weight.copy_(selector.w_query.weight)
+
+    def queries(self, selector: Selector, hidden_BQE: Tensor) -> Tensor:
+        """Queries `[B, Q, R, H]` from the states of a question after the first block."""
+        return selector.unit_heads(self.w_query(selector.norm_query(hidden_BQE)))
+
+    def forward(
+        self, again_N: Tensor, states_N: Tensor, words_N: Tensor, named_N: Tensor
+    ) -> Tensor:
+        """What the other blocks are selected by `[N]`, given their scores and `PARTS`."""
+        states, words, named = self.weights
+        return again_N + states * states_N + words * words_N + named * named_N
+
+
+def open_features(
+    total_N: Tensor, states_N: Tensor, covered: float, question_tokens: int
+) -> Tensor:
+    """The features of whether a question needs a second hop `[F]`.
+
+    Args:
+        total_N: what the first block is selected by; -inf for non-candidates.
+        states_N: s_n of the blocks.
+        covered: share of the question's words in the first block, by their weights.
+
+    Returns:
+        That share, the first block's s_n, and how far the next block is behind it.
+    """
+    best = total_N.topk(min(2, len(total_N)))
+    behind = best.values[0] - best.values[-1]
+    state = states_N[best.indices[0]]
+    return torch.stack([torch.tensor(covered), state / question_tokens, behind / question_tokens])

@@ -1,0 +1,124 @@
+"""Training the second hop: its W_Q, the weights of its scores, and when it is needed.
+
+Everything else is frozen, so a question is encoded once and the training takes seconds. Questions
+teach W_Q if documents besides that of their first block have evidence: their blocks are what is to
+be found. All questions teach when there is something left to find.
+
+Letters: Q question tokens, E encoder width, N blocks of a question's documents, J slots of a block,
+R heads, H width of a head, F features.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sedem.guidance.hops import SecondHop
+from sedem.method.selector import Selector, block_scores
+
+EPOCHS, BATCH = 8, 8
+RATE, WEIGHTS_RATE = 1e-3, 1e-2
+TEMPERATURE = 0.07
+"""As in stage 2, where a score is divided by the number of question tokens as well."""
+
+
+@dataclass(frozen=True)
+class HopQuestion:
+    """A question after its first hop, and the blocks of its documents.
+
+    Attributes:
+        hidden: states of the question as it is read after the first block `[Q, E]`.
+        keys: keys of the blocks `[N, J, R, H]`.
+        slots: False where a slot is padding `[N, J]`.
+        states: s_n `[N]`.
+        words: BM25 of the question's words `[N]`.
+        named: BM25 of the first block's words `[N]`.
+        total: what the first hop selects by `[N]`.
+        first: the first block.
+        left: blocks with evidence in other documents than that of the first `[N]`.
+        documents: the document of each block `[N]`.
+        evidence: which documents have evidence.
+        features: features of whether there is something left to find `[F]`.
+    """
+
+    hidden: Tensor
+    keys: Tensor
+    slots: Tensor
+    states: Tensor
+    words: Tensor
+    named: Tensor
+    total: Tensor
+    first: int
+    left: Tensor
+    documents: Tensor
+    evidence: frozenset[int]
+    features: Tensor
+
+    def scores(self, part: SecondHop, selector: Selector) -> Tensor:
+        """What the blocks are selected by in the second hop `[N]`."""
+        query_1QRH = part.queries(selector, self.hidden.float()[None])
+        mask_1Q = torch.ones(query_1QRH.shape[:2], dtype=torch.bool)
+        keys_1NJRH, slots_1NJ = self.keys.float()[None], self.slots[None]
+        again_N = block_scores(query_1QRH, mask_1Q, keys_1NJRH, slots_1NJ)[0]
+        return part(again_N, self.states, self.words, self.named)
+
+    def loss(self, part: SecondHop, selector: Selector) -> Tensor:
+        """Negative log-probability that one of the blocks to find is next, the first left out.
+
+        One is enough, other than in L_InfoNCE, which asks for each: that finds fewer.
+        """
+        logits_N = self.scores(part, selector) / (TEMPERATURE * len(self.hidden))
+        is_first_N = torch.arange(len(logits_N)) == self.first
+        log_N = logits_N.masked_fill(is_first_N, -torch.inf).log_softmax(-1)
+        return -log_N[self.left].logsumexp(-1)
+
+
+def fit_second_hop(selector: Selector, questions: Sequence[HopQuestion]) -> SecondHop:
+    """Train a second hop for a frozen selector.
+
+    Args:
+        questions: those with one step teach only when to stop; at least one must have two.
+    """
+    part = SecondHop(selector)
+    left_B = torch.tensor([bool(one.left.any()) for one in questions])
+    part.open.fit(torch.stack([one.features for one in questions]), left_B)
+    taught = [one for one, left in zip(questions, left_B.tolist(), strict=True) if left]
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [part.w_query.weight], "lr": RATE},
+            {"params": [part.weights], "lr": WEIGHTS_RATE, "weight_decay": 0.0},
+        ]
+    )
+    steps = EPOCHS * -(-len(taught) // BATCH)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
+    rng = random.Random(0)
+    for _ in range(EPOCHS):
+        rng.shuffle(taught)
+        for start in range(0, len(taught), BATCH):
+            losses = [one.loss(part, selector) for one in taught[start : start + BATCH]]
+            torch.stack(losses).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+    return part.requires_grad_(False)
+
+
+@torch.no_grad()
+def all_found(
+    part: SecondHop, selector: Selector, questions: Sequence[HopQuestion], k: int
+) -> dict[str, list[bool]]:
+    """For each question, whether its best blocks have the evidence of all documents, by hops."""
+    found: dict[str, list[bool]] = {"1": [], "2": [], "auto": []}
+    for one in questions:
+        again_N = one.scores(part, selector)
+        again_N[one.first] = torch.inf
+        scores = {"1": one.total, "2": again_N}
+        scores["auto"] = again_N if float(part.open(one.features)) >= 0.5 else one.total
+        for hops, scores_N in scores.items():
+            best = scores_N.topk(min(k, len(scores_N))).indices.tolist()
+            found[hops].append(one.evidence <= set(one.documents[best].tolist()))
+    return found

@@ -1,0 +1,66 @@
+"""Questions in two steps: both paragraphs are needed, and splits share no name."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from sedem.data.examples import Example
+from sedem.data.facts import Split
+from sedem.data.question_sets import open_examples
+from sedem.data.two_steps import ATTRIBUTES, OTHERS, REAL, RELATIONS
+from sedem.errors import DataError
+
+FILLER = "Nothing in this paragraph is about anybody, as it only has to be long enough. " * 4
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[Split, list[Example]]:
+    path = tmp_path_factory.mktemp("articles") / "articles.jsonl"
+    text = "\n".join(f"{number}. {FILLER}" for number in range(REAL))
+    path.write_text(json.dumps({"title": "Real", "text": text}) + "\n")
+    return {
+        split: open_examples(path, "two-steps", split=split, count=100).examples
+        for split in get_args(Split)
+    }
+
+
+def test_the_answer_stands_only_in_a_paragraph_that_the_question_does_not_name(
+    made: dict[Split, list[Example]],
+) -> None:
+    for example in [*made["train"], *made["evaluation"]]:
+        assert len(example.documents) == 2 + 2 * OTHERS + REAL
+        first, second = (example.documents[span.document].text for span in example.evidence)
+        [answer] = example.answers
+        assert answer in second
+        names = re.findall(r"(?<!^)\b[A-Z][a-z]+(?: [A-Z][a-z]+)*", example.question)
+        assert names and all(name in first for name in names)
+        assert not any(name in second.split() for name in names)
+
+
+def test_every_relation_and_attribute_occurs(made: dict[Split, list[Example]]) -> None:
+    asked = " ".join(example.question for example in made["train"])
+    for relation in RELATIONS:
+        before, _, after = relation.described.partition("{a}")
+        assert re.search(f"{re.escape(before)}.+{re.escape(after)}", asked)
+    assert {kind for relation in RELATIONS for kind in relation.kinds} == set(ATTRIBUTES)
+
+
+def test_splits_share_no_name(made: dict[Split, list[Example]]) -> None:
+    trades = {"Brothers", "Company", "Trading", "Foundry"}
+    names = [
+        {word for one in examples for word in re.findall(r"\b[A-Z][a-z]{6,}", one.question)}
+        for examples in made.values()
+    ]
+    assert names[0] - trades and not names[0] & names[1] - trades
+
+
+def test_too_little_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "articles.jsonl"
+    path.write_text(json.dumps({"title": "Real", "text": FILLER}) + "\n")
+    with pytest.raises(DataError, match=rf"a context needs {REAL} filler paragraphs, 1 are given"):
+        open_examples(path, "two-steps")

@@ -1,0 +1,136 @@
+"""The second hop: which blocks are found once the question is read after the first one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from answers import RENT, build, opened
+from conftest import LEASE, RECIPE
+
+from sedem import Document, MemoryBank, SeDeM, SedemConfig
+from sedem.answering.decoding import SEPARATOR
+from sedem.answering.requests import Request, Selection, prepare
+from sedem.backbone.decoder import Backbone
+from sedem.bank.keys import keys_of
+from sedem.bank.words import score_words
+from sedem.engine.device import Clock
+from sedem.errors import ConfigError
+from sedem.guidance.hops import SecondHop, open_features
+from sedem.method.encoder import encode
+from sedem.method.selector import block_scores
+
+DOCUMENTS = [Document("lease.txt", LEASE), Document("recipe.txt", RECIPE)]
+
+
+@pytest.fixture(params=["eager", "static"])
+def hopping(request: pytest.FixtureRequest, config: SedemConfig) -> SeDeM:
+    model = opened(config, request.param, second_hop=True, selection="both")
+    assert model.second_hop is not None
+    with torch.no_grad():
+        model.second_hop.w_query.weight.add_(
+            torch.randn(
+                model.second_hop.w_query.weight.shape, generator=torch.Generator().manual_seed(1)
+            )
+        )
+    return model
+
+
+def selected(model: SeDeM, bank: MemoryBank, **options: object) -> Selection:
+    request = replace(Request(bank, RENT, 3), **options)  # type: ignore[arg-type]
+    [prepared] = prepare(model, model.engine, [request], [4], Clock(model.device))
+    return prepared.selection
+
+
+def test_scores_of_both_hops_are_added_and_the_first_block_stays_the_best(hopping: SeDeM) -> None:
+    bank, part = hopping.read(DOCUMENTS), hopping.second_hop
+    assert part is not None
+    once = selected(hopping, bank, hops=1).scores
+    first = int(once.total.argmax())
+    text = hopping.encoder.token_ids(bank.block_text(first) + SEPARATOR)
+    question = hopping.encoder.token_ids(RENT)
+    states = encode(hopping.encoder, torch.tensor([text + question]), hopping.config.extract_layers)
+    hidden_1QE = hopping.mixture(states.float())[:, -len(question) :]
+    projected = part.w_query(hopping.selector.norm_query(hidden_1QE))
+    heads = projected.unflatten(-1, (hopping.selector.heads, -1))
+    query_1QRH = heads / heads.norm(dim=-1, keepdim=True)
+    every = range(len(bank))
+    again_N = block_scores(
+        query_1QRH,
+        torch.ones(1, len(question), dtype=torch.bool),
+        keys_of(bank, hopping.selector, every).dequantize()[None],
+        torch.as_tensor(bank.slot_tokens(every))[None] > 0,
+    )[0]
+    a, b, c = part.weights.tolist()
+    assert once.states is not None and once.words is not None
+    named_N = score_words(bank, bank.block_text(first)).scores
+    expected_N = again_N + a * once.states + b * once.words.scores + c * named_N
+    twice = selected(hopping, bank, hops=2)
+    others = [n for n in every if n != first]
+    torch.testing.assert_close(twice.scores.total[others], expected_N[others], atol=2e-3, rtol=1e-3)
+    assert twice.ranked[0] == first
+    assert twice.scores.total[first] >= twice.scores.total.max()
+    assert twice.confidence == selected(hopping, bank, hops=1).confidence
+
+
+def test_auto_hops_where_the_first_block_leaves_something_open(hopping: SeDeM) -> None:
+    bank, part = hopping.read(DOCUMENTS), hopping.second_hop
+    assert part is not None
+    totals = {hops: selected(hopping, bank, hops=hops).scores.total for hops in (1, 2)}
+    for bias, hops in ((-9.0, 1), (9.0, 2)):
+        with torch.no_grad():
+            part.open.bias.fill_(bias)
+        assert torch.equal(selected(hopping, bank, hops="auto").scores.total, totals[hops])
+
+
+def test_forced_blocks_blocks_by_words_and_a_single_block_have_one_hop(hopping: SeDeM) -> None:
+    bank = hopping.read(DOCUMENTS)
+    for options in ({"blocks": [1, 0], "k": None}, {"selection": "words"}):
+        once, twice = (selected(hopping, bank, hops=hops, **options) for hops in (1, 2))
+        assert once.ranked == twice.ranked and torch.equal(once.scores.total, twice.scores.total)
+    single = hopping.read([Document("a.txt", "900 euros.")])
+    assert len(single) == 1 and selected(hopping, single, hops=2).ranked == [0]
+
+
+def test_a_second_hop_stays_within_the_requested_documents(hopping: SeDeM) -> None:
+    bank = hopping.read(DOCUMENTS)
+    found = selected(hopping, bank, hops=2, documents=["recipe.txt"], k="all")
+    assert {bank.blocks[n].document for n in found.ranked} == {1}
+
+
+def test_what_a_model_or_a_request_cannot_do_is_said(model: SeDeM, bank: MemoryBank) -> None:
+    with pytest.raises(ConfigError, match=r"hops is 2, but this model has no second hop"):
+        model.answer(bank, RENT, hops=2)
+    with pytest.raises(ConfigError, match=r"hops is '3'; it can be 1, 2, auto"):
+        model.answer(bank, RENT, hops=3)  # type: ignore[arg-type]
+
+
+def test_it_begins_with_the_queries_of_the_selector(model: SeDeM) -> None:
+    part = SecondHop(model.selector)
+    hidden_1QE = torch.randn(1, 3, model.encoder.width)
+    assert torch.equal(part.queries(model.selector, hidden_1QE), model.selector.queries(hidden_1QE))
+
+
+def test_features_say_how_much_the_first_block_covers_and_how_far_others_are_behind() -> None:
+    total_N = torch.tensor([3.0, 7.0, 5.0, -torch.inf])
+    states_N = torch.tensor([1.0, 4.0, 2.0, -torch.inf])
+    found = open_features(total_N, states_N, 0.25, 4)
+    torch.testing.assert_close(found, torch.tensor([0.25, 1.0, 0.5]))
+    alone = open_features(torch.tensor([3.0]), torch.tensor([1.0]), 1.0, 4)
+    torch.testing.assert_close(alone, torch.tensor([1.0, 0.25, 0.0]))
+
+
+def test_a_checkpoint_keeps_its_second_hop(
+    config: SedemConfig, backbone: Backbone, tmp_path: Path
+) -> None:
+    model = build(config, backbone, second_hop=True, hops="auto")
+    assert model.second_hop is not None
+    with torch.no_grad():
+        model.second_hop.weights.copy_(torch.tensor([0.1, 0.2, 0.3]))
+    folder = tmp_path / "model"
+    model.save_pretrained(folder)
+    again = SeDeM.from_pretrained(folder)
+    assert again.second_hop is not None and again.config.hops == "auto"
+    torch.testing.assert_close(again.second_hop.weights.data, torch.tensor([0.1, 0.2, 0.3]))
