@@ -536,6 +536,7 @@ def check_fits(
     )
 
 
+@torch.no_grad()
 def score_requests(
     model: SedemModules, requests: Sequence[Request], hidden_BQE: Tensor, mask_BQ: Tensor
 ) -> list[Scores]:

@@ -353,7 +353,7 @@ class EngineReplica:
 
     async def _ask(self, version: Version, query_1QRH: Tensor, every: bool, also: Tensor) -> Tensor:
         """Return the scores of all parts `[N]`; if a part fails, the question fails."""
-        wanted = version, query_1QRH[0].cpu().numpy(), every, also.numpy()
+        wanted = version, query_1QRH[0].detach().cpu().numpy(), every, also.numpy()
         found = await asyncio.gather(*(part.scores.remote(*wanted) for part in self._parts))
         return torch.from_numpy(np.concatenate(found))
 
