@@ -34,9 +34,7 @@ LABELS = {
     "auto, text, K=4": "the same four blocks as text (RAG with the same reader)",
     "no memory": "sedem-smol, no memory",
     "span, K=4": "sedem-smol, K=4, always quoted",
-    "K=1": "sedem-smol, K=1, never quoted",
     "K=4": "sedem-smol, K=4, never quoted",
-    "K=all": "sedem-smol, every block, never quoted",
     "text, K=4": "the same four blocks as text, never quoted",
 }
 """Ways in the order of the table."""

@@ -9,6 +9,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from tqdm.auto import tqdm
+
 from experiments.system.cells import SELECTING, Cell, answer_tokens, checkpoint_of, examples_of
 from experiments.system.models import FORMS, PAPER_FORM, budget, recipe_of
 from experiments.system.scales import ROOT, SHIPPED, Scale
@@ -77,9 +79,7 @@ def budgets(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
 
 
 WAYS: dict[str, dict[str, Any]] = {
-    "K=1": {"k": 1, "answer": "free"},
     "K=4": {"k": 4, "answer": "free"},
-    "K=all": {"k": "all", "answer": "free"},
     "text, K=4": {"k": 4, "condition": "text", "answer": "free"},
     "no memory": {"blocks": [], "answer": "free"},
     "auto, K=1": {"k": 1, "answer": "auto"},
@@ -113,7 +113,7 @@ def _by_way(
     assert isinstance(method, SedemMethod)
     records: dict[str, list[Record]] = {way: [] for way in tried}
     examples = examples_of(cell, scale, data)
-    for start in range(0, len(examples), BATCH):
+    for start in tqdm(range(0, len(examples), BATCH), desc=cell.name, unit="batch"):
         batch = examples[start : start + BATCH]
         asked = list(zip(method.requests(batch), batch, strict=True))
         for way, fields in tried.items():
