@@ -27,9 +27,15 @@ def articles(records: Records) -> list[Article]:
     return [(article.title, article.text) for article in given]
 
 
-def fillers(records: Records, shortest: int, longest: int) -> list[str]:
-    """Paragraphs of articles, among which generated ones are hidden."""
-    return [p for _, text in articles(records) for p in paragraphs(text, shortest, longest)]
+def fillers(records: Records, shortest: int, longest: int, needed: int) -> list[str]:
+    """Paragraphs of articles, among which generated ones are hidden.
+
+    Raises:
+        DataError: there are fewer than are needed.
+    """
+    found = [p for _, text in articles(records) for p in paragraphs(text, shortest, longest)]
+    check_fillers(found, needed)
+    return found
 
 
 def check_fillers(given: Sequence[str], needed: int) -> None:

@@ -84,7 +84,7 @@ def read(
     Raises:
         DataError: the articles have too few paragraphs.
     """
-    return generate(split, count, fillers(records, 250, 650), seed=seed)
+    return generate(split, count, fillers(records, 250, 650, REAL), seed=seed)
 
 
 def generate(split: Split, count: int, real: Sequence[str], *, seed: int = 0) -> ExampleSet:

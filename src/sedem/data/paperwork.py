@@ -16,7 +16,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from sedem.data.articles import check_fillers, fillers
+from sedem.data.articles import fillers
 from sedem.data.examples import Evidence, Example, ExampleSet
 from sedem.data.facts import Split, split_of
 from sedem.data.records import Records
@@ -134,8 +134,7 @@ def read(
     Raises:
         DataError: the articles have too few paragraphs.
     """
-    real = fillers(records, 250, 900)
-    check_fillers(real, REAL)
+    real = fillers(records, 250, 900, REAL)
     examples = []
     for number in range(count):
         rng = random.Random(f"paperwork:{split}:{seed}:{number}")

@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sedem.data.articles import check_fillers, fillers
+from sedem.data.articles import fillers
 from sedem.data.examples import Evidence, Example, ExampleSet
 from sedem.data.facts import Split, make
 from sedem.data.records import Records
@@ -94,8 +94,7 @@ def read(
     Raises:
         DataError: the articles have too few paragraphs.
     """
-    real = fillers(records, 250, 650)
-    check_fillers(real, REAL)
+    real = fillers(records, 250, 650, REAL)
     examples = [_example(f"two-steps-{split}-{seed}-{n}", split, real) for n in range(count)]
     return ExampleSet(f"two-steps-{split}", examples)
 

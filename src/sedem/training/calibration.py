@@ -10,7 +10,7 @@ spans.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -54,6 +54,7 @@ from sedem.guidance.spans import SpanScorer
 from sedem.model import SeDeM
 from sedem.reading.encoding import Progress
 from sedem.training.hops import HopQuestion, all_found, fit_second_hop
+from sedem.training.recipe import DataSource
 from sedem.training.sources import located
 from sedem.training.stages import Stage2Recipe
 from sedem.types import Document
@@ -147,12 +148,7 @@ class ScoredQuestion:
 
 def hop_examples(recipe: Stage2Recipe, limit: int, seed: int) -> list[Example]:
     """Read the examples from which a recipe trains a second hop, at most so many of each set."""
-    found: list[Example] = []
-    for source in recipe.data.hops:
-        location, options = located(source, Path(recipe.data_root))
-        opened = open_examples(location, source.set, records=source.records, **options)
-        found += sample(opened.examples, limit, seed)
-    return found
+    return [one for own in _samples(recipe, recipe.data.hops, limit, seed) for one in own]
 
 
 def recipe_examples(recipe: Stage2Recipe, limit: int, seed: int) -> list[Example]:
@@ -169,14 +165,20 @@ def recipe_examples(recipe: Stage2Recipe, limit: int, seed: int) -> list[Example
             "--data, or another recipe"
         )
     first, last = [], []
-    for source in recipe.data.calibration:
-        location, options = located(source, Path(recipe.data_root))
-        found = open_examples(location, source.set, records=source.records, **options)
-        examples = sample(found.examples, limit, seed)
+    for examples in _samples(recipe, recipe.data.calibration, limit, seed):
         end = len(examples) - round(HELD_OUT * len(examples))
         first += examples[:end]
         last += examples[end:]
     return first + last
+
+
+def _samples(
+    recipe: Stage2Recipe, sources: Sequence[DataSource], limit: int, seed: int
+) -> Iterator[list[Example]]:
+    for source in sources:
+        location, options = located(source, Path(recipe.data_root))
+        found = open_examples(location, source.set, records=source.records, **options)
+        yield sample(found.examples, limit, seed)
 
 
 def calibrate(
