@@ -24,6 +24,9 @@ QUESTIONS = {
 MAIN, LONG = "squad-10", 30
 """The set that is read in more ways, and the number of its questions with all of a context as text,
 which takes seconds."""
+TWO_STEPS = ("hotpotqa", "2wiki", "musique", "two-steps")
+"""Sets whose evidence is in several documents."""
+HOPS = {"1": "one hop", "2": "two hops", "auto": "auto"}
 METRICS = ("f1", "em")
 SHOWN = {"squad-10": METRICS, "exact-facts": ("em",), "household": ("em",)}
 """Metrics of a set; of others F1."""
@@ -90,3 +93,18 @@ def real_selection(scale: Scale) -> Iterator[Number]:
         for k in (1, 2, 4):
             number = f"ways.K=4.recall@{k}"
             yield Number(scale.sets[key].title, f"recall@{k}", None, _asked(scale, key), number)
+
+
+@study(
+    "All the evidence, by hops",
+    "The paper selects once. Share of the questions with evidence in several documents whose K "
+    "best blocks have all of it.",
+)
+def second_hop(scale: Scale) -> Iterator[Number]:
+    """What a second selection finds, by set."""
+    for key in TWO_STEPS if SMOL in scale.shipped else ():
+        cell = Cell("hops", variant=guided_model(scale, SMOL), questions=key, limit=100)
+        for k in (2, 4):
+            for how, label in HOPS.items():
+                number = f"K={k}.{how}"
+                yield Number(scale.sets[key].title, f"K={k}, {label}", None, cell, number)
