@@ -9,7 +9,8 @@ from experiments.quality import LIMITS, by_k, guided_answers
 from experiments.system.cells import Cell
 from experiments.system.models import guided_model
 from experiments.system.scales import SMOL, Scale
-from experiments.system.tables import Number, scores, study
+from experiments.system.tables import Number, entries, scores, study
+from experiments.system.timing import ASKED
 
 QUESTIONS = {
     "squad-10": 150,
@@ -97,8 +98,8 @@ def real_selection(scale: Scale) -> Iterator[Number]:
 
 @study(
     "All the evidence, by hops",
-    "The paper selects once. Share of the questions with evidence in several documents whose K "
-    "best blocks have all of it.",
+    "The paper selects once and gives no numbers. Share of the questions with evidence in several "
+    "documents whose K best blocks have all of it.",
 )
 def second_hop(scale: Scale) -> Iterator[Number]:
     """What a second selection finds, by set."""
@@ -108,3 +109,25 @@ def second_hop(scale: Scale) -> Iterator[Number]:
             for how, label in HOPS.items():
                 number = f"K={k}.{how}"
                 yield Number(scale.sets[key].title, f"K={k}, {label}", None, cell, number)
+
+
+@study(
+    "Times of quotations and of a second hop",
+    "The paper gives no numbers. Single questions to ten paragraphs, K=4, keys and values of all "
+    "blocks kept. A quotation comes as a whole.",
+    about="Medians over {questions} questions.",
+)
+def answering_times(scale: Scale) -> Iterator[Number]:
+    """Times of sedem-smol by way to answer, and how many times that of a free answer each is."""
+    if SMOL not in scale.shipped:
+        return
+    cell = replace(_asked(scale, MAIN), measure="answer-times", limit=20, k=4)
+    for way in ASKED:
+        yield from entries(
+            way,
+            cell,
+            ("first token, ms", f"times.{way}.ttft_ms", 0),
+            ("times free", f"times_free.{way}.ttft_ms", 2),
+            ("whole answer, ms", f"times.{way}.total_ms", 0),
+            ("times free's", f"times_free.{way}.total_ms", 2),
+        )

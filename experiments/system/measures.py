@@ -53,6 +53,7 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
     "beside-llama-cpp": bench.bench,
     "arrivals": timing.arrivals,
     "condition-times": timing.condition_times,
+    "answer-times": timing.answer_times,
     "preparation": timing.preparation,
     "bank-size": timing.bank_size,
 }
@@ -62,7 +63,14 @@ TRAINING = ("search", "probe")
 """Kinds that train small models of their own, each in a process of its own."""
 TIMED = (
     *("bench", "batches", "memories", "kept", "peers", "beside-llama-cpp", "arrivals"),
-    *("condition-times", "preparation", "bank-size", "coarse-search", "large-banks"),
+    *(
+        "condition-times",
+        "answer-times",
+        "preparation",
+        "bank-size",
+        "coarse-search",
+        "large-banks",
+    ),
 )
 """Kinds that measure times, so nothing else may run beside them."""
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

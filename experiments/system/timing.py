@@ -174,6 +174,55 @@ def condition_times(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     }
 
 
+# Ways to answer over a bank whose keys and values are kept
+
+ASKED: dict[str, dict[str, Any]] = {
+    "free": {"answer": "free"},
+    "quoted": {"answer": "span"},
+    "free, two hops": {"answer": "free", "hops": 2},
+}
+"""Ways, with fields of their questions."""
+
+
+def answer_times(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    """Milliseconds to the first token and to the end, of single questions to warm banks, by way.
+
+    The ways alternate, so that a busy machine slows them all down equally. The minimum of `ROUNDS`
+    times counts. A quotation comes as a whole, so its first token comes at its end.
+    """
+    folder, examples = checkpoint_of(cell, scale, data), examples_of(cell, scale, data)
+    model = SeDeM.from_pretrained(folder, dtype=getattr(torch, cell.dtype or scale.dtype))
+    times: dict[str, list[tuple[float, float]]] = {way: [] for way in ASKED}
+    for example in examples:
+        bank = model.read(example.documents)
+        model.warm(bank)
+        asked: dict[str, list[tuple[float, float]]] = {way: [] for way in ASKED}
+        for _ in range(1 + ROUNDS):
+            for way, fields in ASKED.items():
+                decoding = Decoding(max_new_tokens=cell.max_new_tokens)
+                answer = model.answer(bank, example.question, k=cell.k, decoding=decoding, **fields)
+                timings = answer.timings
+                asked[way].append((timings["ttft_ms"], timings["total_ms"]))
+        for way, (_, *timed) in asked.items():
+            times[way].append(min(timed, key=lambda pair: pair[1]))
+    medians = {
+        way: {
+            "ttft_ms": median(first for first, _ in found),
+            "total_ms": median(total for _, total in found),
+        }
+        for way, found in times.items()
+    }
+    return {
+        "times": medians,
+        "times_free": {
+            way: {name: value / medians["free"][name] for name, value in found.items()}
+            for way, found in medians.items()
+        },
+        "questions": len(examples),
+        "load_average": os.getloadavg()[0],
+    }
+
+
 # Preparing questions for stage 2: one text at a time, together, and again from disk
 
 ANSWER_LIMIT = 64

@@ -25,6 +25,8 @@ OF_SMALL_BACKBONES = (
     "beside_llama_cpp",
     "real_model",
     "real_selection",
+    "second_hop",
+    "answering_times",
 )
 
 
