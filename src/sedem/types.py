@@ -122,8 +122,8 @@ class Citation:
         word_score: BM25 of the question's words, before its weight; None if it was not asked for.
         words: words of the question that stand in the block or its document's name, rarest first,
             without common ones.
-        answer_start: first character of the answer, if it was quoted from this span; else None.
-        answer_end: character after the answer.
+        answer_spans: what a quoted answer takes from this span: the first character of each part in
+            the document, and the character after it.
     """
 
     rank: int
@@ -137,8 +137,7 @@ class Citation:
     state_score: float | None = None
     word_score: float | None = None
     words: tuple[str, ...] = ()
-    answer_start: int | None = None
-    answer_end: int | None = None
+    answer_spans: tuple[tuple[int, int], ...] = ()
 
 
 Span = tuple[str, int, int]

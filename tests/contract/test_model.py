@@ -218,7 +218,7 @@ def test_a_reader_reads_once_and_answers_often(reader: Reader, documents: list[D
     assert entries["answer"] == again.text
     assert set(entries["citations"][0]) == {
         "rank", "document", "start", "end", "score", "text", "page", "note",
-        "state_score", "word_score", "words", "answer_start", "answer_end",
+        "state_score", "word_score", "words", "answer_spans",
     }  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from sedem.answering.requests import (
     count_candidates,
     prepare,
 )
-from sedem.answering.spans import FoundSpan, find_span
+from sedem.answering.spans import Quotation, find_quotation
 from sedem.bank.memory_bank import BankReader
 from sedem.engine.device import Clock
 from sedem.engine.interface import WIDE, Engine, Rows
@@ -185,7 +185,7 @@ class Running:
         clock: its times since the question was asked.
         stages: the times of the stages before decoding, shared by all that joined with it.
         choose: chooses tokens `[1]` from logits `[1, V]`.
-        span: where the answer stands, once it was found there.
+        quotation: where the answer stands, once it was found there.
     """
 
     question: Question
@@ -194,7 +194,7 @@ class Running:
     clock: Clock
     stages: Clock
     choose: Callable[[Tensor], Tensor]
-    span: FoundSpan | None = None
+    quotation: Quotation | None = None
 
     @property
     def timings(self) -> dict[str, float]:
@@ -305,9 +305,9 @@ class RunningAnswers:
         self.live |= rows
         for (row, running), logits_V in zip(rows.items(), logits_JV, strict=True):
             with self._only_for(running, row):
-                running.span = self._quote(row, running, logits_V)
-                if running.span is not None:
-                    running.transcript.finish(running.span.text, "end")
+                running.quotation = self._quote(row, running, logits_V)
+                if running.quotation is not None:
+                    running.transcript.finish(running.quotation.text, "end")
                 else:
                     token = running.choose(logits_V[None])
                     self._ids_B[row] = token[0]
@@ -315,14 +315,14 @@ class RunningAnswers:
                 running.clock.mark("ttft_ms")
                 self._give(row)
 
-    def _quote(self, row: int, running: Running, logits_V: Tensor) -> FoundSpan | None:
+    def _quote(self, row: int, running: Running, logits_V: Tensor) -> Quotation | None:
         """Find the answer in the text of its blocks; None if it is to be decoded freely."""
         how = answer_by(self.model, running.prepared.request)
         if how == "free":
             return None
         limit = running.question.decoding.max_new_tokens
         try:
-            found = find_span(self.model, self.rows, row, running.prepared, limit, logits_V)
+            found = find_quotation(self.model, self.rows, row, running.prepared, limit, logits_V)
         except NoTextError:
             if how == "span":
                 raise
@@ -487,16 +487,18 @@ def stream(
 
 def to_answer(name: str, running: Running) -> Answer:
     """Make an answer with the spans that conditioned it."""
-    prepared, transcript, span = running.prepared, running.transcript, running.span
+    prepared, transcript, quotation = running.prepared, running.transcript, running.quotation
     request, selection = prepared.request, prepared.selection
     assert transcript.finish_reason is not None
-    citations = list(prepared.citations)
-    if span is not None:
-        place = selection.ranked.index(span.block)
-        citations[place] = replace(citations[place], answer_start=span.start, answer_end=span.end)
+    citations = prepared.citations
+    if quotation is not None:
+        citations = tuple(
+            replace(one, answer_spans=quotation.within(block))
+            for one, block in zip(citations, selection.ranked, strict=True)
+        )
     return Answer(
         text=transcript.text,
-        citations=tuple(citations),
+        citations=citations,
         k=len(citations),
         blocks=len(request.bank),
         timings=running.timings,
@@ -507,10 +509,10 @@ def to_answer(name: str, running: Running) -> Answer:
         stored_bytes=request.bank.memory_bytes,
         context_tokens=request.bank.tokens,
         confidence=selection.confidence,
-        answer_confidence=None if span is None else span.confidence,
-        unsupported=() if span is not None else _unsupported(prepared, transcript.text),
+        answer_confidence=None if quotation is None else quotation.confidence,
+        unsupported=() if quotation is not None else _unsupported(prepared, transcript.text),
         ranking=ranking(request.bank, selection.scores.total) if request.ranking else None,
-        answer_tokens=len(transcript.ids) if span is None else span.tokens,
+        answer_tokens=len(transcript.ids) if quotation is None else quotation.tokens,
     )
 
 

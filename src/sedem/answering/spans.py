@@ -1,7 +1,8 @@
-"""From selected blocks to the span of their text that answers a question.
+"""From selected blocks to the span of their text that answers a question, or several of them.
 
 The decoder reads the beginnings of some spans in one pass, all after the same memory and question,
-which gives the probability of every span that begins there.
+which gives the probability of every span that begins there. If it would go on with "and" or a comma
+after the best one, the search begins again after these words.
 
 Letters: S beginnings, L tokens of each, C candidate spans, K selected blocks, F features, V
 vocabulary.
@@ -46,6 +47,10 @@ FURTHER = 2
 """Most beginnings that are read further."""
 CHARACTERS = 12
 """Characters of text to take for a token; few tokens are longer."""
+JOINERS = (" and", ",")
+"""What may stand between the spans of one answer."""
+MOST = 8
+"""Most spans of one answer."""
 _BLANK_LINE = re.compile(r"\n\s*\n")
 
 
@@ -111,12 +116,14 @@ class Candidate:
         end: the character after it in the passage.
         tokens: number of its tokens.
         likelihood: log-probability of these tokens and, unless it is open, of the end after them.
+        joiner: what the decoder would rather go on with than end, of `JOINERS`; else None.
     """
 
     beginning: Beginning
     end: int
     tokens: int
     likelihood: float
+    joiner: str | None = None
 
     @property
     def text(self) -> str:
@@ -126,7 +133,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class FoundSpan:
-    """The span of a document that answers a question.
+    """A span of a document that answers a question.
 
     Attributes:
         block: index of the selected block that it begins in.
@@ -135,6 +142,7 @@ class FoundSpan:
         tokens: number of its tokens.
         gap: how far its first token is behind the likeliest one, in log-probability.
         confidence: probability that it is right; None if the model gives none.
+        joiner: what the decoder would go on with; None if it would end.
     """
 
     block: int
@@ -144,10 +152,44 @@ class FoundSpan:
     tokens: int
     gap: float
     confidence: float | None
+    joiner: str | None = None
+
+
+@dataclass(frozen=True)
+class Quotation:
+    """The spans of an answer, usually one."""
+
+    spans: tuple[FoundSpan, ...]
+
+    @property
+    def text(self) -> str:
+        """The spans with the words between them."""
+        *first, last = self.spans
+        return "".join([*(f"{one.text}{one.joiner} " for one in first), last.text])
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of the spans."""
+        return sum(one.tokens for one in self.spans)
+
+    @property
+    def gap(self) -> float:
+        """How far its first token is behind the likeliest one, in log-probability."""
+        return self.spans[0].gap
+
+    @property
+    def confidence(self) -> float | None:
+        """Probability that the least certain span is right; None if the model gives none."""
+        given = [one.confidence for one in self.spans if one.confidence is not None]
+        return min(given, default=None)
+
+    def within(self, block: int) -> tuple[tuple[int, int], ...]:
+        """Where its spans from a block stand in the document, in order."""
+        return tuple(sorted((one.start, one.end) for one in self.spans if one.block == block))
 
 
 class SpanSearch:
-    """The search for the span that answers one prepared question.
+    """The search for the spans that answer one prepared question.
 
     Args:
         rows: the engine's rows, in one of which the question was just prefilled.
@@ -157,12 +199,14 @@ class SpanSearch:
     def __init__(
         self, model: SedemModules, rows: Rows, row: int, prepared: Prepared, limit: int
     ) -> None:
-        self.model, self.rows, self.row = model, rows, row
-        self.longest = min(LONGEST, limit - 1)
+        self.model, self.rows, self.row, self.limit = model, rows, row, limit
         request, selection = prepared.request, prepared.selection
         self.passages = [read_passage(request.bank, block) for block in selection.ranked]
         chat = model.config.chat_template or request.prompt is not None
         self.lead, self.ends = ("" if chat else " "), end_ids(model.decoder, chat=chat)
+        self.joiners = [model.decoder.token_ids(one)[0] for one in JOINERS]
+        self.said: list[int] = []
+        self.found: list[FoundSpan] = []
         words = selection.scores.words
         question = (
             dict.fromkeys(question_words(request.question), 1.0)
@@ -178,6 +222,56 @@ class SpanSearch:
         # Forced blocks of a large bank may have no scores.
         behind_K = torch.nan_to_num((scores_K - scores_K[:1]) / tokens, 0.0, 0.0, 0.0)
         self.behind = dict(zip(selection.ranked, behind_K.tolist(), strict=True))
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of the next span."""
+        return min(LONGEST, self.limit - 1 - len(self.said))
+
+    def quote(self, logits_V: Tensor) -> Quotation | None:
+        """Find the best span, and those that the decoder would go on with.
+
+        Args:
+            logits_V: logits after the prefix.
+        """
+        span, found = self._next(logits_V), self.found
+        while span is not None:
+            found.append(span)
+            if span.joiner is None or len(found) == MOST:
+                break
+            text = f"{Quotation(tuple(found)).text}{span.joiner}"
+            self.said = self.model.decoder.token_ids(self.lead + text)
+            if self.longest < 1:
+                break
+            said_1L = torch.tensor([self.said], device=logits_V.device)
+            logits_V = self.rows.branches(self.row, said_1L)[0, -1]
+            span = self._next(logits_V)
+        return Quotation(tuple(found)) if found else None
+
+    def _next(self, logits_V: Tensor) -> FoundSpan | None:
+        """Find the best span to go on with; None if there is none."""
+        model = self.model
+        spans = [one for one in self.candidates(logits_V) if not self._is_said(one.text)]
+        if not spans:
+            return None
+        best, features = model.spans.best(self.features(spans))
+        span, passage = spans[best], spans[best].beginning.passage
+        # More is named only if the decoder would say that.
+        if self.found and span.beginning.gap > float(model.spans.gap):
+            return None
+        return FoundSpan(
+            passage.block,
+            passage.start + span.beginning.at,
+            passage.start + span.end,
+            span.text,
+            span.tokens,
+            span.beginning.gap,
+            float(model.spans.certainty(features)) if model.config.spans else None,
+            span.joiner,
+        )
+
+    def _is_said(self, text: str) -> bool:
+        return any(one.text in text or text in one.text for one in self.found)
 
     def candidates(self, logits_V: Tensor) -> list[Candidate]:
         """Return the spans that the decoder has read to their end.
@@ -205,7 +299,7 @@ class SpanSearch:
     def _beginnings(self, log_V: Tensor) -> list[Beginning]:
         """Every word of the selected blocks."""
         places = [(one, *word) for one in self.passages for word in one.beginnings]
-        words = [self.lead + passage.text[at:end] for passage, at, end in places]
+        words = [self._after_said(passage.text[at:end]) for passage, at, end in places]
         if not words:
             return []
         distinct = list(dict.fromkeys(words))
@@ -262,35 +356,51 @@ class SpanSearch:
             _BLANK_LINE.split(b.passage.text[b.at :][: length * CHARACTERS], maxsplit=1)[0]
             for b in beginnings
         ]
-        tokenized = self.model.decoder.tokenize([self.lead + text for text in texts], offsets=True)
+        tokenized = self.model.decoder.tokenize(
+            [self._after_said(text) for text in texts], offsets=True
+        )
         rows = [ids[:length] for ids in tokenized["input_ids"]]
         ids_SL = pad_sequence([torch.tensor(ids) for ids in rows], batch_first=True)
         ids_SL = ids_SL.to(log_V.device)
-        log_SLV = self.rows.branches(self.row, ids_SL).float().log_softmax(-1)
+        log_SLV = self._after(ids_SL).float().log_softmax(-1)
         end_SL = log_SLV[..., self.ends].logsumexp(-1).clamp_min(LEAST).cpu()
+        joiner_SL, kind_SL = (one.cpu() for one in log_SLV[..., self.joiners].max(-1))
         next_SL = log_SLV[:, :-1].gather(-1, ids_SL[:, 1:, None])[..., 0]
         own_SL = torch.cat([log_V[ids_SL[:, :1]], next_SL], 1).clamp_min(LEAST).cumsum(1).cpu()
         found, unfinished = [], []
         for row, beginning in enumerate(beginnings):
-            offsets = [max(0, end - len(self.lead)) for _, end in tokenized["offset_mapping"][row]]
+            lead = len(self._after_said(""))
+            offsets = [max(0, end - lead) for _, end in tokenized["offset_mapping"][row]]
             for number in range(len(rows[row])):
                 end, after = offsets[number], offsets[number + 1 : number + 2]
                 own = own_SL[row, number].item()
                 place = beginning.at + end
                 whole = after != [end]  # a character may have several tokens
                 if whole and place > beginning.at and place in beginning.passage.ends:
-                    likelihood = own + end_SL[row, number].item()
-                    found.append(Candidate(beginning, place, number + 1, likelihood))
+                    end = end_SL[row, number].item()
+                    goes_on = joiner_SL[row, number].item() > end
+                    joiner = JOINERS[int(kind_SL[row, number])] if goes_on else None
+                    found.append(Candidate(beginning, place, number + 1, own + end, joiner))
                 if number + 1 == length and after:
                     unfinished.append(Candidate(beginning, place, length, own))
         return found, unfinished
 
+    def _after_said(self, text: str) -> str:
+        """Return text as the decoder would go on with it."""
+        return f" {text}" if self.said else self.lead + text
+
+    def _after(self, ids_SL: Tensor) -> Tensor:
+        """Logits after each token `[S, L, V]` of continuations of what is said."""
+        said_L = torch.tensor(self.said, dtype=ids_SL.dtype, device=ids_SL.device)
+        ids_SP = torch.cat([said_L.expand(len(ids_SL), -1), ids_SL], 1)
+        return self.rows.branches(self.row, ids_SP)[:, len(self.said) :]
+
 
 @torch.no_grad()
-def find_span(
+def find_quotation(
     model: SedemModules, rows: Rows, row: int, prepared: Prepared, limit: int, logits_V: Tensor
-) -> FoundSpan | None:
-    """Find the best span for a prepared question; None if the selected blocks have no words.
+) -> Quotation | None:
+    """Find the best spans for a prepared question; None if the selected blocks have no words.
 
     Args:
         logits_V: logits after the prefix; for the others see `SpanSearch`.
@@ -298,22 +408,7 @@ def find_span(
     Raises:
         NoTextError: the bank does not hold the text of a block.
     """
-    search = SpanSearch(model, rows, row, prepared, limit)
-    spans = search.candidates(logits_V)
-    if not spans:
-        return None
-    best, features = model.spans.best(search.features(spans))
-    span, passage = spans[best], spans[best].beginning.passage
-    confidence = float(model.spans.certainty(features)) if model.config.spans else None
-    return FoundSpan(
-        passage.block,
-        passage.start + span.beginning.at,
-        passage.start + span.end,
-        span.text,
-        span.tokens,
-        span.beginning.gap,
-        confidence,
-    )
+    return SpanSearch(model, rows, row, prepared, limit).quote(logits_V)
 
 
 def read_passage(bank: BankReader, block: int) -> Passage:

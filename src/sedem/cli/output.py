@@ -9,6 +9,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -288,19 +289,25 @@ def print_sources(answer: Answer) -> None:
 
 def _snippet(citation: Citation) -> str:
     """The beginning of a span, or what is around the answer's words, which are marked."""
-    text, start, end = citation.text, citation.answer_start, citation.answer_end
-    if start is None or end is None or not text:
+    text, start = citation.text, citation.start
+    if not citation.answer_spans or not text:
         line = " ".join(text.split())
         return line if len(line) <= SNIPPET else f"{line[: SNIPPET - 3]}..."
-    start, end = start - citation.start, end - citation.start
-    parts = text[:start].lstrip(), text[start:end], text[end:].rstrip()
-    before, words, after = (_SPACES.sub(" ", part) for part in parts)
-    room = max(0, SNIPPET - len(words)) // 2
+    edges = [edge - start for span in citation.answer_spans for edge in span]
+    pieces = [_SPACES.sub(" ", text[a:b]) for a, b in pairwise([0, *edges, len(text)])]
+    words, (before, *between, after) = pieces[1::2], pieces[::2]
+    room = max(0, SNIPPET - len("".join(words))) // (len(words) + 1)
+    before, after = before.lstrip(), after.rstrip()
     if len(before) > room:
         before = f"...{before[len(before) - room :]}"
     if len(after) > room:
         after = f"{after[:room]}..."
-    return f"{before}**{words}**{after}"
+    between = [
+        one if len(one) <= room else f"{one[: room // 2]}...{one[len(one) - room // 2 :]}"
+        for one in between
+    ]
+    rest = (f"{gap}**{word}**" for gap, word in zip([before, *between], words, strict=True))
+    return f"{''.join(rest)}{after}"
 
 
 def questions_from_stdin() -> Iterator[str]:

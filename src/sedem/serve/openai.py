@@ -266,15 +266,14 @@ def details_of(answered: Answered) -> dict[str, Any]:
 def annotations_of(answered: Answered) -> list[dict[str, Any]]:
     """The citations in OpenAI's format, one for each block; a file's id is its document's name.
 
-    That of the block with the answer's words also says where they stand in the document.
+    A block with words of the answer has one for each place where they stand in the document.
     """
     cited = []
     documents = answered.selected.documents
     for citation, index in zip(answered.answer.citations, documents, strict=True):
         file = {"file_id": citation.document, "filename": citation.document, "index": index}
-        if citation.answer_start is not None:
-            file |= {"answer_start": citation.answer_start, "answer_end": citation.answer_end}
-        cited.append({"type": "file_citation", "file_citation": file})
+        places = [{"answer_start": a, "answer_end": b} for a, b in citation.answer_spans]
+        cited += [{"type": "file_citation", "file_citation": file | one} for one in places or [{}]]
     return cited
 
 

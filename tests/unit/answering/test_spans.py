@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
 from sedem.answering.decoding import end_ids
 from sedem.answering.requests import Prepared, Request, prepare
-from sedem.answering.spans import Candidate, SpanSearch, find_span
+from sedem.answering.spans import JOINERS, Candidate, SpanSearch, find_quotation
 from sedem.backbone.decoder import Backbone
 from sedem.data.documents import DocumentFiles, source_text
 from sedem.engine.device import Clock
@@ -75,14 +75,46 @@ def test_spans_begin_in_selected_blocks_and_end_with_words(model: SeDeM, bank: M
 
 def test_the_answer_is_cited_where_it_stands(model: SeDeM, bank: MemoryBank) -> None:
     answer = model.answer(bank, RENT, k=3, answer="span")
-    quoted = [one for one in answer.citations if one.answer_start is not None]
-    assert len(quoted) == 1
-    [source] = quoted
+    [source] = [one for one in answer.citations if one.answer_spans]
+    [(start, end)] = source.answer_spans
     text = next(d.text for d in bank.documents if d.name == source.document)
-    assert text[source.answer_start : source.answer_end] == answer.text
-    assert source.start <= source.answer_start < source.end
+    assert text[start:end] == answer.text
+    assert source.start <= start < source.end
     assert (answer.finish_reason, answer.cut) == ("end", ())
     assert answer.answer_tokens == len(model.decoder.token_ids(f" {answer.text}"))
+
+
+def test_several_spans_are_quoted_if_the_decoder_goes_on(
+    model: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joiner = model.decoder.token_ids(JOINERS[0])[0]
+    [prepared] = prepare(model, model.engine, [Request(bank, RENT, 3)], [24], Clock(model.device))
+    assert prepared.inputs is not None
+    with joined(model.engine, [prepared.inputs], 24) as (logits_1V, rows):
+        plain = find_quotation(model, rows, 0, prepared, 24, logits_1V[0])
+        decoded, said = rows.branches, list[list[int]]()
+
+        def branches(row: int, ids_SL: torch.Tensor) -> torch.Tensor:
+            logits_SLV = decoded(row, ids_SL).clone()
+            logits_SLV[..., joiner] = 1e3
+            said.extend(ids_SL.tolist() if len(ids_SL) == 1 else [])
+            return logits_SLV
+
+        monkeypatch.setattr(rows, "branches", branches)
+        with torch.no_grad():
+            model.spans.gap.fill_(1e9)
+        found = find_quotation(model, rows, 0, prepared, 24, logits_1V[0])
+    assert plain is not None and len(plain.spans) == 1
+    assert found is not None and len(found.spans) > 1
+    assert found.text == " and ".join(one.text for one in found.spans)
+    assert found.tokens < 24
+    for number, one in enumerate(found.spans):
+        document = bank.documents[bank.blocks[one.block].document].text
+        assert document[one.start : one.end] == one.text
+        assert (one.start, one.end) in found.within(one.block)
+        assert not any(one.text in other.text for other in found.spans[:number])
+    first = model.decoder.token_ids(f" {found.spans[0].text} and")
+    assert said[0] == first
 
 
 def test_both_engines_quote_the_same_span(config: SedemConfig, documents: list[Document]) -> None:
@@ -95,7 +127,7 @@ def test_both_engines_quote_the_same_span(config: SedemConfig, documents: list[D
         strict=True,
     ):
         assert one.text == other.text
-        spans = [[(c.answer_start, c.answer_end) for c in a.citations] for a in (one, other)]
+        spans = [[c.answer_spans for c in a.citations] for a in (one, other)]
         assert spans[0] == spans[1]
 
 
@@ -179,7 +211,7 @@ def test_auto_quotes_unless_the_likeliest_first_word_is_in_none_of_the_blocks(
     prepared, _ = compared(model, Request(bank, RENT))
     assert prepared.inputs is not None
     with joined(model.engine, [prepared.inputs], 12) as (logits_1V, rows):
-        found = find_span(model, rows, 0, prepared, 12, logits_1V[0])
+        found = find_quotation(model, rows, 0, prepared, 12, logits_1V[0])
     assert found is not None
     log_V = logits_1V[0].log_softmax(-1)
     first = model.decoder.token_ids(f" {found.text}")[0]
@@ -219,7 +251,6 @@ def test_every_quotation_is_literal_in_any_script(text: str, model: SeDeM) -> No
         return
     bank = model.read([Document("any.txt", text)])
     answer = model.answer(bank, RENT, k="all", answer="span")
-    [(start, end)] = [
-        (c.answer_start, c.answer_end) for c in answer.citations if c.answer_start is not None
-    ]
-    assert text[start:end] == answer.text != ""
+    spans = [span for citation in answer.citations for span in citation.answer_spans]
+    assert spans and all(text[start:end] in answer.text for start, end in spans)
+    assert len(spans) > 1 or text[slice(*spans[0])] == answer.text

@@ -173,16 +173,17 @@ export class Card {
 const shared = ({ words = [] }) => (words.length ? [words.slice(0, SHARED).join(", ")] : []);
 
 /** The words of an answer, and the text of the source around them. */
-function quotation({ text, start, end, answer_start: from, answer_end: to }) {
+function quotation({ text, start, end, answer_spans: spans }) {
   const cut = cutter(text, start);
-  const first = Math.max(start, from - BEFORE);
-  const last = Math.min(end, to);
-  return [
-    first > start ? "… " : "",
-    cut(first, from).trimStart(),
-    make("strong", {}, cut(from, last)),
-    cut(last, end),
-  ];
+  const first = Math.max(start, spans[0][0] - BEFORE);
+  const shown = [first > start ? "… " : ""];
+  let at = first;
+  for (const [from, to] of spans) {
+    shown.push(at === first ? cut(at, from).trimStart() : cut(at, from));
+    shown.push(make("strong", {}, cut(from, Math.min(end, to))));
+    at = Math.min(end, to);
+  }
+  return [...shown, cut(at, end)];
 }
 
 /** Show the present answer, and the one before it if there is one. */

@@ -136,7 +136,9 @@ export class Reader {
       this.citations.filter((one) => one.document === name).map((one) => [one.start, one]),
     );
     const top = Math.min(...this.citations.map((one) => one.rank));
-    const quoted = [...cited.values()].find(isQuoted);
+    const quoted = [...cited.values()]
+      .flatMap((one) => one.answer_spans ?? [])
+      .sort(([one], [other]) => one - other);
     for (const block of this.blocks) {
       block.score = this.scores.get(`${this.index} ${block.start}`) ?? null;
       block.citation = cited.get(block.start) ?? null;
@@ -151,17 +153,20 @@ export class Reader {
 
   /** Make the words of an answer that stand in a block strong. */
   quote(block, quoted) {
-    const from = Math.max(block.start, quoted?.answer_start ?? block.end);
-    const to = Math.min(block.end, quoted?.answer_end ?? block.end);
-    if (from >= to && !block.quoted) return;
-    block.quoted = from < to;
-    const part = (start, end) => pieces(start, end, this.pages, this.cut);
     const { start, end, element } = block;
-    element.replaceChildren(
-      ...(block.quoted
-        ? [...part(start, from), make("strong", {}, ...part(from, to)), ...part(to, end)]
-        : part(start, end)),
-    );
+    const inside = quoted
+      .map(([from, to]) => [Math.max(start, from), Math.min(end, to)])
+      .filter(([from, to]) => from < to);
+    if (!inside.length && !block.quoted) return;
+    block.quoted = inside.length > 0;
+    const part = (from, to) => pieces(from, to, this.pages, this.cut);
+    const shown = [];
+    let at = start;
+    for (const [from, to] of inside) {
+      shown.push(...part(at, from), make("strong", {}, ...part(from, to)));
+      at = to;
+    }
+    element.replaceChildren(...shown, ...part(at, end));
   }
 
   /** Show a citation: open its document, scroll to it and, if asked, give it the focus. */
@@ -227,7 +232,7 @@ function mark(block, top) {
 }
 
 /** Whether the answer's words stand in a source. */
-export const isQuoted = (citation) => typeof citation.answer_start === "number";
+export const isQuoted = ({ answer_spans: spans = [] }) => spans.length > 0;
 
 export const place = (citation) =>
   (citation.page ? `page ${citation.page}, ` : "") +
