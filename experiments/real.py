@@ -13,7 +13,7 @@ from experiments.system.tables import Number, entries, scores, study
 from experiments.system.timing import ASKED
 
 QUESTIONS = {
-    "squad-10": 150,
+    "squad-10": 300,
     "squad-10-swapped": 50,
     "hotpotqa": 50,
     "2wiki": 50,

@@ -2,7 +2,7 @@
 
 "Where was the founder of Arlo born?" needs the block that names the founder, and then one that the
 question shares no word with. The encoder therefore reads the best block and then the question
-again. The question's states now know the block, and queries of a second W_Q look for what is left.
+again. The question's states now know the block, and queries of another W_Q look for what is left.
 
 Letters: B questions, Q question tokens, E encoder width, R heads, H width of a head, N blocks, F
 features.
@@ -21,6 +21,8 @@ PARTS = ("states", "words", "named")
 words of the first block."""
 WEIGHTS = (0.5, 0.4, 0.15)
 """The usual weights of `PARTS`."""
+RANK = 8
+"""Rank of the difference between the two W_Q."""
 
 
 class SecondHop(nn.Module):
@@ -30,23 +32,24 @@ class SecondHop(nn.Module):
         selector: the selector whose keys it is compared with, and whose W_Q it begins as.
 
     Attributes:
+        down, up: what is added to the selector's W_Q, of low rank.
         weights: units of its scores that one unit of each of `PARTS` is worth.
         open: the probability that a question needs a second hop.
     """
 
     def __init__(self, selector: Selector) -> None:
         super().__init__()
-        self.w_query = nn.Linear(
-            selector.w_query.in_features, selector.w_query.out_features, bias=False
-        )
+        own = selector.w_query
+        self.down = nn.Linear(own.in_features, RANK, bias=False)
+        self.up = nn.Linear(RANK, own.out_features, bias=False)
         self.weights = nn.Parameter(torch.tensor(WEIGHTS))
         self.open = Confidence(3)
-        with torch.no_grad():
-            self.w_query.weight.copy_(selector.w_query.weight)
+        nn.init.zeros_(self.up.weight)
 
     def queries(self, selector: Selector, hidden_BQE: Tensor) -> Tensor:
         """Queries `[B, Q, R, H]` from the states of a question after the first block."""
-        return selector.unit_heads(self.w_query(selector.norm_query(hidden_BQE)))
+        hidden_BQE = selector.norm_query(hidden_BQE)
+        return selector.unit_heads(selector.w_query(hidden_BQE) + self.up(self.down(hidden_BQE)))
 
     def forward(
         self, again_N: Tensor, states_N: Tensor, words_N: Tensor, named_N: Tensor

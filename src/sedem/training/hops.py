@@ -21,7 +21,7 @@ from sedem.guidance.hops import SecondHop
 from sedem.method.selector import Selector, block_scores
 
 EPOCHS, BATCH = 8, 8
-RATE, WEIGHTS_RATE = 1e-3, 1e-2
+RATE, WEIGHTS_RATE = 3e-3, 1e-2
 TEMPERATURE = 0.07
 """As in stage 2, where a score is divided by the number of question tokens as well."""
 
@@ -89,7 +89,7 @@ def fit_second_hop(selector: Selector, questions: Sequence[HopQuestion]) -> Seco
     taught = [one for one, left in zip(questions, left_B.tolist(), strict=True) if left]
     optimizer = torch.optim.AdamW(
         [
-            {"params": [part.w_query.weight], "lr": RATE},
+            {"params": [part.down.weight, part.up.weight], "lr": RATE},
             {"params": [part.weights], "lr": WEIGHTS_RATE, "weight_decay": 0.0},
         ]
     )

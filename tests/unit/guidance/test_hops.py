@@ -30,11 +30,9 @@ def hopping(request: pytest.FixtureRequest, config: SedemConfig) -> SeDeM:
     model = opened(config, request.param, second_hop=True, selection="both")
     assert model.second_hop is not None
     with torch.no_grad():
-        model.second_hop.w_query.weight.add_(
-            torch.randn(
-                model.second_hop.w_query.weight.shape, generator=torch.Generator().manual_seed(1)
-            )
-        )
+        generator = torch.Generator().manual_seed(1)
+        up = model.second_hop.up.weight
+        up.copy_(torch.randn(up.shape, generator=generator))
     return model
 
 
@@ -53,7 +51,8 @@ def test_scores_of_both_hops_are_added_and_the_first_block_stays_the_best(hoppin
     question = hopping.encoder.token_ids(RENT)
     states = encode(hopping.encoder, torch.tensor([text + question]), hopping.config.extract_layers)
     hidden_1QE = hopping.mixture(states.float())[:, -len(question) :]
-    projected = part.w_query(hopping.selector.norm_query(hidden_1QE))
+    weight = hopping.selector.w_query.weight + part.up.weight @ part.down.weight
+    projected = hopping.selector.norm_query(hidden_1QE) @ weight.T
     heads = projected.unflatten(-1, (hopping.selector.heads, -1))
     query_1QRH = heads / heads.norm(dim=-1, keepdim=True)
     every = range(len(bank))

@@ -58,7 +58,7 @@ def test_it_learns_which_block_the_question_leads_to_and_when_one_is_enough() ->
     torch.manual_seed(0)
     selector = Selector(HEADS * WIDTH, HEADS * WIDTH, HEADS, WIDTH).requires_grad_(False)
     own = selector.w_query.weight
-    turned = own + 0.8 * own.std() * torch.randn(own.shape)
+    turned = own + own.std() * torch.randn(len(own), 2) @ torch.randn(2, own.shape[1])
     questions = made(60, turned, selector, 1)
     assert mean(all_found(SecondHop(selector), selector, questions, 2)["2"]) < 0.7
     part = fit_second_hop(selector, made(300, turned, selector, 0))
