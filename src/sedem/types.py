@@ -171,6 +171,8 @@ class Answer:
         ranking: every block of the memory, best first, on request; not part of the JSON.
         answer_tokens: tokens that were generated, without the one that ends the answer; None if
             the method does not count them; not part of the JSON.
+        logprobs: for each of these tokens, on request, its text and log-probability, then those of
+            the likeliest tokens; None for quoted answers; not part of the JSON.
     """
 
     text: str
@@ -189,11 +191,12 @@ class Answer:
     unsupported: tuple[str, ...] = ()
     ranking: tuple[Span, ...] | None = None
     answer_tokens: int | None = None
+    logprobs: tuple[tuple[tuple[str, float], ...], ...] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The answer as values for JSON; its text has the key "answer"."""
-        fields = asdict(replace(self, ranking=None))
-        del fields["ranking"], fields["answer_tokens"]
+        fields = asdict(replace(self, ranking=None, logprobs=None))
+        del fields["ranking"], fields["answer_tokens"], fields["logprobs"]
         fields["timings"] = dict(self.timings)
         return {"answer": fields.pop("text"), **fields}
 

@@ -160,6 +160,8 @@ class Decoding:
         top_k: sample from this many of the likeliest tokens; 0 means from all.
         top_p: sample from the likeliest tokens that have this total probability.
         stop: strings that end the answer and are not part of it.
+        logprobs: how many of the likeliest tokens to record at each place, besides the chosen one,
+            with their log-probabilities; None records nothing.
 
     Raises:
         ConfigError: a value is out of its range.
@@ -171,6 +173,7 @@ class Decoding:
     top_p: float = 1.0
     stop: tuple[str, ...] = ()
     seed: int = 0
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):  # type: ignore[unreachable]  # a caller may be untyped
@@ -214,6 +217,18 @@ class Decoding:
         return sample
 
 
+def log_probabilities(
+    logits_V: Tensor, token: int | Tensor, decoding: Decoding
+) -> list[tuple[int, float]] | None:
+    """Return the log-probabilities of a token and of the likeliest ones, if they are recorded."""
+    if decoding.logprobs is None:
+        return None
+    log_V = logits_V.float().log_softmax(-1)
+    best = log_V.topk(min(decoding.logprobs, len(log_V)))
+    likeliest = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [(int(token), float(log_V[token])), *likeliest]
+
+
 def _check_whole(name: str, value: object, least: int, limit: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < limit:
         raise ConfigError(
@@ -233,6 +248,7 @@ class Transcript:
 
     Attributes:
         ids: the tokens so far, without the one that ends the answer.
+        logprobs: `log_probabilities` of each of them, if they are recorded.
         finish_reason: as in `Answer`; None while unfinished.
     """
 
@@ -246,6 +262,7 @@ class Transcript:
         self.end_ids = end_ids
         self.decoding = decoding
         self.ids: list[int] = []
+        self.logprobs: list[list[tuple[int, float]]] = []
         self.text = ""
         self.finish_reason: str | None = None
         self._taken = 0
@@ -254,12 +271,14 @@ class Transcript:
         """Set the whole text at once, without tokens."""
         self.text, self.finish_reason = text, reason
 
-    def add(self, token: int) -> None:
-        """Add one token."""
+    def add(self, token: int, logprobs: list[tuple[int, float]] | None = None) -> None:
+        """Add one token, and its log-probabilities if they are recorded."""
         if token in self.end_ids:
             self.finish_reason = "end"
         else:
             self.ids.append(token)
+            if logprobs is not None:
+                self.logprobs.append(logprobs)
             self._decode()
             self._cut_at_stop()
             if self.finish_reason is None and len(self.ids) >= self.decoding.max_new_tokens:

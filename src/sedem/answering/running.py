@@ -17,7 +17,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sedem.answering.decoding import UNANSWERABLE, Decoding, Transcript, end_ids, fetch
+from sedem.answering.decoding import (
+    UNANSWERABLE,
+    Decoding,
+    Transcript,
+    end_ids,
+    fetch,
+    log_probabilities,
+)
 from sedem.answering.requests import (
     Prepared,
     Request,
@@ -207,6 +214,10 @@ class Running:
         return timings
 
 
+Logprobs = dict[int, list[tuple[int, float]] | None]
+"""Log-probabilities of the tokens of one step, by row."""
+
+
 class RunningAnswers:
     """The answers in the rows of an engine."""
 
@@ -220,7 +231,7 @@ class RunningAnswers:
         self._wide: deque[Running] = deque()
         self._ids_B = torch.zeros(count, dtype=torch.long, device=model.device)
         # Chosen tokens that are still being copied to the host, and the answers they belong to.
-        self._unread: tuple[Callable[[], list[int]], dict[int, Running]] | None = None
+        self._unread: tuple[Callable[[], list[int]], dict[int, Running], Logprobs] | None = None
 
     @property
     def free(self) -> int:
@@ -311,7 +322,9 @@ class RunningAnswers:
                 else:
                     token = running.choose(logits_V[None])
                     self._ids_B[row] = token[0]
-                    running.transcript.add(int(token))
+                    decoding = running.question.decoding
+                    logprobs = log_probabilities(logits_V, token[0], decoding)
+                    running.transcript.add(int(token), logprobs)
                 running.clock.mark("ttft_ms")
                 self._give(row)
 
@@ -349,7 +362,11 @@ class RunningAnswers:
             if running.question.decoding.temperature:
                 ids_B[row] = running.choose(logits_BV[row : row + 1])[0]
         self._ids_B = ids_B
-        self._unread = fetch(ids_B), dict(self.live)
+        logprobs = {
+            row: log_probabilities(logits_BV[row], ids_B[row], running.question.decoding)
+            for row, running in self.live.items()
+        }
+        self._unread = fetch(ids_B), dict(self.live), logprobs
         if not self.engine.ahead:
             self._read(*self._unread)
 
@@ -364,13 +381,15 @@ class RunningAnswers:
         for running in (*self.live.values(), *self._wide):
             running.question.send(error)
 
-    def _read(self, read: Callable[[], list[int]], answers: dict[int, Running]) -> None:
+    def _read(
+        self, read: Callable[[], list[int]], answers: dict[int, Running], logprobs: Logprobs
+    ) -> None:
         self._unread = None
         tokens = read()
         for row, running in answers.items():
             if self.live.get(row) is running:
                 with self._only_for(running, row):
-                    running.transcript.add(tokens[row])
+                    running.transcript.add(tokens[row], logprobs[row])
                     self._give(row)
 
     @contextmanager
@@ -513,6 +532,16 @@ def to_answer(name: str, running: Running) -> Answer:
         unsupported=() if quotation is not None else _unsupported(prepared, transcript.text),
         ranking=ranking(request.bank, selection.scores.total) if request.ranking else None,
         answer_tokens=len(transcript.ids) if quotation is None else quotation.tokens,
+        logprobs=_named(transcript),
+    )
+
+
+def _named(transcript: Transcript) -> tuple[tuple[tuple[str, float], ...], ...] | None:
+    """The log-probabilities of an answer with the texts of their tokens."""
+    decode = transcript.tokenizer.decode
+    return (
+        tuple(tuple((decode([id]), value) for id, value in one) for one in transcript.logprobs)
+        or None
     )
 
 
