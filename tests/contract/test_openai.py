@@ -108,10 +108,10 @@ def test_errors_are_those_of_the_client(client: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         create(model="sedem-nano@none", messages=[QUESTION])
     assert missing.value.code == "bank_not_found"
-    for fields in ({"n": 2}, {"max_tokens": 10**6}, {"extra_body": {"k": "x"}}):
+    for fields in ({"tool_choice": "required"}, {"extra_body": {"k": "x"}}):
         with pytest.raises(openai.BadRequestError) as refused:
             create(model=MODEL, messages=[QUESTION], **fields)
-        assert refused.value.param in ("n", "max_tokens", "k")
+        assert refused.value.param in ("tool_choice", "k")
     with pytest.raises(openai.AuthenticationError):
         client.with_options(api_key="wrong").models.list()
 

@@ -29,6 +29,7 @@ BODIES: Sequence[tuple[str, dict[str, Any]]] = (
             {"role": "user", "content": f"{TEXT}\n\nWho built the pier?"},
         ]},
     ),
+    ("/v1/completions", {**ASK, "prompt": "What is there?", "n": 2, "logprobs": 1}),
     ("/v1/responses", {"model": f"sedem-nano@{BANK}", "input": "What is there?"}),
     (f"/v1/banks/{BANK}/scores", {"question": "What is there?"}),
 )  # fmt: skip
@@ -37,7 +38,7 @@ PATHS = (
     "/health", "/ready", "/metrics", "/openapi.json", "/", "/login", "/page/{}", "/v1/models",
     "/v1/models/{}", "/v1/banks", "/v1/banks/{}", "/v1/banks/{}/documents",
     f"/v1/banks/{BANK}/documents/{{}}", "/v1/banks/{}/progress", "/v1/banks/{}/scores",
-    "/v1/chat/completions", "/v1/responses", "/{}",
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/{}",
 )  # fmt: skip
 METHODS = ("GET", "POST", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS", "TRACE", "BREW")
 ODD_TEXTS = (

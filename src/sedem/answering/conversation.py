@@ -1,23 +1,96 @@
-"""From a conversation without documents to a request: a prompt in the chat template, no memory.
+"""What a conversation asks, and the request for a reply to it without documents.
 
-Its bank has no blocks, so that engines run it like any other request.
+The bank of such a request has no blocks, so that engines run it like any other request.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 
 from sedem.answering.decoding import Turn, check_question, conversation_ids
 from sedem.answering.requests import Request, Scores, Selection
+from sedem.answering.templates import LONG, document_of, housekeeping, is_greeting, split
 from sedem.bank.blocks import Blocks
 from sedem.bank.memory_bank import MemoryBank, Snapshot
 from sedem.errors import ConfigError
 from sedem.modules import SedemModules
 from sedem.quantization import Quantized
+from sedem.types import Document
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What a conversation asks.
+
+    Attributes:
+        question: empty if it asks nothing that documents could answer.
+        documents: texts that came with the question.
+        unused: one sentence for each message that is neither.
+        last: index of the question's turn.
+        reply: the answer, if no document is needed for it.
+        greets: whether the last turn only greets.
+    """
+
+    question: str
+    documents: tuple[Document, ...]
+    unused: tuple[str, ...]
+    last: int
+    reply: str | None = None
+    greets: bool = False
+
+
+def read_conversation(turns: Sequence[Turn], *, with_bank: bool) -> Conversation | None:
+    """Find the question of a conversation, and its documents.
+
+    Args:
+        turns: roles, as clients name them, and words.
+        with_bank: whether a bank is asked, so that turns are no documents.
+
+    Returns:
+        What it asks; None if nobody but the assistant says anything.
+
+    Raises:
+        DataError: a document is not Unicode text.
+    """
+    said = [i for i, (role, words) in enumerate(turns) if words.strip() and role != "assistant"]
+    by_user = [i for i in said if turns[i][0] == "user"]
+    if not said:
+        return None
+    last = (by_user or said)[-1]
+    text = turns[last][1].strip()
+    reply, greets = housekeeping(text), is_greeting(text)
+    question, beside = ("", "") if reply is not None or greets else split(text, with_bank=with_bank)
+    if not question and reply is None and not greets:
+        reply = (
+            f"The last message is a text of {len(text):,} characters that asks nothing. Send it "
+            "again with a blank line and a question after it."
+        )
+    why = f"it is not the last question, and a document needs more than {LONG} characters"
+    if with_bank:
+        why = "a bank is asked, and only the last question counts"
+    texts, unused = dict[int, str](), list[str]()
+    for index, (role, words) in enumerate(turns):
+        document = beside if index == last else document_of(role, words)
+        if document and not with_bank:
+            texts[index] = document
+        used = (question if index == last else "") + texts.get(index, "")
+        if used and len("".join(used.split())) < len("".join(words.split())):
+            rest = why if with_bank else "the rest is no question and no document"
+            unused.append(f"message {index + 1} ({role}) was used only in part: {rest}")
+        elif index != last and words.strip() and not used:
+            unused.append(unused_turn(index, role, why))
+    documents = [Document(f"message {index + 1}", texts[index]) for index in sorted(texts)]
+    return Conversation(question, tuple(documents), tuple(unused), last, reply, greets)
+
+
+def unused_turn(index: int, role: str, why: str) -> str:
+    """Return the sentence about a turn that is not used."""
+    return f"message {index + 1} ({role}) was not used: {why}"
 
 
 def conversation_request(
@@ -59,13 +132,18 @@ def conversation_request(
 
     # If not even the last turn fits, preparing the request raises an error with the numbers.
     start = starts[bisect_left(starts[:-1], True, key=lambda start: len(prompt(start)) <= room)]
-    nothing = no_documents(model.fingerprint(), model.config.slots_per_block, decoder.width)
     selected = Selection([], [], [], Scores(torch.zeros(0)))
-    return Request(nothing, question, selected=selected, prompt=prompt(start)), kept(start)
+    return Request(no_documents(model), question, selected=selected, prompt=prompt(start)), kept(
+        start
+    )
+
+
+def no_documents(model: SedemModules) -> Snapshot:
+    """Return the empty bank of a model; always the same one, so that each replica gets it once."""
+    return _empty_bank(model.fingerprint(), model.config.slots_per_block, model.decoder.width)
 
 
 @lru_cache(maxsize=1)
-def no_documents(fingerprint: str, slots: int, width: int) -> Snapshot:
-    """Return the empty bank of a model; always the same one, so that each replica gets it once."""
+def _empty_bank(fingerprint: str, slots: int, width: int) -> Snapshot:
     memory_NJD = Quantized(torch.zeros(0, slots, width, dtype=torch.bfloat16))
     return MemoryBank(fingerprint, {}, [], Blocks.none(slots), memory_NJD).snapshot()

@@ -1,21 +1,25 @@
 """Answer the body of a request: find its question and its bank, check the limits.
 
 sedem answers one question from documents. The question is in the last message of the user. If no
-bank is named, long messages are documents, and so is the text around the question in its own
-message. If there are no documents either, the model replies to the conversation, if it can chat.
-Messages that are not used are listed, so that nothing is ignored silently.
+bank is named, the documents are in the messages. If there are none either, the model replies to the
+conversation, if it can chat. Messages that are not used are listed: nothing is lost silently.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from sedem.answering.conversation import conversation_request
+from sedem.answering.conversation import (
+    Conversation,
+    conversation_request,
+    no_documents,
+    read_conversation,
+    unused_turn,
+)
 from sedem.answering.decoding import Decoding
 from sedem.answering.requests import Request
 from sedem.answering.running import Selected
@@ -27,19 +31,17 @@ from sedem.serve.keys import Key
 from sedem.serve.logs import log
 from sedem.serve.service import Service
 from sedem.serve.settings import Settings
-from sedem.serve.shapes import AskBody, Message
-from sedem.types import Answer, Document
+from sedem.serve.shapes import AskBody
+from sedem.types import Answer
 
 SEPARATOR = "@"
 """Separates the model's name from the bank's name in `model`."""
 SEED_BITS = 63
-LONG = 400
-"""Characters above which a message, or the text next to a question, is a document."""
-_BLANK_LINES = re.compile(r"\n[^\S\n]*\n\s*")
-_SENTENCE = re.compile(r"[.!?…]\s+|\n\s*")
-"""The end of the preceding sentence."""
-WORDS = 3
-"""Minimum words of a question cut out of a paragraph, because "Dr. Who?" is only one sentence."""
+LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-3, 2.0
+"""Colder sampling takes the likeliest token; the second is the limit of OpenAI's API."""
+LEAST_TOP_P = 1e-6
+ANSWER_SHARE = 4
+"""An answer takes at most this part, one in so many, of the decoder's positions."""
 
 
 @dataclass(frozen=True)
@@ -47,19 +49,21 @@ class ResolvedQuestion:
     """A question that can be answered.
 
     Attributes:
-        model: the client's name for the model.
+        body: the body of the request.
         bank: name of the bank; None if the texts came with the question.
         unused: one sentence for each message that is not used.
         cached_tokens: tokens of documents that did not have to be read for this question.
+        reply: the answer, if it is known without the model.
     """
 
     request: Request
     decoding: Decoding
-    model: str
+    body: AskBody
     bank: str | None
     unused: tuple[str, ...]
     question_tokens: int
     cached_tokens: int
+    reply: str | None = None
 
 
 @dataclass(frozen=True)
@@ -71,28 +75,35 @@ class Answered:
     answer: Answer
 
 
-async def to_ask(
-    service: Service, key: Key, body: AskBody, messages: Sequence[Message]
-) -> ResolvedQuestion:
+async def to_ask(service: Service, key: Key, body: AskBody) -> ResolvedQuestion:
     """Find or make the bank of a question, and check everything against the server's limits.
 
     Raises:
         ApiError: a field cannot be used, or there is no such bank or model.
         QueueFullError: too many questions wait, or too many texts wait to be read.
     """
-    name = bank_name(service, body)
-    settings, decoding = service.settings, decoding_of(body, service.settings)
+    name = bank_name(service, key, body)
+    settings, model = service.settings, service.model
+    decoding = decoding_of(body, settings, model.decoder.max_positions)
     if name is not None:
         # Checked first: a bank out of scope must look like one that does not exist.
         require_bank(key, name)
     # A refusal must be cheap: there may be many while the queue is full.
     service.scheduler.require_room()
-    conversation = read_conversation(messages, with_bank=name is not None)
+    # In a thread, because a message may have millions of characters.
+    conversation = await asyncio.to_thread(
+        read_conversation, body.turns, with_bank=name is not None
+    )
+    if conversation is None:
+        raise bad_request("the messages have no text; end them with a user's question", "messages")
     check_lengths(conversation, settings)
+    reply = conversation.reply or greeting(service, key, name, conversation)
+    if reply is not None:
+        request, unused = Request(no_documents(model), ""), conversation.unused
+        return ResolvedQuestion(request, decoding, body, name, unused, 0, 0, reply)
     if name is None and not conversation.documents:
-        return await asyncio.to_thread(
-            without_documents, service, body, messages, conversation, decoding
-        )
+        last = conversation.last
+        return await asyncio.to_thread(without_documents, service, body, last, decoding)
     if name is None:
         bank, cached = await service.online.bank(key.name, conversation.documents)
     else:
@@ -112,46 +123,68 @@ async def to_ask(
         None if body.documents is None else [*body.documents],
     )
     check_selection(bank, body, settings)
-    tokens = len(service.model.encoder.token_ids(conversation.question))
-    return ResolvedQuestion(
-        request, decoding, body.model, name, conversation.unused, tokens, cached
-    )
+    tokens = len(model.encoder.token_ids(request.question))
+    return ResolvedQuestion(request, decoding, body, name, conversation.unused, tokens, cached)
+
+
+def can_chat(service: Service) -> bool:
+    """Return whether the model can reply without documents."""
+    return bool(service.model.decoder.tokenizer.chat_template)
+
+
+def greeting(
+    service: Service, key: Key, bank: str | None, conversation: Conversation
+) -> str | None:
+    """Return the reply to a greeting, which says what may be asked; None if the model replies.
+
+    Raises:
+        ApiError: there is no such bank, or it is empty.
+    """
+    chats = bank is None and not conversation.documents and can_chat(service)
+    if not conversation.greets or chats:
+        return None
+    if bank is not None:
+        name = bank_of(service, bank).documents.name(0)
+        return f"Hello. Ask a question about the documents of '{bank}', such as {name}."
+    banks = [f"'{service.model.name}{SEPARATOR}{one}'" for one in service.library.names(key)]
+    such = f", such as {banks[0]}," if banks else ""
+    return f"Hello. Ask a bank by the name of its model{such} or send a text with a question."
 
 
 def without_documents(
-    service: Service,
-    body: AskBody,
-    messages: Sequence[Message],
-    conversation: Conversation,
-    decoding: Decoding,
+    service: Service, body: AskBody, last: int, decoding: Decoding
 ) -> ResolvedQuestion:
     """Return a conversation that is to be answered without documents.
+
+    Args:
+        last: index of the last turn that asks.
 
     Raises:
         ApiError: 400, documents are asked for, or the decoder has no chat template.
         ConfigError: the chat template rejects these turns.
     """
-    decoder = service.model.decoder
     needs_documents = body.documents is not None or body.min_confidence is not None
-    if needs_documents or not decoder.tokenizer.chat_template:
+    if needs_documents or not can_chat(service):
         raise bad_request(
             "there is nothing to answer from; ask a bank, as model 'NAME@BANK', or put the text "
             "before the question, with a blank line between them",
             "messages",
             "no_documents",
         )
-    said = {index: message for index, message in enumerate(messages) if message.content.strip()}
-    turns = [i for i, one in said.items() if i <= conversation.last and one.role != "tool"]
-    words = [(said[i].role.replace("developer", "system"), said[i].content) for i in turns]
+    turns = body.turns
+    said = {index: role for index, (role, words) in enumerate(turns) if words.strip()}
+    by_tool = ("tool", "function")
+    used = [i for i, role in said.items() if i <= last and role not in by_tool]
+    words = [(said[i].replace("developer", "system"), turns[i][1]) for i in used]
     request, kept = conversation_request(service.model, words, decoding.max_new_tokens)
-    old = f"newer ones fill the decoder's {decoder.max_positions:,} positions"
+    positions = service.model.decoder.max_positions
     why = dict.fromkeys(said, "it comes from a tool, or after the last question")
-    why |= dict.fromkeys(turns, old)
+    why |= dict.fromkeys(used, f"newer ones fill the decoder's {positions:,} positions")
     for turn in kept:
-        del why[turns[turn]]
-    unused = tuple(_unused(index, messages[index], reason) for index, reason in why.items())
+        del why[used[turn]]
+    unused = tuple(unused_turn(index, said[index], reason) for index, reason in why.items())
     tokens = len(request.prompt or ())
-    return ResolvedQuestion(request, decoding, body.model, None, unused, tokens, 0)
+    return ResolvedQuestion(request, decoding, body, None, unused, tokens, 0)
 
 
 async def answering(
@@ -167,6 +200,13 @@ async def answering(
         QueueFullError: too many questions wait.
         SedemError: as in `Scheduler.submit`.
     """
+    if asked.reply is not None:
+        nothing = Selected((), (), None, False)
+        yield nothing
+        yield asked.reply
+        told = Answer(asked.reply, (), 0, 0, {"total_ms": 0.0}, "end", asked.body.model)
+        yield Answered(asked, nothing, told)
+        return
     reply = service.scheduler.stream(asked.request, asked.decoding)
     try:
         selected = await reply.selection()
@@ -189,19 +229,28 @@ async def answering(
         reply.cancel()
 
 
-async def whole_answer(
-    service: Service, key: Key, body: AskBody, messages: Sequence[Message]
-) -> Answered:
-    """Answer a question and wait for the end; arguments and errors as in `to_ask`."""
-    asked = await to_ask(service, key, body, messages)
-    async with aclosing(answering(service, asked)) as parts:
-        async for part in parts:
-            if isinstance(part, Answered):
-                return part
-    raise AssertionError("an answer always ends with the whole")
+async def choices(
+    service: Service, asked: ResolvedQuestion, count: int = 1
+) -> AsyncGenerator[tuple[int, Selected | str | Answered], None]:
+    """Answer a question several times, one after the other; greedy answers are all the same.
+
+    Yields:
+        The number of the answer, and what `answering` yields.
+    """
+    parts: list[Selected | str | Answered] = []
+    for number in range(count):
+        if number and not asked.decoding.temperature:
+            for part in parts:
+                yield number, part
+            continue
+        decoding = replace(asked.decoding, seed=(asked.decoding.seed + number) % 2**SEED_BITS)
+        async with aclosing(answering(service, replace(asked, decoding=decoding))) as answer:
+            async for part in answer:
+                parts.append(part)
+                yield number, part
 
 
-def bank_name(service: Service, body: AskBody) -> str | None:
+def bank_name(service: Service, key: Key, body: AskBody) -> str | None:
     """Return the name of the bank that a body addresses; None if it addresses none.
 
     Raises:
@@ -209,13 +258,15 @@ def bank_name(service: Service, body: AskBody) -> str | None:
     """
     model, separator, name = body.model.partition(SEPARATOR)
     if model != service.model.name:
-        raise not_found(
-            f"there is no model '{body.model[:100]}'; this server has '{service.model.name}', and "
-            f"'{service.model.name}{SEPARATOR}BANK' for each bank",
-            "model",
-            "model_not_found",
-        )
-    if not separator:
+        if body.model not in service.library.names(key):
+            raise not_found(
+                f"there is no model '{body.model[:100]}'; this server has '{service.model.name}', "
+                f"and '{service.model.name}{SEPARATOR}BANK' for each bank",
+                "model",
+                "model_not_found",
+            )
+        name = body.model
+    elif not separator:
         return body.bank
     if body.bank not in (None, name):
         raise bad_request("'model' and 'bank' name different banks; leave one of them out", "bank")
@@ -237,25 +288,27 @@ def bank_of(service: Service, name: str) -> Snapshot:
     return snapshot
 
 
-def decoding_of(body: AskBody, settings: Settings) -> Decoding:
-    """Return the decoding settings of a request.
+def decoding_of(body: AskBody, settings: Settings, positions: int) -> Decoding:
+    """Return the decoding settings of a request, within the limits of the server.
+
+    Args:
+        positions: number of positions of the decoder.
 
     Raises:
-        ApiError: more tokens are asked for than the server allows.
         ConfigError: a value cannot be used.
     """
-    field, limit = body.limit
-    if limit is not None and limit > settings.max_tokens:
-        raise bad_request(
-            f"'{field}' is {limit:,}; this server allows at most {settings.max_tokens:,}", field
-        )
+    most = min(settings.max_tokens, max(1, positions // ANSWER_SHARE))
+    limit = Decoding.max_new_tokens if body.max_tokens is None else body.max_tokens
+    temperature = min(body.temperature or 0.0, MOST_TEMPERATURE)
     seed = secrets.randbits(SEED_BITS) if body.seed is None else body.seed % 2**SEED_BITS
     return Decoding(
-        min(Decoding.max_new_tokens, settings.max_tokens) if limit is None else limit,
-        temperature=body.temperature or 0.0,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        stop=body.stops,
+        min(limit, most) if limit >= 1 else most,
+        temperature=temperature if temperature >= LEAST_TEMPERATURE else 0.0,
+        top_k=min(max(body.top_k or 0, 0), 2**31 - 1),
+        top_p=1.0 if body.top_p is None else min(max(body.top_p, LEAST_TOP_P), 1.0),
+        stop=body.stop,
         seed=seed,
+        logprobs=body.alternatives,
     )
 
 
@@ -304,99 +357,3 @@ def check_selection(bank: BankReader, body: AskBody, settings: Settings) -> None
                 f"that for at most {settings.max_all_blocks:,}",
                 field,
             )
-
-
-# Messages
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """A question, its documents, and one sentence for each message that is neither.
-
-    Attributes:
-        last: index of the question's message.
-    """
-
-    question: str
-    documents: tuple[Document, ...]
-    unused: tuple[str, ...]
-    last: int
-
-
-def read_conversation(messages: Sequence[Message], *, with_bank: bool) -> Conversation:
-    """Find the question and the documents in messages.
-
-    Args:
-        with_bank: whether a bank is named, so that messages are not documents.
-
-    Raises:
-        ApiError: 400, there is no question.
-        DataError: a document is not Unicode text.
-    """
-    last = max((i for i, message in enumerate(messages) if message.role == "user"), default=None)
-    if last is None or not messages[last].content.strip():
-        raise bad_request(
-            "no user message asks anything; end the messages with a user's question", "messages"
-        )
-    question, beside = messages[last].content.strip(), ""
-    if not with_bank:
-        question, beside = split(question)
-    texts = {last: beside} if beside else {}
-    unused = []
-    why = f"it is not the last question, and a document needs more than {LONG} characters"
-    if with_bank:
-        why = "a bank is asked, and only the last question counts"
-    for index, message in enumerate(messages):
-        if index == last or not message.content.strip():
-            continue
-        if not with_bank and message.role != "assistant" and len(message.content) > LONG:
-            texts[index] = message.content
-        else:
-            unused.append(_unused(index, message, why))
-    documents = [Document(f"message {index + 1}", texts[index]) for index in sorted(texts)]
-    return Conversation(question, tuple(documents), tuple(unused), last)
-
-
-def _unused(index: int, message: Message, why: str) -> str:
-    return f"message {index + 1} ({message.role}) was not used: {why}"
-
-
-def split(text: str) -> tuple[str, str]:
-    """Split a message without surrounding white space into its question and the document around it.
-
-    The question is the last paragraph, or the first one if only that ends with a question mark. In
-    a long paragraph, it is the last sentence or line, if that ends with a question mark.
-
-    Returns:
-        The question, and the rest, which may be empty.
-
-    Raises:
-        ApiError: 400, it is a long text without a question.
-    """
-    if "\n" in text and (found := list(_BLANK_LINES.finditer(text))):
-        first, last = text[: found[0].start()], text[found[-1].end() :]
-        if first.endswith("?") and not last.endswith("?") and len(first) <= LONG:
-            return first, text[found[0].end() :]
-        if len(last) <= LONG:
-            return last, text[: found[-1].start()]
-    if len(text) <= LONG:
-        return text, ""
-    start = _last_question(text)
-    if start is None:
-        raise bad_request(
-            f"the last message is a text of {len(text):,} characters without a question; end it "
-            "with a blank line and the question",
-            "messages",
-            "no_question",
-        )
-    return text[start:], text[:start].rstrip()
-
-
-def _last_question(text: str) -> int | None:
-    """Return where the last sentence of a text begins, if it is a question."""
-    if not text.endswith("?"):
-        return None
-    # Only the end is searched: a text may have millions of characters.
-    end = max(0, len(text) - LONG)
-    starts = [end + sentence.end() for sentence in _SENTENCE.finditer(text[end:])]
-    return next((one for one in reversed(starts) if len(text[one:].split()) >= WORDS), None)

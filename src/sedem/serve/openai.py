@@ -1,4 +1,4 @@
-"""OpenAI's routes: POST /v1/chat/completions, POST /v1/responses and GET /v1/models.
+"""OpenAI's routes: completions of chats and of prompts, responses, and models.
 
 Answers have OpenAI's fields, and `sedem` with everything else. Nothing is stored.
 """
@@ -7,103 +7,142 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, replace
-from itertools import count
+from itertools import accumulate, count
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from sedem.answering.decoding import UNFINISHED
 from sedem.answering.running import Selected
-from sedem.serve.asking import SEPARATOR, Answered, answering, to_ask, whole_answer
+from sedem.serve.asking import SEPARATOR, Answered, choices, to_ask
 from sedem.serve.errors import not_found
 from sedem.serve.events import DONE, Events, cancel_on_disconnect, event, stream
 from sedem.serve.guard import Owner
 from sedem.serve.keys import Key
 from sedem.serve.service import Served, Service
-from sedem.serve.shapes import ChatBody, ResponsesBody
+from sedem.serve.shapes import AskBody, ChatBody, ChoicesBody, CompletionBody, ResponsesBody
 
 router = APIRouter()
 
+CHARACTERS_PER_TOKEN = 4
+"""Usual length of a token in English, which clients assume too."""
 
-# Chat
+
+# Completions
 
 
 @router.post("/v1/chat/completions", response_model=None)
 async def chat_completions(
     request: Request, body: ChatBody, service: Served, key: Owner
 ) -> Response:
-    """Answer the last question of a conversation, from a bank or from its own long messages."""
+    """Answer the last question of a conversation, from a bank or from its own documents."""
+    return await _complete(request, body, service, key)
+
+
+@router.post("/v1/completions", response_model=None)
+async def completions(
+    request: Request, body: CompletionBody, service: Served, key: Owner
+) -> Response:
+    """Answer the question in a prompt; as POST /v1/chat/completions."""
+    return await _complete(request, body, service, key)
+
+
+async def _complete(request: Request, body: ChoicesBody, service: Service, key: Key) -> Response:
+    chat = isinstance(body, ChatBody)
     frame = {
-        "id": f"chatcmpl-{secrets.token_hex(12)}",
+        "id": f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
+        "object": "chat.completion" if chat else "text_completion",
         "created": int(time.time()),
         "model": body.model,
         "system_fingerprint": service.model.fingerprint()[:16],
     }
     if body.stream:
-        return await stream(request, _chat_events(service, key, body, frame))
-    answered = await cancel_on_disconnect(request, whole_answer(service, key, body, body.messages))
-    return JSONResponse(completion(frame, answered))
+        if chat:
+            frame["object"] = "chat.completion.chunk"
+        return await stream(request, _events(service, key, body, frame))
+    answers = await cancel_on_disconnect(request, whole_answers(service, key, body, body.choices))
+    listed = [
+        _choice(chat, "message", index, _said(chat, one), one) for index, one in enumerate(answers)
+    ]
+    usage, details = usage_of(answers), details_of(answers[0])
+    return JSONResponse({**frame, "choices": listed, "usage": usage, "sedem": details})
 
 
-async def _chat_events(
-    service: Service, key: Key, body: ChatBody, frame: Mapping[str, Any]
+async def _events(
+    service: Service, key: Key, body: ChoicesBody, frame: Mapping[str, Any]
 ) -> Events:
-    asked = await to_ask(service, key, body, body.messages)
-    with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-    async with aclosing(answering(service, asked)) as parts:
-        async for part in parts:
+    asked = await to_ask(service, key, body)
+    chat, answers = isinstance(body, ChatBody), list[Answered]()
+
+    def chunk(index: int, delta: Mapping[str, Any], **fields: Any) -> bytes:
+        choice = _choice(chat, "delta", index, delta, fields.pop("answered", None))
+        return event({**frame, "choices": [choice], **fields})
+
+    async with aclosing(choices(service, asked, body.choices)) as parts:
+        async for index, part in parts:
             match part:
                 case Selected():
                     # Once the blocks are known, the question can be answered: errors came earlier.
-                    yield event(chunk(frame, {"role": "assistant", "content": ""}))
-                    yield event(chunk(frame, {}, sedem=selection_of(part)))
+                    yield chunk(index, {"role": "assistant", "content": ""})
+                    yield chunk(index, {}, sedem=selection_of(part))
                 case str():
-                    yield event(chunk(frame, {"content": part}))
+                    yield chunk(index, {"content": part})
                 case Answered():
+                    answers.append(part)
                     delta = {"annotations": annotations_of(part)}
-                    reason, details = finish_reason_of(part), details_of(part)
-                    yield event(chunk(frame, delta, reason, sedem=details))
-                    if with_usage:
-                        yield event(chunk(frame, None, usage=usage_of(part)))
+                    yield chunk(index, delta, answered=part, sedem=details_of(part))
+    if body.stream_options is not None and body.stream_options.include_usage:
+        yield event({**frame, "choices": [], "usage": usage_of(answers)})
     yield DONE
 
 
-def completion(frame: Mapping[str, Any], answered: Answered) -> dict[str, Any]:
-    """The body of a complete answer."""
-    message = {
-        "role": "assistant",
-        "content": answered.answer.text,
-        "refusal": None,
-        "annotations": annotations_of(answered),
-    }
-    choice = {
-        "index": 0,
-        "message": message,
-        "logprobs": None,
-        "finish_reason": finish_reason_of(answered),
-    }
-    return {
-        **frame,
-        "object": "chat.completion",
-        "choices": [choice],
-        "usage": usage_of(answered),
-        "sedem": details_of(answered),
-    }
+def _said(chat: bool, answered: Answered) -> dict[str, Any]:
+    message = {"role": "assistant", "content": answered.answer.text}
+    return (
+        {**message, "refusal": None, "annotations": annotations_of(answered)} if chat else message
+    )
 
 
-def chunk(
-    frame: Mapping[str, Any],
-    delta: Mapping[str, Any] | None,
-    finish_reason: str | None = None,
-    **fields: Any,
+def _choice(
+    chat: bool, name: str, index: int, said: Mapping[str, Any], answered: Answered | None
 ) -> dict[str, Any]:
-    """A chunk of a streamed answer; `delta` is None for a chunk without a choice."""
-    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-    choices = [] if delta is None else [choice]
-    return {**frame, "object": "chat.completion.chunk", "choices": choices, **fields}
+    """Return one choice, or a piece of one; a plain completion has nothing but its text."""
+    return {
+        "index": index,
+        **({name: said} if chat else {"text": said.get("content", "")}),
+        "logprobs": None if answered is None else logprobs_of(answered, chat),
+        "finish_reason": None if answered is None else finish_reason_of(answered),
+    }
+
+
+def logprobs_of(answered: Answered, chat: bool) -> dict[str, Any] | None:
+    """The log-probabilities of an answer's tokens, in the form of chat or of plain completions."""
+    places = answered.answer.logprobs
+    if places is None:
+        return None
+    if chat:
+        told = [[_token(*one) for one in place] for place in places]
+        return {"content": [{**one, "top_logprobs": top} for one, *top in told], "refusal": None}
+    texts = [place[0][0] for place in places]
+    return {
+        "tokens": texts,
+        "token_logprobs": [place[0][1] for place in places],
+        "top_logprobs": [dict(place[1:]) for place in places],
+        "text_offset": [*accumulate(map(len, texts[:-1]), initial=0)],
+    }
+
+
+def _token(text: str, value: float) -> dict[str, Any]:
+    # A token may be a part of a character.
+    return {
+        "token": text,
+        "logprob": value,
+        "bytes": None if UNFINISHED in text else [*text.encode()],
+    }
 
 
 # Responses
@@ -118,8 +157,7 @@ async def responses(request: Request, body: ResponsesBody, service: Served, key:
         "created_at": int(time.time()),
         "model": body.model,
         "instructions": body.instructions,
-        "max_output_tokens": body.max_output_tokens,
-        "metadata": body.metadata,
+        "max_output_tokens": body.max_tokens,
         "temperature": body.temperature or 0.0,
         "top_p": 1.0 if body.top_p is None else body.top_p,
         "parallel_tool_calls": False,
@@ -131,14 +169,14 @@ async def responses(request: Request, body: ResponsesBody, service: Served, key:
     }
     if body.stream:
         return await stream(request, _response_events(service, key, body, frame), end=b"")
-    answered = await cancel_on_disconnect(request, whole_answer(service, key, body, body.messages))
+    (answered,) = await cancel_on_disconnect(request, whole_answers(service, key, body))
     return JSONResponse(_finished(frame, f"msg_{secrets.token_hex(12)}", answered))
 
 
 async def _response_events(
     service: Service, key: Key, body: ResponsesBody, frame: Mapping[str, Any]
 ) -> Events:
-    asked = await to_ask(service, key, body, body.messages)
+    asked = await to_ask(service, key, body)
     item, numbers = f"msg_{secrets.token_hex(12)}", count()
     place = {"item_id": item, "output_index": 0, "content_index": 0}
     begun = {**frame, "status": "in_progress", "output": [], "usage": None}
@@ -147,8 +185,8 @@ async def _response_events(
         name = f"response.{kind}"
         return event({"type": name, "sequence_number": next(numbers), **fields}, name)
 
-    async with aclosing(answering(service, asked)) as parts:
-        async for part in parts:
+    async with aclosing(choices(service, asked)) as parts:
+        async for _, part in parts:
             match part:
                 case Selected():
                     known = {**begun, "sedem": selection_of(part)}
@@ -184,7 +222,7 @@ def _finished(frame: Mapping[str, Any], item: str, answered: Answered) -> dict[s
     annotations = [
         {"type": one["type"], **one["file_citation"]} for one in annotations_of(answered)
     ]
-    usage = usage_of(answered)
+    usage = usage_of([answered])
     return {
         **frame,
         "status": status,
@@ -213,6 +251,15 @@ def _text(text: str, annotations: list[dict[str, Any]]) -> dict[str, Any]:
 # Both
 
 
+async def whole_answers(
+    service: Service, key: Key, body: AskBody, count: int = 1
+) -> list[Answered]:
+    """Answer a question and wait for the end; errors as in `to_ask` and `answering`."""
+    asked = await to_ask(service, key, body)
+    async with aclosing(choices(service, asked, count)) as parts:
+        return [part async for _, part in parts if isinstance(part, Answered)]
+
+
 def citations_of(selected: Selected) -> list[dict[str, Any]]:
     """The blocks that an answer is conditioned on, best first."""
     return [
@@ -238,6 +285,8 @@ def selection_of(selected: Selected) -> dict[str, Any]:
 def details_of(answered: Answered) -> dict[str, Any]:
     """The field `sedem` of an answer."""
     asked, answer = answered.asked, answered.answer
+    # A quoted answer has no tokens of its own.
+    lost = ["logprobs"] if asked.decoding.logprobs is not None and answer.logprobs is None else []
     details = {
         **selection_of(with_spans(answered)),
         "question": asked.request.question,
@@ -250,6 +299,7 @@ def details_of(answered: Answered) -> dict[str, Any]:
         "answer_confidence": answer.answer_confidence,
         "unsupported": answer.unsupported,
         "finish_reason": answer.finish_reason,
+        "ignored": [*asked.body.ignored, *lost],
         "cut": [*asked.unused, *answer.cut],
         "timings": {name: round(ms, 3) for name, ms in answer.timings.items()},
         "context_tokens": answer.context_tokens,
@@ -282,11 +332,11 @@ def finish_reason_of(answered: Answered) -> str:
     return "length" if answered.answer.finish_reason == "length" else "stop"
 
 
-def usage_of(answered: Answered) -> dict[str, Any]:
-    """Tokens of the documents and the question, and of the answer."""
-    asked, answer = answered.asked, answered.answer
-    prompt = (answer.context_tokens or 0) + asked.question_tokens
-    completion = answer.answer_tokens or 0
+def usage_of(answers: Sequence[Answered]) -> dict[str, Any]:
+    """Tokens of the documents and the question, and of all answers to it."""
+    asked = answers[0].asked
+    prompt = (answers[0].answer.context_tokens or 0) + asked.question_tokens
+    completion = sum(one.answer.answer_tokens or 0 for one in answers)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -306,15 +356,17 @@ def list_models(service: Served, key: Owner) -> dict[str, Any]:
 
 @router.get("/v1/models/{model:path}")
 def get_model(model: str, service: Served, key: Owner) -> dict[str, Any]:
-    """Return one of them."""
+    """Return one of them; a bank's name alone is a name of the model with that bank."""
     for entry in _models(service, key):
-        if entry["id"] == model:
-            return entry
+        if model in (entry["id"], entry["sedem"]["bank"]):
+            return {**entry, "id": model}
     raise not_found(f"there is no model '{model[:100]}'", "model", "model_not_found")
 
 
 def _models(service: Service, key: Key) -> list[dict[str, Any]]:
     name, config = service.model.name, service.model.config
+    # A client cuts its messages to this length; the server reads that much text with a question.
+    context = service.settings.max_online_characters // CHARACTERS_PER_TOKEN
     defaults = {
         "k": config.k,
         "condition": config.condition,
@@ -333,6 +385,8 @@ def _models(service: Service, key: Key) -> list[dict[str, Any]]:
             "object": "model",
             "created": created,
             "owned_by": "sedem",
+            "context_length": context,
+            "max_model_len": context,
             "sedem": {**defaults, "bank": bank},
         }
         for id, created, bank in entries

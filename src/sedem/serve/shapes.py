@@ -1,40 +1,68 @@
-"""Bodies of requests: the fields of OpenAI's API that make sense here, and sedem's own.
+"""Bodies of requests: the fields of OpenAI's API that have an effect here, and sedem's own.
 
-Fields that would change an answer in a way that sedem does not support are refused unless they are
-neutral, such as `n: 1`. No field is ignored silently, except notes such as `user`.
+Clients send many more fields. Those are taken, and the answer names them. A field is rejected only
+if the answer could not be what it asks for, such as JSON.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
+from sedem.answering.decoding import Turn
 from sedem.config import AnswerBy, Condition, Hops, SelectBy
-from sedem.validation import Flag, Share, Whole, WholeAbove0
+from sedem.validation import Flag, Number, Share
 
 MAX_STOPS = 16
 """Maximum number of stop strings of a request."""
 UNSUPPORTED = "unsupported_field"
 """Type of the error about a field that asks for what sedem cannot do."""
-TEXT_PARTS = ("text", "input_text", "output_text")
+LIMITS = AliasChoices("max_completion_tokens", "max_tokens", "max_output_tokens")
+"""Names of the limit of an answer's tokens; the first one counts."""
+MAX_CHOICES = 8
+"""Maximum number of answers to a request; more are not given."""
+MAX_ALTERNATIVES = 20
+"""Maximum number of tokens that are listed at one place of an answer."""
+MAX_IGNORED, NAME_LENGTH = 100, 100
+"""How many ignored fields are named, and how many characters of a name: they are sent back."""
 
 
-def _only(*neutral: Any) -> AfterValidator:
-    """Return a check that accepts only null and values that change nothing."""
+def _refuse(asks: Callable[[Any], bool], problem: str) -> BeforeValidator:
+    """Return a check that rejects values that ask for what sedem cannot do."""
 
-    def check(value: Any) -> Any:
-        # In Python, True equals 1.
-        if value is not None and not any(
-            value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral
-        ):
-            usual = ", ".join(map(repr, neutral))
-            raise PydanticCustomError(UNSUPPORTED, f"can only be {usual} here; leave it out")
-        return value
+    def check(value: Any) -> None:
+        if asks(value):
+            raise PydanticCustomError(UNSUPPORTED, problem)
 
-    return AfterValidator(check)
+    return BeforeValidator(check)
+
+
+def _requires_tool(choice: Any) -> bool:
+    if isinstance(choice, dict):
+        choice = choice.get("mode", choice.get("type", "required"))
+    return choice not in (None, "none", "auto")
+
+
+def _structured(form: Any) -> bool:
+    if isinstance(form, dict) and isinstance(form.get("format"), dict):
+        form = form["format"]
+    return isinstance(form, dict) and form.get("type", "text") != "text"
+
+
+NoTool = Annotated[
+    None,
+    _refuse(_requires_tool, "requires a tool, and sedem calls none; give 'auto' or leave it out"),
+]
+PlainText = Annotated[
+    None,
+    _refuse(_structured, "asks for JSON, and sedem answers in plain text; leave it out"),
+]
+Absent = Annotated[None, _refuse(bool, "cannot be used here; leave it out")]
+"""A field that would make the answer another one, and that sedem does not have."""
 
 
 def _budget(value: Any) -> Any:
@@ -55,6 +83,7 @@ def _documents(value: Any) -> Any:
 
 def _stops(value: Any) -> Any:
     stops = [value] if isinstance(value, str) else value or []
+    stops = [one for one in stops if one != ""] if isinstance(stops, list) else stops
     if not isinstance(stops, list) or not all(isinstance(one, str) for one in stops):
         raise PydanticCustomError("stop", "it must be a string or a list of strings")
     if len(stops) > MAX_STOPS:
@@ -64,15 +93,15 @@ def _stops(value: Any) -> Any:
 
 def _text(value: Any) -> Any:
     """Return the text of a message, whose parts become paragraphs."""
-    if value is None:
-        return ""
-    if isinstance(value, list) and all(isinstance(part, dict) for part in value):
-        parts = [part.get("text") for part in value if part.get("type") in TEXT_PARTS]
-        if len(parts) == len(value) and all(isinstance(part, str) for part in parts):
-            return "\n\n".join(parts)
-    elif isinstance(value, str):
-        return value
-    raise PydanticCustomError("content", "it must be text, or a list of parts of type 'text'")
+    if value is None or isinstance(value, str):
+        return value or ""
+    if not isinstance(value, list) or not all(isinstance(part, dict) for part in value):
+        raise PydanticCustomError("content", "it must be text, or a list of parts of type 'text'")
+    parts = [part.get("text", part.get("refusal")) for part in value]
+    if not all(isinstance(part, str) for part in parts):
+        problem = "has parts that are not text, and sedem reads text alone; leave them out"
+        raise PydanticCustomError(UNSUPPORTED, problem)
+    return "\n\n".join(parts)
 
 
 def _one_of(kind: Any) -> BeforeValidator:
@@ -105,31 +134,19 @@ Text = Annotated[
     BeforeValidator(_text, json_schema_input_type=str | list[dict[str, Any]]),
     AfterValidator(_unicode),
 ]
-Notes = Any
-"""A client's own note; it has no effect."""
 
 
 class Body(BaseModel):
-    """A body without unknown fields."""
+    """A body that may have fields that nobody here knows."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="allow")
 
 
 class Message(Body):
-    """One message; an answer that is sent back has fields of its own, which change nothing."""
+    """One message; fields besides its role and its text change nothing."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Text = ""
-    type: Literal["message"] = "message"
-    name: Notes = None
-    id: Notes = None
-    status: Notes = None
-    annotations: Notes = None
-    refusal: Notes = None
-    audio: None = None
-    function_call: None = None
-    tool_calls: Annotated[list[Any] | None, Field(max_length=0)] = None
-    tool_call_id: Notes = None
 
 
 class AskBody(Body, ABC):
@@ -147,7 +164,9 @@ class AskBody(Body, ABC):
         ranking: whether to return every block by score.
         stream: whether to send the answer as it is generated.
         temperature: 0 is greedy, which is the default here.
+        top_k: sample from this many of the likeliest tokens; 0 or less means from all.
         seed: of sampling; without one, every answer is sampled anew.
+        max_tokens: of an answer; below 1, as many as the server allows.
     """
 
     model: Annotated[Echoed, Field(min_length=1, max_length=200)]
@@ -164,74 +183,107 @@ class AskBody(Body, ABC):
     min_confidence: Share | None = None
     ranking: Flag = False
     stream: Flag | None = False
-    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
-    seed: Whole | None = None
-    # Notes
-    user: Notes = None
-    metadata: dict[Echoed, Echoed] | None = None
-    safety_identifier: Notes = None
-    prompt_cache_key: Notes = None
-    parallel_tool_calls: Notes = None
-    tools: Annotated[Any, _only([])] = None
-    tool_choice: Annotated[Any, _only("none", "auto")] = None
-    top_logprobs: Annotated[Any, _only(0)] = None
-    store: Annotated[Any, _only(False)] = None
-    service_tier: Annotated[Any, _only("auto", "default")] = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    max_tokens: Annotated[int | None, Field(validation_alias=LIMITS)] = None
+    stop: Annotated[
+        tuple[str, ...], BeforeValidator(_stops, json_schema_input_type=str | list[str] | None)
+    ] = ()
+    logprobs: bool | int | None = None
+    top_logprobs: int | None = None
+    tool_choice: NoTool = None
 
     @property
     @abstractmethod
-    def limit(self) -> tuple[str, int | None]:
-        """Name and value of the field that limits the answer's tokens."""
+    def turns(self) -> list[Turn]:
+        """The conversation."""
 
     @property
-    def stops(self) -> tuple[str, ...]:
-        """Strings that end the answer."""
-        return ()
+    def alternatives(self) -> int | None:
+        """How many tokens to list at each place of the answer; None if none are asked for."""
+        if self.logprobs is None or self.logprobs is False:
+            return None
+        # Chat says whether, and plain completions how many.
+        count = self.top_logprobs if self.logprobs is True else self.logprobs
+        return min(max(count or 0, 0), MAX_ALTERNATIVES)
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Names of fields that have a value and no effect."""
+        names = [name for name, value in (self.model_extra or {}).items() if value]
+        return tuple(name[:NAME_LENGTH] for name in names[:MAX_IGNORED])
 
 
 class StreamOptions(Body):
     """What a stream has besides the answer."""
 
     include_usage: Flag | None = False
-    include_obfuscation: Literal[False] | None = None
 
 
-class ChatBody(AskBody):
+class ChoicesBody(AskBody):
+    """What chat and plain completions share."""
+
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    response_format: PlainText = None
+
+    @property
+    def choices(self) -> int:
+        """How many answers are asked for."""
+        return min(max(self.n or 1, 1), MAX_CHOICES)
+
+
+class ChatBody(ChoicesBody):
     """POST /v1/chat/completions."""
 
     messages: Annotated[tuple[Message, ...], Field(min_length=1)]
-    stream_options: StreamOptions | None = None
-    max_tokens: WholeAbove0 | None = None
-    max_completion_tokens: WholeAbove0 | None = None
-    stop: Annotated[
-        tuple[str, ...], BeforeValidator(_stops, json_schema_input_type=str | list[str] | None)
-    ] = ()
-    n: Annotated[Any, _only(1)] = None
-    functions: Annotated[Any, _only([])] = None
-    function_call: Annotated[Any, _only("none", "auto")] = None
-    response_format: Annotated[Any, _only({"type": "text"})] = None
-    presence_penalty: Annotated[Any, _only(0)] = None
-    frequency_penalty: Annotated[Any, _only(0)] = None
-    logprobs: Annotated[Any, _only(False)] = None
-    logit_bias: Annotated[Any, _only({})] = None
-    modalities: Annotated[Any, _only(["text"])] = None
+    function_call: NoTool = None
 
     @property
-    def limit(self) -> tuple[str, int | None]:
-        """Name and value of the field that limits the answer's tokens."""
-        if self.max_completion_tokens is not None:
-            return "max_completion_tokens", self.max_completion_tokens
-        return "max_tokens", self.max_tokens
+    def turns(self) -> list[Turn]:
+        """The messages."""
+        return [(one.role, one.content) for one in self.messages]
+
+
+def _prompt(value: Any) -> Any:
+    if isinstance(value, list) and len(value) == 1:
+        (value,) = value
+    if not isinstance(value, str):
+        raise PydanticCustomError("prompt", "it must be text, or a list with one text")
+    return value
+
+
+class CompletionBody(ChoicesBody):
+    """POST /v1/completions."""
+
+    prompt: Annotated[
+        str,
+        BeforeValidator(_prompt, json_schema_input_type=str | list[str]),
+        AfterValidator(_unicode),
+    ]
+    suffix: Absent = None
+    echo: Absent = None
 
     @property
-    def stops(self) -> tuple[str, ...]:
-        """Strings that end the answer."""
-        return self.stop
+    def turns(self) -> list[Turn]:
+        """The prompt as the user's turn."""
+        return [("user", self.prompt)]
 
 
 def _messages(value: Any) -> Any:
-    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+    """Return input as messages; calls and results of tools are those of a tool."""
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    if not isinstance(value, list):
+        return value
+    return [
+        {"role": "tool", "content": item.get("output")}
+        if isinstance(item, dict) and item.get("type", "message") != "message"
+        else item
+        for item in value
+    ]
 
 
 class ResponsesBody(AskBody):
@@ -243,20 +295,13 @@ class ResponsesBody(AskBody):
         BeforeValidator(_messages, json_schema_input_type=str | list[Message]),
     ]
     instructions: Echoed | None = None
-    max_output_tokens: WholeAbove0 | None = None
-    text: Annotated[Any, _only({}, {"format": {"type": "text"}})] = None
-    truncation: Annotated[Any, _only("disabled", "auto")] = None
-    include: Annotated[Any, _only([])] = None
-    background: Annotated[Any, _only(False)] = None
-    reasoning: Annotated[Any, _only({})] = None
+    text: PlainText = None
+    previous_response_id: Absent = None
+    conversation: Absent = None
+    prompt: Absent = None
 
     @property
-    def messages(self) -> tuple[Message, ...]:
-        """The instructions and the input as messages."""
-        first = (Message(role="system", content=self.instructions),) if self.instructions else ()
-        return (*first, *self.input)
-
-    @property
-    def limit(self) -> tuple[str, int | None]:
-        """Name and value of the field that limits the answer's tokens."""
-        return "max_output_tokens", self.max_output_tokens
+    def turns(self) -> list[Turn]:
+        """The instructions and the input."""
+        first = [("system", self.instructions)] if self.instructions else []
+        return [*first, *((one.role, one.content) for one in self.input)]

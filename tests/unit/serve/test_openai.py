@@ -147,14 +147,10 @@ def said(content: Any, role: str = "user") -> dict[str, Any]:
 
 
 REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
-    ({"n": 2}, "n", "'n' can only be 1"),
-    ({"n": True}, "n", "'n' can only be 1"),
-    ({"tools": [{"type": "function"}]}, "tools", "'tools' can only be"),
-    ({"tool_choice": 7}, "tool_choice", "can only be"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "can only be"),
-    ({"logprobs": True}, "logprobs", "can only be"),
-    ({"store": "x"}, "store", "can only be"),
-    ({"colour": 1}, "colour", "'colour' is not a field"),
+    ({"tool_choice": "required"}, "tool_choice", "requires a tool, and sedem calls none"),
+    ({"tool_choice": {"type": "function"}}, "tool_choice", "requires a tool"),
+    ({"function_call": {"name": "add"}}, "function_call", "requires a tool"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "asks for JSON"),
     ({"k": 0}, "k", "it must be a whole number of at least 1, 'all' or 'auto'"),
     ({"k": "many"}, "k", "it must be a whole number of at least 1, 'all' or 'auto'"),
     ({"k": True}, "k", "it must be a whole number of at least 1"),
@@ -175,38 +171,26 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"min_confidence": 2}, "min_confidence", "from 0 to 1"),
     ({"min_confidence": True}, "min_confidence", "a number"),
     ({"min_confidence": 0.5}, None, "this model gives no confidence"),
-    ({"max_tokens": 513}, "max_tokens", "allows at most 512"),
-    ({"max_completion_tokens": 0}, "max_completion_tokens", "greater than 0"),
-    ({"temperature": 3}, "temperature", "less than or equal to 2"),
     ({"temperature": float("nan")}, "temperature", "finite"),
-    ({"top_p": 0}, "top_p", "greater than 0"),
-    ({"seed": 2**63}, "seed", "less than or equal"),
     ({"seed": 1.5}, "seed", "integer"),
     ({"ranking": "yes"}, "ranking", "boolean"),
     ({"stop": ["a"] * 17}, "stop", "more than 16"),
     ({"stop": [1]}, "stop", "list of strings"),
-    ({"stop": [""]}, None, "a stop string is empty"),
+    ({"\ud800": 1}, None, "parse raw data as a unicode string"),
     ({"bank": "other"}, "bank", "different banks"),
     ({"bank": "\ud800"}, "bank", "not Unicode"),
     ({"model": ""}, "model", "at least 1 item"),
     ({"model": "m" * 201}, "model", "at most 200 items"),
     ({"model": "\ud800"}, "model", "not Unicode"),
-    ({"metadata": {"a": "\ud800"}}, "metadata.a", "not Unicode"),
-    ({"metadata": {"a": float("inf")}}, "metadata.a", "string"),
     ({"messages": []}, "messages", "at least 1 item"),
-    (said("x", "system"), "messages", "no user message asks"),
-    (said(" "), "messages", "no user message asks"),
+    (said(" "), "messages", "the messages have no text"),
+    (said("Hello", "assistant"), "messages", "the messages have no text"),
     (said("x" * 451), "messages", "451 characters"),
     (said("\ud800"), "messages.content", "not Unicode"),
     (said(1), "messages.content", "it must be text, or a list of parts"),
     (said(["text"]), "messages.content", "it must be text, or a list of parts"),
-    (said([{"type": "image_url", "image_url": {}}]), "messages.content", "it must be text"),
-    (said([{"type": "text"}]), "messages.content", "it must be text"),
-    (
-        {"messages": [*MESSAGES, {**ANSWER, "tool_calls": [{"id": "1"}]}]},
-        "messages.tool_calls",
-        "at most 0",
-    ),
+    (said([{"type": "image_url", "image_url": {}}]), "messages.content", "parts that are not text"),
+    (said([{"type": "text"}]), "messages.content", "sedem reads text alone"),
 ]
 
 
@@ -218,44 +202,173 @@ def test_what_cannot_be_done_is_refused_in_one_sentence(client: TestClient) -> N
             assert words in error["message"]
 
 
-def test_values_that_change_nothing_are_accepted() -> None:
-    for fields in (
-        {"n": 1, "tools": [], "tool_choice": "auto", "response_format": {"type": "text"}},
-        {"presence_penalty": 0.0, "logit_bias": None, "logprobs": False, "user": "ann"},
-        {"metadata": {"a": "b"}, "store": False, "top_p": 1, "temperature": 0, "n": None},
-        {"messages": [*MESSAGES, ANSWER]},
-    ):
-        ChatBody.model_validate(asks(**fields))
+def test_fields_without_effect_are_named_once_and_change_nothing(client: TestClient) -> None:
+    plain = client.post(CHAT, json=asks()).json()
+    neutral = {"tools": [], "store": False, "frequency_penalty": 0.0, "n": None, "metadata": None}
+    odd = {
+        "colour": {"a": [float("nan")]}, "x" * 200: 1, "frequency_penalty": -2, "logit_bias": 7,
+        "tools": [{"type": "function"}], "tool_choice": "auto", "options": {"num_ctx": 1},
+    }  # fmt: skip
+    assert client.post(CHAT, json=asks(**neutral)).json()["sedem"]["ignored"] == []
+    for body in (asks(**odd), asks(**odd, **{f"f{n}": 1 for n in range(1000)})):
+        told = client.post(CHAT, content=json.dumps(body), headers=JSON).json()
+        names = told["sedem"]["ignored"]
+        assert names[:3] == ["colour", "x" * 100, "frequency_penalty"]
+        assert names[3:6] == ["logit_bias", "tools", "options"] and len(names) <= 100
+        assert told["choices"] == plain["choices"]
+    details = [event["sedem"] for event in events_of(client, asks(colour=1)) if "sedem" in event]
+    assert [one.get("ignored") for one in details] == [None, ["colour"]]
 
 
-def test_parts_of_a_message_are_paragraphs_and_limits_have_their_names() -> None:
+def test_messages_keep_their_text_and_limits_their_names() -> None:
     parts: Any = [{"type": "text", "text": "A lease."}, {"type": "input_text", "text": "Who?"}]
     assert Message(role="user", content=parts).content == "A lease.\n\nWho?"
-    assert Message.model_validate({"role": "assistant", "content": None}).content == ""
+    refused: Any = [{"type": "refusal", "refusal": "No."}]
+    assert Message(role="assistant", content=refused).content == "No."
+    answer = {**ANSWER, "tool_calls": [{"id": "1"}], "reasoning_content": "Hm."}
+    assert Message.model_validate({**answer, "content": None}).content == ""
 
     def chat(**fields: Any) -> ChatBody:
         return ChatBody.model_validate(asks(**{"max_tokens": None, **fields}))
 
-    assert chat(max_tokens=3).limit == ("max_tokens", 3)
-    assert chat(max_tokens=3, max_completion_tokens=4).limit == ("max_completion_tokens", 4)
-    assert (chat(stop="a").stops, chat(stop=None).stops) == (("a",), ())
-    body = ResponsesBody.model_validate({"model": "m", "input": "Who?", "max_output_tokens": 5})
-    assert (body.limit, body.stops) == (("max_output_tokens", 5), ())
-    assert [(m.role, m.content) for m in body.messages] == [("user", "Who?")]
+    assert chat(max_tokens=3).max_tokens == 3
+    assert chat(max_tokens=3, max_completion_tokens=4).max_tokens == 4
+    assert (chat(stop="a").stop, chat(stop=None).stop, chat(stop=[""]).stop) == (("a",), (), ())
+    output = {"type": "function_call_output", "call_id": "1", "output": "2"}
+    body = ResponsesBody.model_validate(
+        {"model": "m", "input": [output, *MESSAGES], "max_output_tokens": 5}
+    )
+    assert (body.max_tokens, body.turns) == (5, [("tool", "2"), ("user", "Who?")])
     told = body.model_copy(update={"instructions": "Be brief."})
-    assert told.messages[0].role == "system"
+    assert told.turns[0] == ("system", "Be brief.")
 
 
-def test_sampling_differs_unless_a_seed_is_given(settings: Settings) -> None:
-    def decoding(**fields: Any) -> Decoding:
-        return decoding_of(ChatBody.model_validate(asks(**fields)), settings)
+def test_limits_are_met_and_sampling_differs_unless_a_seed_is_given(settings: Settings) -> None:
+    def decoding(positions: int = 10**4, **fields: Any) -> Decoding:
+        return decoding_of(ChatBody.model_validate(asks(**fields)), settings, positions)
 
     assert decoding().seed != decoding().seed
     assert decoding(seed=5).seed == 5
     assert 0 <= decoding(seed=-5).seed == 2**63 - 5
-    assert decoding(max_tokens=None).max_new_tokens == 64
+    limits = {None: 64, 3: 3, 512: 512, 10**30: 512, 0: 512, -1: 512}
+    assert {n: decoding(max_tokens=n).max_new_tokens for n in limits} == limits
+    # The question and its memory need positions, too.
+    assert decoding(400, max_tokens=-1).max_new_tokens == 100
+    for given, meant in ((-1, 0), (1e-9, 0), (0.5, 0.5), (9, 2)):
+        assert decoding(temperature=given).temperature == meant
+    assert [decoding(top_p=p).top_p for p in (0, 0.5, 3)] == [1e-6, 0.5, 1]
+    assert [decoding(top_k=k).top_k for k in (None, -1, 0, 40)] == [0, 0, 0, 40]
     settings = settings.with_changes(max_tokens=9)
     assert decoding(max_tokens=None).max_new_tokens == 9
+
+
+def test_an_answer_over_the_limit_ends_there(
+    make_client: Callable[..., TestClient], lease: Path
+) -> None:
+    client = make_client(banks={"lease": lease}, max_tokens=5)
+    body = client.post(CHAT, json=asks(max_tokens=4096)).json()
+    assert body["choices"][0]["finish_reason"] == "length"
+    assert body["usage"]["completion_tokens"] == 5
+    assert body["sedem"]["cut"] == ["the answer was cut off at its limit of 5 tokens"]
+
+
+def test_several_answers(client: TestClient) -> None:
+    def texts(**fields: Any) -> list[str]:
+        body = client.post(CHAT, json=asks(**fields)).json()
+        assert [choice["index"] for choice in body["choices"]] == [*range(len(body["choices"]))]
+        assert body["usage"]["completion_tokens"] > 8 * (len(body["choices"]) - 1)
+        return [choice["message"]["content"] for choice in body["choices"]]
+
+    (one,) = texts()
+    assert texts(n=3) == [one] * 3
+    sampled = texts(n=3, temperature=2, seed=3)
+    assert len({*sampled}) == 3 and sampled[:1] == texts(temperature=2, seed=3)
+    assert len(texts(n=50)) == 8
+    pieces = ["", "", ""]
+    for event in events_of(client, asks(n=3, temperature=2, seed=3)):
+        (choice,) = event["choices"]
+        pieces[choice["index"]] += choice["delta"].get("content", "")
+    assert pieces == sampled
+
+
+def test_log_probabilities_are_those_of_the_tokens(client: TestClient, model: SeDeM) -> None:
+    whole = client.post(CHAT, json=asks(logprobs=True, top_logprobs=3)).json()
+    (choice,) = whole["choices"]
+    places = choice["logprobs"]["content"]
+    assert len(places) == whole["usage"]["completion_tokens"] == 8
+    for place in places:
+        # Greedy: the chosen token is the likeliest one.
+        best, *others = place["top_logprobs"]
+        assert len(others) == 2 and best == {k: place[k] for k in ("token", "logprob", "bytes")}
+        assert 0 >= best["logprob"] >= others[0]["logprob"] >= others[1]["logprob"]
+        assert place["bytes"] in (None, [*place["token"].encode()])
+    assert whole["sedem"]["ignored"] == []
+    streamed = [e["choices"][0]["logprobs"] for e in events_of(client, asks(logprobs=True))]
+    bare = [{**place, "top_logprobs": []} for place in places]
+    assert [one for one in streamed if one] == [{"content": bare, "refusal": None}]
+    plain = {"model": "sedem@lease", "prompt": RENT, "max_tokens": 8, "logprobs": 1}
+    told = client.post("/v1/completions", json=plain).json()["choices"][0]["logprobs"]
+    assert told["token_logprobs"] == [place["logprob"] for place in places]
+    assert told["top_logprobs"][0] == {places[0]["token"]: places[0]["logprob"]}
+    assert told["text_offset"][:2] == [0, len(told["tokens"][0])]
+    # A quotation has no tokens.
+    quoted = client.post(CHAT, json=asks(logprobs=True, answer="span")).json()
+    assert quoted["choices"][0]["logprobs"] is None
+    assert quoted["sedem"]["ignored"] == ["logprobs"]
+
+
+def test_a_plain_completion_is_the_same_answer(client: TestClient) -> None:
+    chat = client.post(CHAT, json=asks()).json()
+    body = {"model": "sedem@lease", "prompt": [RENT], "max_tokens": 8}
+    whole = client.post("/v1/completions", json=body).json()
+    (choice,) = whole["choices"]
+    assert (whole["object"], choice["text"]) == (
+        "text_completion",
+        chat["choices"][0]["message"]["content"],
+    )
+    assert whole["usage"] == chat["usage"] and whole["sedem"]["question"] == RENT
+    for prompt in (["a", "b"], [1, 2], "", None):
+        assert client.post("/v1/completions", json={**body, "prompt": prompt}).status_code == 400
+
+
+def test_greetings_and_tasks_of_clients_are_answered_at_once_and_without_a_bank(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = client.app.state.lifecycle.service.scheduler  # type: ignore[attr-defined]
+    monkeypatch.setattr(scheduler, "stream", None)  # cannot be called
+    hello = "Hello. Ask a question about the documents of 'lease', such as lease.txt."
+    without = (
+        "Hello. Ask a bank by the name of its model, such as 'sedem@lease', or send a text with a "
+        "question."
+    )
+    title = {"messages": [message(f"Write a title for this chat.\n\nUser: {RENT}\nAI: 900")]}
+    bare = {"messages": [message(LONG_LEASE)], "model": "sedem"}
+    asks_nothing = (
+        f"The last message is a text of {len(LONG_LEASE):,} characters that asks nothing."
+    )
+    for body, reply in (
+        (asks("Hello!"), hello),
+        (asks("👋"), hello),
+        (asks("Hi", model="sedem"), without),
+        (asks(**title), "What is the rent"),
+        (asks(**bare), f"{asks_nothing} Send it again with a blank line and a question after it."),
+    ):
+        whole = client.post(CHAT, json=body).json()
+        assert whole["choices"][0]["message"]["content"] == reply
+        assert (whole["choices"][0]["finish_reason"], whole["sedem"]["question"]) == ("stop", "")
+        assert whole["usage"]["total_tokens"] == 0 and whole["sedem"]["citations"] == []
+        texts = [e["choices"][0]["delta"].get("content", "") for e in events_of(client, body)]
+        assert "".join(texts) == reply
+
+
+def test_a_prompt_with_documents_asks_a_bank_its_question(client: TestClient) -> None:
+    prompt = f"Use the context.\n\nContext: {RECIPE}\n\nQuestion: {RENT}\nAnswer:"
+    details = client.post(CHAT, json=asks(prompt)).json()["sedem"]
+    assert details["question"] == RENT
+    assert details["cut"][0] == (
+        "message 1 (user) was used only in part: a bank is asked, and only the last question counts"
+    )
+    assert {one["document"] for one in details["citations"]} <= {"lease.txt", "recipe.txt"}
 
 
 def test_a_key_sees_the_model_with_its_banks(
@@ -269,18 +382,26 @@ def test_a_key_sees_the_model_with_its_banks(
         assert ids == ["sedem", *(f"sedem@{bank}" for bank in banks)]
         assert [model["sedem"]["bank"] for model in body["data"]] == [None, *banks]
         assert body["data"][0]["sedem"]["k"] == 2 and not body["data"][0]["sedem"]["confidence"]
+    assert body["data"][0]["context_length"] == body["data"][0]["max_model_len"] == 500_000
     assert client.get("/v1/models/sedem@lease").json()["id"] == "sedem@lease"
-    for name, secret in (("gpt-4", SECRET), ("sedem@lease", SCOPED), ("a/b", SECRET)):
+    # A bank's name alone is enough.
+    assert client.get("/v1/models/lease").json()["sedem"]["bank"] == "lease"
+    bare = client.post(CHAT, json=asks(model="lease")).json()
+    assert (bare["model"], bare["sedem"]["bank"]) == ("lease", "lease")
+    assert error_of(client, asks(model="lease", bank="mine-1"), 400)["param"] == "bank"
+    hidden = (("gpt-4", SECRET), ("sedem@lease", SCOPED), ("lease", SCOPED), ("a/b", SECRET))
+    for name, secret in hidden:
         response = client.get(f"/v1/models/{name}", headers=bearer(secret))
         assert response.status_code == 404
         assert response.json()["error"]["code"] == "model_not_found"
 
     def ask(bank: str) -> tuple[int, str]:
-        response = client.post(CHAT, json=asks(model=f"sedem@{bank}"), headers=bearer(SCOPED))
-        return response.status_code, response.text.replace(bank, "NAME")
+        response = client.post(CHAT, json=asks(model=bank), headers=bearer(SCOPED))
+        return response.status_code, response.text.replace(bank.split("@")[-1], "NAME")
 
-    assert ask("lease") == ask("other") and ask("lease")[0] == 404
-    assert ask("mine-1")[0] == 200
+    for prefix in ("sedem@", ""):
+        assert ask(f"{prefix}lease") == ask(f"{prefix}other")
+        assert ask(f"{prefix}lease")[0] == 404 and ask(f"{prefix}mine-1")[0] == 200
     assert error_of(client, asks(model="gpt-4"), 404)["code"] == "model_not_found"
 
 
@@ -419,7 +540,7 @@ def test_what_asks_for_documents_is_not_answered_without(
     body = {"model": "sedem", "messages": [message("Hello!")], "max_tokens": 8}
     for fields in ({"documents": [0]}, {"min_confidence": 0.5}):
         assert error_of(client, {**body, **fields}, 400)["code"] == "no_documents"
-    body["messages"] = [message(LONG_LEASE), message("Hello!")]
+    body["messages"] = [message(LONG_LEASE), message(RENT)]
     assert client.post(CHAT, json=body).json()["sedem"]["k"] > 0
     reject = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     model.decoder.tokenizer.chat_template = reject + str(model.decoder.tokenizer.chat_template)
