@@ -33,6 +33,12 @@ DEPTH = 64
 """Limit of nested lists and objects."""
 WHOLE_BITS = 64
 """Limit of a whole number in YAML; JSON has Python's limit of 4,300 digits."""
+HEAD_BYTES, HEADERS = 2**16, 100
+"""Limits of the head of an HTTP request."""
+HEAD_SECONDS = 30.0
+"""Time limit for the head of an HTTP request, and of a body, plus that for its bytes."""
+BODY_RATE = 2**13
+"""Bytes per second that a body has to arrive at after that time."""
 
 _KINDS = {
     stat.S_IFDIR: "a folder",

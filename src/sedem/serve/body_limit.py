@@ -1,4 +1,4 @@
-"""Reject bodies over a limit before they are in memory: bytes are counted as they arrive."""
+"""Reject bodies that are too large or too slow: bytes are counted as they arrive."""
 
 from __future__ import annotations
 
@@ -10,14 +10,37 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sedem.durable_files import bytes_text
-from sedem.serve.errors import ApiError, too_large
+from sedem.serve.errors import ApiError, too_large, too_slow
 from sedem.serve.metrics import Metrics
+from sedem.untrusted import BODY_RATE, HEAD_SECONDS
 
 UPLOADS = "multipart/form-data"
 FORM_BYTES = 2**16
 """Bytes that the form around the files of an upload may take."""
 LINGER_SECONDS = 5.0
 """How long the rest of a rejected body is read and discarded."""
+
+
+def in_time(receive: Receive) -> Receive:
+    """Return a channel that raises 408 if a body takes too long to arrive."""
+    started, received, more = time.monotonic(), 0, True
+
+    async def timed() -> Message:
+        nonlocal received, more
+        if not more:
+            return await receive()
+        left = started + HEAD_SECONDS + received / BODY_RATE - time.monotonic()
+        try:
+            # What has arrived already is received without waiting.
+            async with asyncio.timeout(left):
+                message = await receive()
+        except TimeoutError:
+            raise too_slow() from None
+        received += len(message.get("body", b""))
+        more = message.get("more_body", False)
+        return message
+
+    return timed
 
 
 class BodyLimit:
@@ -46,8 +69,12 @@ class BodyLimit:
         received, more, over, answered = 0, True, False, False
 
         async def counted() -> Message:
-            nonlocal received, more, over
-            message = await receive()
+            nonlocal received, more, over, error
+            try:
+                message = await receive()
+            except ApiError as slow:
+                over, more, error = True, False, slow
+                raise
             received += len(message.get("body", b""))
             more = message.get("more_body", False)
             if received > limit:
@@ -56,7 +83,7 @@ class BodyLimit:
             return message
 
         async def guarded(message: Message) -> None:
-            # Over the limit, the application may not answer: it saw only a part of the body.
+            # Over a limit, the application may not answer: it saw only a part of the body.
             nonlocal answered
             if answered or not over:
                 answered = True
@@ -73,7 +100,7 @@ class BodyLimit:
                 if raised is not error or answered:
                     raise
         if over and not answered:
-            self.metrics.refused.labels("size").inc()
+            self.metrics.refused.labels("size" if error.status == 413 else "time").inc()
             await self._reject(error, scope, receive if more else None, send)
 
     async def _reject(

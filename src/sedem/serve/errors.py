@@ -16,6 +16,7 @@ from sedem.errors import (
     UnavailableError,
     UnknownDocumentError,
 )
+from sedem.untrusted import HEAD_BYTES, HEADERS
 
 RETRY_SECONDS = 1
 """When to retry a request that was refused because the server is busy."""
@@ -91,6 +92,18 @@ def conflict(message: str, code: str = "conflict") -> ApiError:
 def too_large(message: str, param: str | None = None) -> ApiError:
     """A body or a file over the limit."""
     return ApiError(413, message, code="too_large", param=param)
+
+
+def head_too_large() -> ApiError:
+    """A request whose head is over a limit."""
+    message = f"send at most {HEADERS} headers in {HEAD_BYTES >> 10} KiB"
+    message = f"the head of this request is too large; {message}"
+    return ApiError(431, message, code="too_large", headers={"Connection": "close"})
+
+
+def too_slow() -> ApiError:
+    """A request whose body does not arrive in time."""
+    return ApiError(408, "the body of this request arrives too slowly; send it again", code="slow")
 
 
 def unavailable(message: str, retry_after: int = RETRY_SECONDS) -> ApiError:

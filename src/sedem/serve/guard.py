@@ -15,10 +15,12 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sedem.serve.errors import ApiError, bank_not_found, forbidden, unauthorized
+from sedem.serve.body_limit import in_time
+from sedem.serve.errors import ApiError, bank_not_found, forbidden, head_too_large, unauthorized
 from sedem.serve.keys import Key, KeyRing
 from sedem.serve.metrics import Metrics
 from sedem.serve.pages import COOKIE, asks_for_page, login, login_page, sign_out, welcome
+from sedem.untrusted import HEAD_BYTES, HEADERS
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 OPEN = ("GET", "/health")
@@ -36,6 +38,7 @@ class Guard:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
+            receive = in_time(receive)
             request = Request(scope, receive)
             response = await self._refusal(request)
             await (response or self.app)(scope, receive, send)
@@ -45,14 +48,20 @@ class Guard:
 
     async def _refusal(self, request: Request) -> Response | None:
         """Put the key into the request's state, or return a response instead of passing it on."""
-        if (request.method, request.url.path) == OPEN:
+        head = request.scope["headers"]
+        if len(head) > HEADERS or sum(len(name) + len(text) for name, text in head) > HEAD_BYTES:
+            self.metrics.refused.labels("size").inc()
+            return head_too_large().response()
+        # Not of `request.url`, which some versions of Starlette build from the header Host.
+        path = request.scope["path"]
+        if (request.method, path) == OPEN:
             return None
         keys: KeyRing = request.app.state.keys
-        if request.method == "POST" and request.url.path in ("/login", "/logout"):
+        if request.method == "POST" and path in ("/login", "/logout"):
             if not _from_here(request):
                 return self._foreign()
-            return await login(request, keys) if request.url.path == "/login" else sign_out()
-        if request.method == "GET" and request.url.path == "/" and "key" in request.query_params:
+            return await login(request, keys) if path == "/login" else sign_out()
+        if request.method == "GET" and path == "/" and "key" in request.query_params:
             return welcome(request, keys, request.query_params["key"])
         key, by_cookie = _key_in(request, keys)
         if key is None:

@@ -77,7 +77,7 @@ def login_page(message: str = "") -> HTMLResponse:
 def asks_for_page(request: Request) -> bool:
     """Return whether a browser requests the page."""
     accepts = request.headers.get("accept", "")
-    return request.method == "GET" and request.url.path == "/" and "text/html" in accepts
+    return request.method == "GET" and request.scope["path"] == "/" and "text/html" in accepts
 
 
 def welcome(request: Request, keys: KeyRing, secret: str) -> Response:

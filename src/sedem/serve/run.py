@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -19,6 +20,7 @@ from fastapi import FastAPI
 from sedem.errors import ConfigError
 from sedem.serve import logs
 from sedem.serve.app import create_app
+from sedem.serve.connections import Connection
 from sedem.serve.keys import KeyRing, keys_of
 from sedem.serve.service import Lifecycle
 from sedem.serve.settings import Settings
@@ -47,7 +49,6 @@ def run(settings: Settings, announce: Announce) -> None:
         SedemError: the model or a bank cannot be opened.
     """
     keys, secret = keys_of(settings.key_file)
-    _allow_open_files()
     logs.configure(settings.log_format, log_text=settings.log_text)
     listening = listen(settings.host, settings.port)
     try:
@@ -69,6 +70,8 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                # A connection may need a second descriptor, and banks need others.
+                http=partial(Connection, most=_allow_open_files() // 4),  # type: ignore[arg-type]
                 lifespan="on",
                 ws="none",
                 log_config=None,
@@ -134,10 +137,10 @@ class Server(uvicorn.Server):
             logs.log("keys reloaded")
 
 
-def _allow_open_files() -> None:
-    """Raise the process's own limit of open files as far as the system lets it."""
+def _allow_open_files() -> int:
+    """Raise the process's own limit of open files as far as the system lets it, and return it."""
     if sys.platform == "win32":
-        return
+        return OPEN_FILES
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -145,6 +148,8 @@ def _allow_open_files() -> None:
     if soft != resource.RLIM_INFINITY and soft < most:
         with suppress(ValueError, OSError):  # macOS allows less than it says
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return OPEN_FILES if soft == resource.RLIM_INFINITY else soft
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -1,0 +1,160 @@
+"""Strangers cannot stall the server: every request is bounded before its key is checked."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from hostile.wire import connect, exchange, received, watching
+from servers import Served, serving
+from serving import SECRET, bearer
+
+from sedem import SeDeM
+from sedem.serve import body_limit, connections
+from sedem.serve.settings import Settings
+
+HEAD = b"GET /v1/models HTTP/1.1\r\nHost: a\r\n"
+SECONDS = 60.0
+
+
+@pytest.fixture
+def served(tmp_path: Path, model: SeDeM) -> Iterator[Served]:
+    with serving(Settings(folder=tmp_path / "server"), model) as running:
+        yield running
+
+
+@contextmanager
+def apart(folder: Path, *arguments: str, files: int | None = None) -> Iterator[str]:
+    """Run the command in a process of its own, so that attackers do not share its lock; the URL."""
+    command = [sys.executable, "-c", "from sedem.cli.main import app; app()"]
+    command += ["serve", "-m", "sedem-nano"]
+    command += ["--folder", str(folder), "--port", "0", *arguments]
+    if files:
+        command = ["bash", "-c", f'ulimit -n {files}; exec "$@"', "bash", *command]
+    environment = {**os.environ, "SEDEM_API_KEY": SECRET}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+    ) as process:
+        try:
+            assert process.stdout
+            found = re.search(r"http://[\d.]+:\d+", process.stdout.readline())
+            assert found, "the server did not start"
+            end, known = time.monotonic() + SECONDS, bearer(SECRET)
+            while not httpx.get(f"{found[0]}/ready", headers=known).is_success:
+                assert time.monotonic() < end, "the server did not start"
+                time.sleep(0.1)
+            yield found[0]
+        finally:
+            process.terminate()
+
+
+# Heads
+
+
+def headers(count: int) -> bytes:
+    return b"".join(b"X-%d: 1\r\n" % number for number in range(count)) + b"\r\n"
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        (HEAD, b"X-Long: ", *[b"a" * 2**20] * 8),
+        (b"GET /", *[b"a" * 2**20] * 8),
+        (HEAD, headers(100_000)),
+        (HEAD, headers(100)),
+        (HEAD, b"X-Long: " + b"a" * 2**16 + b"\r\n\r\n"),
+    ],
+    ids=["endless header", "endless path", "100,000 headers", "101 headers", "long header"],
+)
+def test_a_large_head_is_rejected_before_its_key_is_checked(
+    pieces: tuple[bytes, ...], served: Served
+) -> None:
+    answer = exchange(served.url, *pieces[:-1], pieces[-1])
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+    assert error["code"] == "too_large" and "at most 100 headers in 64 KiB" in error["message"]
+
+
+def test_a_head_within_the_limits_is_read(served: Served) -> None:
+    long = b"X-Long: " + b"a" * 60_000 + b"\r\n"
+    assert exchange(served.url, HEAD, b"Connection: close\r\n", long, headers(90)).startswith(
+        b"HTTP/1.1 401 "
+    )
+
+
+def test_what_is_not_http_is_one_sentence(served: Served) -> None:
+    answer = exchange(served.url, b"\x16\x03\x01\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
+
+
+@pytest.mark.slow
+def test_health_answers_while_heads_without_end_arrive(tmp_path: Path) -> None:
+    with apart(tmp_path) as url, watching(url) as seen, ThreadPoolExecutor(4) as attackers:
+        endless = [HEAD, b"X-Long: ", *[b"a" * 2**20] * 500]
+        for _ in range(20):
+            for answer in attackers.map(lambda _: exchange(url, *endless), range(4)):
+                assert answer.startswith(b"HTTP/1.1 431 ")
+    assert seen.p99 < 0.2
+
+
+# Half-sent requests
+
+
+def test_a_request_that_does_not_arrive_is_given_up(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(body_limit, "HEAD_SECONDS", 0.2)
+    assert exchange(served.url, HEAD) == b""
+    assert exchange(served.url) == b""
+    body = b"POST /%s HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\nAuthorization: %s\r\n\r\n{"
+    known = b"Bearer " + SECRET.encode()
+    assert b" 408 " in exchange(served.url, body % (b"v1/responses", known))[:20]
+    assert b" 408 " in exchange(served.url, body % (b"v1/banks/a/scores", known))[:20]
+    with connect(served.url) as channel:  # the answer comes without the body
+        channel.sendall(body % (b"v1/responses", b"none"))
+        assert b" 401 " in channel.recv(2**16)
+        channel.sendall(b"{")
+        assert received(channel) == b""
+
+
+def test_a_body_that_arrives_slowly_but_steadily_is_read(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(body_limit, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(body_limit, "BODY_RATE", 10)
+    known = b"Authorization: Bearer %s\r\nConnection: close\r\n" % SECRET.encode()
+    with connect(served.url) as channel:
+        channel.sendall(b"POST /v1/responses HTTP/1.1\r\nHost: a\r\nContent-Length: 20\r\n")
+        channel.sendall(known + b"\r\n")
+        for _ in range(10):
+            channel.sendall(b"{ ")
+            time.sleep(0.05)
+        assert b" 400 " in received(channel)[:20]
+
+
+def test_half_sent_requests_make_room_for_others(tmp_path: Path) -> None:
+    """Twice as many connections as the server has descriptors for all requests."""
+    with apart(tmp_path, files=256) as url:
+        waiting = []
+        for number in range(512):
+            waiting.append(connect(url))
+            half = (
+                b"POST /login HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\nOrigin: http://a\r\n\r\nk"
+            )
+            waiting[-1].sendall(HEAD if number % 2 else half)
+        with watching(url):
+            time.sleep(1)
+        for one in waiting:
+            one.close()
