@@ -1,23 +1,31 @@
-"""Read untrusted files and texts within limits; refuse them with a one-sentence error.
+"""Limits of what others send or wrote, and readers that keep them; errors are one sentence.
 
 No reader here waits for a pipe, reads a device, expands an alias or recurses without limit. Each
 takes the class of the error to raise, and a limit in bytes. A missing file stays a
-FileNotFoundError, because only the caller knows what it was needed for.
+FileNotFoundError, because only the caller knows what it was needed for. What a library parses runs
+`apart`, in a process with limits of time and memory.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
+import subprocess
+import sys
+import time
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
+from sedem import errors
 from sedem.durable_files import bytes_text
-from sedem.errors import SedemError
+from sedem.errors import ConfigError, SedemError, first_line
 
 DOCUMENT_BYTES = 2**28
 """Limit of one document."""
@@ -33,6 +41,14 @@ DEPTH = 64
 """Limit of nested lists and objects."""
 WHOLE_BITS = 64
 """Limit of a whole number in YAML; JSON has Python's limit of 4,300 digits."""
+PARSER_SECONDS, PARSER_BYTES = 120, 2**31
+"""Limits of time and memory for the parser of a document, which the environment may change by the
+variables SEDEM_PARSER_SECONDS and SEDEM_PARSER_BYTES. A PDF of a thousand pages takes half a
+minute."""
+POLL_SECONDS = 0.1
+"""How often a process apart is checked."""
+QUOTED = 200
+"""Maximum characters of foreign text in a message."""
 HEAD_BYTES, HEADERS = 2**16, 100
 """Limits of the head of an HTTP request."""
 HEAD_SECONDS = 30.0
@@ -98,6 +114,12 @@ def open_file(path: Path, error: type[SedemError], limit: int | None = None) -> 
     return os.fdopen(descriptor, "rb")
 
 
+def too_large(path: object, size: int, limit: int, error: type[SedemError]) -> SedemError:
+    """Return the error for a file of `size` bytes, of which at most `limit` are read."""
+    given, most = bytes_text(size), bytes_text(limit)
+    return error(f"'{path}' has {given}, at most {most} are read; give a smaller file")
+
+
 def read_bytes(path: Path, error: type[SedemError], limit: int) -> bytes:
     """Read a regular file.
 
@@ -111,7 +133,7 @@ def read_bytes(path: Path, error: type[SedemError], limit: int) -> bytes:
         except OSError as problem:
             raise _unreadable(path, problem, error) from None
     if len(content) > limit:
-        raise _too_large(path, len(content), limit, error)
+        raise too_large(path, len(content), limit, error)
     return content
 
 
@@ -249,6 +271,113 @@ def _yaml_loader() -> Any:
     return Loader
 
 
+class LimitError(SedemError):
+    """What ran apart needs more time or memory than it may have; the message says "needs ..."."""
+
+
+class StoppedError(Exception):
+    """What ran apart was stopped because its result is no longer needed."""
+
+
+def apart(
+    call: str,
+    *arguments: Any,
+    seconds: float,
+    memory: int,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Any:
+    """Call a function in a process of its own, with limits of time and memory.
+
+    Args:
+        call: the function, as "module:name"; its arguments and its result are JSON.
+        memory: bytes that the process may allocate.
+        stopped: says that the result is no longer needed; it is called again and again.
+
+    Raises:
+        LimitError: it takes more.
+        StoppedError: `stopped` returned true.
+        SedemError: the function raised it; the class is the same.
+        ValueError: it raised another error, whose first line this has.
+    """
+    # -P: nothing in the working folder is imported.
+    command = [sys.executable, "-P", "-m", __name__, str(seconds), str(memory), call]
+    given: bytes | None = json.dumps(arguments).encode()
+    until = time.monotonic() + seconds
+    slow = LimitError(f"needs more than {seconds:g} s")
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        try:
+            while True:
+                try:
+                    output, _ = process.communicate(given, timeout=POLL_SECONDS)
+                    break
+                except subprocess.TimeoutExpired:
+                    given = None  # it is being sent
+                    if stopped():
+                        raise StoppedError from None
+                    if time.monotonic() > until:
+                        raise slow from None
+        finally:
+            process.kill()
+    # Libraries without an error for too little memory end their process by a signal.
+    answer = json.loads(output) if output else {"kind": "MemoryError"}
+    match answer:
+        case {"result": result}:
+            return result
+        case {"kind": "MemoryError"} if process.returncode != -getattr(signal, "SIGALRM", 0):
+            raise LimitError(f"needs more than {memory >> 20:,} MB")
+        case {"kind": "MemoryError"}:
+            raise slow
+    kind = getattr(errors, answer["kind"], ValueError)
+    raise kind(answer["message"])
+
+
+def parser_limits() -> dict[str, Any]:
+    """Return the limits of the parser of a document, as arguments of `apart`.
+
+    Raises:
+        ConfigError: a variable of the environment is not a number above 0.
+    """
+    limits = {"seconds": PARSER_SECONDS, "memory": PARSER_BYTES}
+    for name, variable in (("seconds", "SEDEM_PARSER_SECONDS"), ("memory", "SEDEM_PARSER_BYTES")):
+        if given := os.environ.get(variable):
+            if not (given.isascii() and given.isdecimal() and 0 < int(given) < 2**60):
+                raise ConfigError(f"{variable} is '{given[:QUOTED]}'; give a number above 0")
+            limits[name] = int(given)
+    return limits
+
+
+def _run_apart(seconds: str, memory: str, call: str) -> None:
+    """Call a function and write its result as JSON: the process."""
+    output = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints is no result
+    if sys.platform != "win32":
+        import resource
+
+        with suppress(ValueError):  # the system allows less
+            resource.setrlimit(resource.RLIMIT_DATA, (int(memory), int(memory)))
+        signal.setitimer(signal.ITIMER_REAL, float(seconds) + 1)  # if nobody waits any more
+        os.nice(5)  # answers have priority
+    try:
+        module, _, name = call.partition(":")
+        answer = json.dumps({"result": getattr(import_module(module), name)(*json.load(sys.stdin))})
+    except BaseException as error:
+        kind = "MemoryError" if _lacks_memory(error) else type(error).__name__
+        said = str(error) if isinstance(error, SedemError) else first_line(error)
+        answer = json.dumps({"kind": kind, "message": said})
+    output.write(answer)
+
+
+def _lacks_memory(error: BaseException | None) -> bool:
+    """Whether an error is, or comes from, a lack of memory."""
+    while error is not None:
+        if isinstance(error, MemoryError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 class _RepeatedKeyError(ValueError):
     """An object that has a key twice: readers would disagree about its value."""
 
@@ -266,12 +395,7 @@ def _check(found: os.stat_result, path: Path, error: type[SedemError], limit: in
         kind = _KINDS.get(stat.S_IFMT(found.st_mode), "no regular file")
         raise error(f"'{path}' is {kind}; give a file")
     if limit is not None and found.st_size > limit:
-        raise _too_large(path, found.st_size, limit, error)
-
-
-def _too_large(path: Path, size: int, limit: int, error: type[SedemError]) -> SedemError:
-    given, most = bytes_text(size), bytes_text(limit)
-    return error(f"'{path}' has {given}, at most {most} are read; give a smaller file")
+        raise too_large(path, found.st_size, limit, error)
 
 
 def _unreadable(path: Path, problem: Exception, error: type[SedemError]) -> Exception:
@@ -281,3 +405,7 @@ def _unreadable(path: Path, problem: Exception, error: type[SedemError]) -> Exce
     reason = problem.strerror if isinstance(problem, OSError) else str(problem)
     shown = str(path) if len(str(path)) <= 200 else f"{str(path)[:200]}..."
     return error(f"'{shown}' cannot be read: {reason}")
+
+
+if __name__ == "__main__":
+    _run_apart(*sys.argv[1:])

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -144,17 +144,32 @@ def test_a_body_that_arrives_slowly_but_steadily_is_read(
         assert b" 400 " in received(channel)[:20]
 
 
-def test_half_sent_requests_make_room_for_others(tmp_path: Path) -> None:
-    """Twice as many connections as the server has descriptors for all requests."""
-    with apart(tmp_path, files=256) as url:
-        waiting = []
-        for number in range(512):
-            waiting.append(connect(url))
-            half = (
-                b"POST /login HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\nOrigin: http://a\r\n\r\nk"
-            )
-            waiting[-1].sendall(HEAD if number % 2 else half)
-        with watching(url):
-            time.sleep(1)
-        for one in waiting:
-            one.close()
+HALF = (HEAD, b"POST /login HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\nOrigin: http://a\r\n\r\nk")
+
+
+@contextmanager
+def half_sent(url: str, count: int) -> Iterator[None]:
+    """Hold connections whose requests never arrive."""
+    with ExitStack() as stack:
+        for number in range(count):
+            channel = stack.enter_context(connect(url))
+            with suppress(OSError):
+                channel.sendall(HALF[number % 2])
+        yield
+
+
+def test_half_sent_requests_make_room_for_others(
+    tmp_path: Path, model: SeDeM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sedem.serve.run._allow_open_files", lambda: 64)
+    with serving(Settings(folder=tmp_path), model) as served, half_sent(served.url, 64):
+        assert len(served.server.server_state.connections) <= 17
+        for _ in range(20):
+            assert httpx.get(f"{served.url}/health").is_success
+
+
+@pytest.mark.slow
+def test_health_answers_at_the_limit_of_descriptors(tmp_path: Path) -> None:
+    with apart(tmp_path, files=256) as url, half_sent(url, 512), watching(url) as seen:
+        time.sleep(3)
+    assert seen.p99 < 0.2

@@ -1,13 +1,15 @@
 """Extracts the text of plain text, HTML, PDF and Word files, each with its own parser.
 
-A file may come from anyone. A file that a parser cannot read is refused with a short message, and
-content that would unpack to far more than the size of the file is not unpacked.
+A file may come from anyone, so its parser runs in a process with limits of time and memory. A file
+that a parser cannot read is refused with a short message, and content that would unpack to far more
+than the size of the file is not unpacked.
 """
 
 from __future__ import annotations
 
 import io
 import logging
+import os
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +19,14 @@ from typing import TYPE_CHECKING
 
 from sedem.durable_files import bytes_text
 from sedem.errors import DataError
-from sedem.untrusted import DOCUMENT_BYTES
+from sedem.untrusted import (
+    DOCUMENT_BYTES,
+    LimitError,
+    apart,
+    check_file,
+    parser_limits,
+    read_bytes,
+)
 
 if TYPE_CHECKING:
     from docx.blkcntnr import BlockItemContainer
@@ -32,8 +41,13 @@ MARKUP_BYTES = 2**25
 """Maximum unpacked markup in a Word document; a thousand pages have about 10 MB."""
 PACKED = 2
 """Parts of a Word document that compress by more than this are markup; images hardly shrink."""
+PLAIN = (".txt", ".md")
+"""Endings of files that are only decoded, so they need no process of their own."""
 BREAK = "\n\n"
 """Separator between paragraphs and between pages."""
+
+NO_MEMORY = 2
+"""The number of libxml2's error for too little memory."""
 
 _LEFT_OUT = ("script", "style", "nav", "template", "noscript", "title")
 _BLOCKS = frozenset(
@@ -60,6 +74,42 @@ def parse(path: Path, content: bytes, encoding: str) -> Parsed:
             f"'{path}' needs the library '{error.name}'; install it with "
             "pip install 'sedem[documents]'"
         ) from None
+
+
+def parse_file(
+    place: Path,
+    name: str,
+    encoding: str = "utf-8",
+    stopped: Callable[[], bool] = lambda: False,
+) -> Parsed:
+    """Return the text of a file and where its pages begin, within limits of time and memory.
+
+    Args:
+        place: the file, whatever its name there.
+        name: its name for messages; the ending says its format.
+        encoding: as in `parse`.
+        stopped: as in `untrusted.apart`.
+
+    Raises:
+        DataError: as in `parse`, or the file is no file, too large, or needs too much to be read.
+        FileNotFoundError: there is no such file.
+        StoppedError: `stopped` returned true.
+    """
+    if Path(name).suffix.lower() in PLAIN:
+        return parse(Path(name), read_bytes(place, DataError, DOCUMENT_BYTES), encoding)
+    check_file(place, DataError, DOCUMENT_BYTES)
+    call, given = f"{__name__}:_parse_apart", (os.path.abspath(place), name, encoding)
+    try:
+        text, pages = apart(call, *given, **parser_limits(), stopped=stopped)
+    except LimitError as error:
+        raise DataError(f"'{name}' {error} to be read; split it or save it as plain text") from None
+    except ValueError as error:
+        raise DataError(f"'{name}' stopped its parser ({error}); save it as plain text") from None
+    return text, tuple(pages)
+
+
+def _parse_apart(place: str, name: str, encoding: str) -> Parsed:
+    return parse(Path(name), read_bytes(Path(place), DataError, DOCUMENT_BYTES), encoding)
 
 
 def decode(path: Path, content: bytes, encoding: str) -> str:
@@ -111,6 +161,8 @@ def _html(path: Path, content: bytes, encoding: str) -> Parsed:
         root = etree.fromstring(text.encode(), parser)
         # lxml returns what it has read before a fatal error, such as too deeply nested tags.
         for problem in parser.error_log.filter_from_fatals():
+            if problem.type == NO_MEMORY:
+                raise MemoryError
             raise ValueError(problem.message)
         if root is None:
             return "", ()
@@ -173,16 +225,27 @@ def _docx(path: Path, content: bytes, encoding: str) -> Parsed:
 
 def _lines(container: WordDocument | BlockItemContainer) -> Iterator[str]:
     """The paragraphs of a part of a Word document; each table row is one line."""
+    from docx.table import _Cell
     from docx.text.paragraph import Paragraph
 
     for item in container.iter_inner_content():
         if isinstance(item, Paragraph):
             yield item.text
             continue
+        # Not `row.cells`, which lists a cell once per column that it says it spans.
+        above: dict[int, str] = {}
         for row in item.rows:
-            # A cell that spans columns is listed once per column.
-            cells = {cell._tc: cell for cell in row.cells}.values()
-            yield "\t".join(" ".join(filter(None, _lines(cell))) for cell in cells)
+            column, texts, below = row._tr.grid_before, [], {}
+            for cell in row._tr.tc_lst:
+                if cell.vMerge == "continue":
+                    text = above.get(column, "")
+                else:
+                    text = " ".join(filter(None, _lines(_Cell(cell, item))))
+                texts.append(text)
+                below[column] = text
+                column += cell.grid_span
+            above = below
+            yield "\t".join(texts)
 
 
 PARSERS: dict[str, Callable[[Path, bytes, str], Parsed]] = {
@@ -201,9 +264,11 @@ def _parsing(path: Path, kind: str) -> Iterator[None]:
     """Turn any parser error into a DataError: a damaged file can fail anywhere in a parser."""
     try:
         yield
-    except (DataError, ModuleNotFoundError):
+    except (DataError, ModuleNotFoundError, MemoryError):
         raise
     except Exception as error:
+        if getattr(error, "code", None) == NO_MEMORY:
+            raise MemoryError from None
         reason = " ".join(str(error).split())[:100] or type(error).__name__
         raise DataError(
             f"'{path}' cannot be read as {kind}, it is damaged or of another type ({reason}); save "

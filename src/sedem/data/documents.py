@@ -7,10 +7,10 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from sedem.data.document_formats import PARSERS, parse
+from sedem.data.document_formats import PARSERS, parse_file
 from sedem.errors import DataError
 from sedem.types import Document
-from sedem.untrusted import DOCUMENT_BYTES, check_file, exists, is_folder, read_bytes
+from sedem.untrusted import DOCUMENT_BYTES, check_file, exists, is_folder
 
 ENDINGS = tuple(PARSERS)
 LISTED = f"{', '.join(ENDINGS[:-1])} and {ENDINGS[-1]}"
@@ -98,10 +98,10 @@ def read_document(path: Path, encoding: str = "utf-8") -> Document:
 
     Raises:
         DataError: the file is missing, a folder, of another type, binary, damaged, encrypted,
-            empty or in another encoding, or larger than can be read.
+            empty or in another encoding, or larger or slower than can be read.
     """
     size_of(path)
-    text, pages = parse(path, read_bytes(path, DataError, DOCUMENT_BYTES), encoding)
+    text, pages = parse_file(path, str(path), encoding)
     return Document(os.path.normpath(path), text, pages)
 
 

@@ -19,12 +19,12 @@ from typing import Any
 from sedem.bank.buckets import Bucket
 from sedem.bank.parts import is_remote
 from sedem.data import documents as files
-from sedem.data.document_formats import PARSERS, parse
+from sedem.data.document_formats import PARSERS, parse_file
 from sedem.data.records import kind, read_records
 from sedem.errors import BankError, DataError
 from sedem.ray.cluster import import_ray
 from sedem.types import Document
-from sedem.untrusted import DOCUMENT_BYTES, check_file
+from sedem.untrusted import DOCUMENT_BYTES, check_file, too_large
 
 RECORDS = (".jsonl", ".parquet")
 """Endings of files of records; in a local folder, compressed ones must be named themselves."""
@@ -146,17 +146,18 @@ def rows_of(file: SourceFile, encoding: str = "utf-8") -> Iterator[Row]:
             yield from _local_rows(file, Path(file.place), encoding)
             return
         folder, _, name = file.place.rpartition("/")
-        if kind(Path(name)) not in RECORDS:
-            found = Bucket(folder).load(name, DOCUMENT_BYTES)
-            if found is None:
-                raise DataError(f"'{file.place}' is not there any more; build again")
-            text, pages = parse(Path(name), found[0], encoding)
-            yield Row(Document(file.name, text, pages), file.size)
-            return
+        is_document = kind(Path(name)) not in RECORDS
+        if is_document and file.size > DOCUMENT_BYTES:
+            raise too_large(file.place, file.size, DOCUMENT_BYTES, DataError)
         with tempfile.TemporaryDirectory() as temporary:
             copy = Path(temporary) / name
-            Bucket(folder).download(name, copy)
-            yield from _records(file, copy)
+            if Bucket(folder).download(name, copy, file.size if is_document else None) is None:
+                raise DataError(f"'{file.place}' was removed or changed; build again")
+            if not is_document:
+                yield from _records(file, copy)
+                return
+            text, pages = parse_file(copy, file.name, encoding)
+            yield Row(Document(file.name, text, pages), file.size)
     except (DataError, BankError) as error:
         yield Row(None, 0, str(error))
 

@@ -11,7 +11,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
+from sedem.data.document_formats import parse_file
 from sedem.errors import BankError, BankMismatchError, DataError, SedemError
 from sedem.model import SeDeM
 from sedem.reading.building import build_bank
@@ -20,9 +22,9 @@ from sedem.serve.database import is_full
 from sedem.serve.errors import ApiError
 from sedem.serve.library import Library
 from sedem.serve.metrics import Metrics
-from sedem.serve.parsing import StoppedError, parse_upload
 from sedem.serve.uploads import Removal, Upload
 from sedem.types import Document
+from sedem.untrusted import StoppedError
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +35,24 @@ IDLE_SECONDS = 2.0
 """How often the operator's banks are checked while there is nothing to read."""
 RETRY_SECONDS = 5.0
 """How long to wait after an error that is not about a file, such as a full disk."""
+ADVICE = "name its encoding, such as --encoding latin-1"
+"""Advice of the command line that an upload cannot follow."""
+
+
+def parse_upload(path: Path, name: str, stopped: Callable[[], bool] = lambda: False) -> Document:
+    """Return an uploaded file as a document.
+
+    Raises:
+        DataError: it cannot be read, or takes too much time or memory; one sentence.
+        StoppedError: `stopped` returned true.
+    """
+    try:
+        text, pages = parse_file(path, name, stopped=stopped)
+    except DataError as error:
+        raise DataError(str(error).replace(ADVICE, "save it as UTF-8")) from None
+    except FileNotFoundError:
+        raise DataError(f"the upload '{name}' is not stored any more; upload it again") from None
+    return Document(name, text, pages)
 
 
 class Builder:

@@ -134,4 +134,4 @@ def test_objects_are_listed_and_read(server: ObjectServer, tmp_path: Path) -> No
         Sources([f"{place}/none"])
     server.delete(place, "b/a.txt")
     [row] = rows_of(found.files[0])
-    assert row.error == f"'{place}/b/a.txt' is not there any more; build again"
+    assert row.error == f"'{place}/b/a.txt' was removed or changed; build again"
