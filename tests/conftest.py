@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 
 # Tiny models gain nothing from threads and lose much on shared cores; torch reads it on import.
@@ -25,7 +26,7 @@ from transformers import (
 )
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
-from sedem.backbone import gguf
+from sedem.backbone import chat_template, gguf, tokenizer_check
 from sedem.backbone.decoder import FAMILIES, Backbone
 from sedem.backbone.loading import open_backbone
 
@@ -99,6 +100,19 @@ def pytest_collection_finish() -> None:
     """Leave what was imported out of collections of garbage: a full one takes 0.3 s otherwise."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def tried_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try tokenizers and chat templates in this process, which has imported everything."""
+
+    def here(call: str, *given: object, **limits: object) -> object:
+        name = call.partition(":")[2]
+        module = chat_template if name == "_render" else tokenizer_check
+        return json.loads(json.dumps(getattr(module, name)(*json.loads(json.dumps(given)))))
+
+    monkeypatch.setattr(chat_template, "apart", here)
+    monkeypatch.setattr(tokenizer_check, "apart", here)
 
 
 @pytest.fixture(scope="session")

@@ -45,6 +45,10 @@ PARSER_SECONDS, PARSER_BYTES = 120, 2**31
 """Limits of time and memory for the parser of a document, which the environment may change by the
 variables SEDEM_PARSER_SECONDS and SEDEM_PARSER_BYTES. A PDF of a thousand pages takes half a
 minute."""
+TEMPLATE_SECONDS, TEMPLATE_BYTES, TEMPLATE_CHARACTERS = 30, 2**29, 2**18
+"""Limits of time, memory and output for a chat template; half of the memory is transformers'."""
+TOKENIZER_SECONDS, TOKENIZER_BYTES = 60, 2**32
+"""Limits of time and memory for trying a tokenizer."""
 POLL_SECONDS = 0.1
 """How often a process apart is checked."""
 QUOTED = 200
@@ -55,6 +59,9 @@ HEAD_SECONDS = 30.0
 """Time limit for the head of an HTTP request, and of a body, plus that for its bytes."""
 BODY_RATE = 2**13
 """Bytes per second that a body has to arrive at after that time."""
+
+WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".ot")
+"""Endings of files of a model that may have any size; of these, sedem reads the first two."""
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -118,6 +125,26 @@ def too_large(path: object, size: int, limit: int, error: type[SedemError]) -> S
     """Return the error for a file of `size` bytes, of which at most `limit` are read."""
     given, most = bytes_text(size), bytes_text(limit)
     return error(f"'{path}' has {given}, at most {most} are read; give a smaller file")
+
+
+def check_folder(folder: Path, error: type[SedemError]) -> None:
+    """Refuse a folder of a model with a file that must not be read, here or further inside.
+
+    It is a pipe or a device, a link that leads out of the folder, or is neither weights nor small.
+    Links of the hub's cache lead to another folder of the same repository.
+
+    Raises:
+        SedemError: of the class `error`; it names the file.
+    """
+    home = folder.resolve()
+    home = home.parents[1] if home.parent.name == "snapshots" else home
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() and not path.resolve().is_relative_to(home):
+            raise error(f"'{path}' is a link that leads out of '{folder}'; put the file there")
+        if not is_folder(path):
+            limit = None if path.suffix.lower() in WEIGHTS else DOCUMENT_BYTES
+            with suppress(FileNotFoundError):  # a broken link
+                check_file(path, error, limit)
 
 
 def read_bytes(path: Path, error: type[SedemError], limit: int) -> bytes:

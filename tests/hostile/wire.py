@@ -7,9 +7,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from urllib.parse import urlsplit
-
-import httpx
 
 SECONDS = 30.0
 
@@ -57,7 +56,10 @@ def watching(url: str, path: str = "/health") -> Iterator[Latencies]:
     def watch() -> None:
         while not ended.is_set():
             began = time.perf_counter()
-            assert httpx.get(url + path, timeout=SECONDS).is_success
+            client = HTTPConnection(urlsplit(url).netloc, timeout=SECONDS)
+            client.request("GET", path)
+            assert client.getresponse().status == 200
+            client.close()
             seen.append(time.perf_counter() - began)
             time.sleep(0.01)
 

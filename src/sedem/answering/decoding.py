@@ -142,6 +142,7 @@ def conversation_ids(backbone: Backbone, turns: Sequence[Turn]) -> list[int]:
     words = backbone.tokenize([text.strip() for text in texts])["input_ids"]
     for turn, after in zip(order, rest, strict=True):
         ids += [*words[turn], *after]
+    backbone.check_ids(ids)
     start = backbone.bos_token_id
     return [start, *ids[ids[:1] == [start] :]]
 

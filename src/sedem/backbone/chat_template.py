@@ -1,24 +1,44 @@
 """What a tokenizer's chat template puts around the words of turns, as tokens.
 
-A template is a Jinja program; transformers runs it in Jinja's sandbox. Its only data are roles and
-fixed words, which are replaced later, so no question can change the text around it.
+A template is a Jinja program from others, which may loop or grow without end. transformers runs it
+in Jinja's sandbox, in a process with limits of time and memory, once for all usual conversations.
+Its only data are roles and fixed words, which are replaced later, so no question can change the
+text around it.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import date
+from functools import lru_cache
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from sedem.errors import ConfigError
+from sedem.durable_files import cache_folder, write_text
+from sedem.errors import ConfigError, SedemError, first_line
+from sedem.untrusted import (
+    QUOTED,
+    TEMPLATE_BYTES,
+    TEMPLATE_CHARACTERS,
+    TEMPLATE_SECONDS,
+    apart,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 WORDS = re.compile(r"words-of-turn-(\d+)\.")
 """Placeholders for the contents of turns."""
+USUAL_TURNS = 64
+"""Conversations of at most this many turns, without a system's, are rendered together."""
+Roles = tuple[str, ...]
+"""The roles of turns, and "reply" at the end if a turn of the model is begun after them."""
 
 
 @dataclass(frozen=True)
@@ -81,24 +101,80 @@ def ids_around(
     Raises:
         ConfigError: the template rejects these roles, or does not contain the words of each once.
     """
-    from jinja2 import TemplateError
 
     def unusable(reason: str) -> ConfigError:
         return ConfigError(
             f"the chat template of backbone '{name}' cannot be used ({reason}); {remedy}"
         )
 
-    turns = [{"role": role, "content": f"words-of-turn-{i}."} for i, role in enumerate(roles)]
     try:
-        text = tokenizer.apply_chat_template(
-            turns, tokenize=False, add_generation_prompt=reply, enable_thinking=False
-        )
-    except (TemplateError, ValueError) as error:
+        # A tokenizer may have several templates; without a default one this is an error.
+        given = tokenizer.get_chat_template(), json.dumps(tokenizer.special_tokens_map, default=str)
+        wanted = (*roles, "reply") if reply else (*roles,)
+        usual = _USUAL if wanted in _USUAL else (wanted,)
+        text, problem = dict(zip(usual, _rendered(*given, usual), strict=True))[wanted]
+    except (SedemError, ValueError) as error:
         raise unusable(str(error).strip()) from None
-    pieces = WORDS.split(str(text))
+    if problem:
+        raise unusable(problem)
+    pieces = WORDS.split(text)
     order = [int(turn) for turn in pieces[1::2]]
     times = Counter(order)
     for turn, role in enumerate(roles):
         if times[turn] != 1:
             raise unusable(f"it writes the {role}'s words {times[turn]} times, not once")
     return list(tokenizer(pieces[::2], add_special_tokens=False)["input_ids"]), order
+
+
+def _usual() -> tuple[Roles, ...]:
+    """Return the roles of what `read_chat_template` needs, and of usual conversations."""
+    turns = [("user", *("assistant", "user") * count) for count in range(USUAL_TURNS // 2)]
+    some = [(*first, *rest, "reply") for first in ((), ("system",)) for rest in turns]
+    return ("user", "assistant"), *some
+
+
+_USUAL = _usual()
+
+
+@lru_cache(maxsize=64)
+def _rendered(template: str, special: str, wanted: tuple[Roles, ...]) -> list[tuple[str, str]]:
+    """Return the text of each conversation, or why the template does not render it.
+
+    The process takes seconds to start, so what it found is kept in the cache; some templates write
+    the date.
+    """
+    seen = json.dumps([template, special, wanted, version("transformers"), str(date.today())])
+    note = cache_folder("templates") / hashlib.sha256(seen.encode()).hexdigest()
+    if note.is_file():
+        return json.loads(note.read_text("utf-8"))
+    given = template, special, wanted
+    found = apart(f"{__name__}:_render", *given, seconds=TEMPLATE_SECONDS, memory=TEMPLATE_BYTES)
+    with suppress(OSError):  # it need not be kept
+        note.parent.mkdir(parents=True, exist_ok=True)
+        write_text(note, json.dumps(found))
+    return found
+
+
+def _render(template: str, special: str, wanted: list[list[str]]) -> list[tuple[str, str]]:
+    """Render conversations: in the process."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    found: list[tuple[str, str]] = []
+    for roles in wanted:
+        said = [role for role in roles if role != "reply"]
+        turns = [{"role": role, "content": f"words-of-turn-{i}."} for i, role in enumerate(said)]
+        reply = said != roles
+        try:
+            (text,), _ = render_jinja_template(
+                [turns],
+                chat_template=template,
+                add_generation_prompt=reply,
+                **{**json.loads(special), "enable_thinking": False},
+            )
+            problem = "" if len(text) <= TEMPLATE_CHARACTERS else "it writes too much"
+            found.append(("" if problem else text, problem))
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever the program does
+            found.append(("", first_line(error)[:QUOTED]))
+    return found

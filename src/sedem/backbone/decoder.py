@@ -91,6 +91,7 @@ class Backbone(nn.Module):
         self.revision = revision
         self.bos_token_id = _bos_token_id(model, tokenizer, name)
         self.eos_token_id = _eos_token_id(model, tokenizer, name)
+        self.check_ids([self.bos_token_id, self.eos_token_id, *_text_ids(tokenizer)])
         self.depth = len(model.get_decoder().layers)
         self.vocabulary = tokenizer_description(tokenizer)
         # Computed now, because adapters change the names of the weights. Rounded, so that a model
@@ -115,11 +116,33 @@ class Backbone(nn.Module):
             ConfigError: there is no such template, or it cannot be used.
         """
         generation = getattr(self.model, "generation_config", None)
-        found = getattr(generation, "eos_token_id", None)
-        more = found if isinstance(found, list) else [] if found is None else [found]
-        return read_chat_template(
+        ends = getattr(generation, "eos_token_id", None)
+        more = ends if isinstance(ends, list) else [] if ends is None else [ends]
+        found = read_chat_template(
             self.chat_tokenizer, self.name, self.bos_token_id, [self.eos_token_id, *more]
         )
+        around = [*found.before, *found.after]
+        self.check_ids(around)
+        if len(around) >= self.max_positions:
+            raise ConfigError(
+                f"the chat template of backbone '{self.name}' writes {len(around):,} tokens around "
+                f"a question, and the model has {self.max_positions:,} positions; turn "
+                "chat_template off"
+            )
+        return found
+
+    def check_ids(self, ids: Sequence[int]) -> None:
+        """Refuse tokens that have no embedding.
+
+        Raises:
+            ConfigError: an id is not below the number of embeddings.
+        """
+        rows = len(self.model.get_input_embeddings().weight)
+        if not all(0 <= one < rows for one in (min(ids, default=0), max(ids, default=0))):
+            raise ConfigError(
+                f"the tokenizer of backbone '{self.name}' has the id {max(ids)}, but there are "
+                f"{rows:,} embeddings; use the tokenizer that the model was trained with"
+            )
 
     @cached_property
     def chat_tokenizer(self) -> PreTrainedTokenizerBase:
@@ -427,6 +450,13 @@ def tokenizer_description(tokenizer: PreTrainedTokenizerBase) -> str:
         {k: description[k] for k in ("normalizer", "pre_tokenizer", "model", "added_tokens")},
         sort_keys=True,
     )
+
+
+def _text_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Ids that text may become; special tokens in a text are split."""
+    backend = tokenizer.backend_tokenizer
+    special = {one.content for one in backend.get_added_tokens_decoder().values() if one.special}
+    return [number for token, number in backend.get_vocab().items() if token not in special]
 
 
 def check_family(model_type: str, name: str) -> None:

@@ -43,8 +43,8 @@ from sedem.durable_files import (
     sync_tree,
     write_text,
 )
-from sedem.errors import CheckpointError, ConfigError, SedemError, first_line
-from sedem.untrusted import check_file, is_folder, read_json
+from sedem.errors import CheckpointError, ConfigError, first_line
+from sedem.untrusted import LimitError, apart, check_file, check_folder, is_folder, read_json
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -120,6 +120,7 @@ def gguf_file(name: str, revision: str | None = None) -> Path:
     if name.startswith(OLLAMA):
         return _of_ollama(name)
     if is_folder(path):
+        check_folder(path, CheckpointError)
         files = _in(name)
         if len(files) != 1:
             shown = ", ".join(file.name for file in files)
@@ -313,30 +314,20 @@ SECONDS, BYTES_A_SECOND = 90, 2**21
 """Time that a conversion may take, with that for the bytes of the file."""
 MEMORY, TIMES = 2**33, 40
 """Memory that it may take, with that for the bytes of the file: few bits become two float32."""
-REFUSED = 3
-"""Exit status after an error of sedem, whose message is complete."""
 
 
 def _convert_apart(file: Path, place: Path, name: str) -> None:
     """Convert a file in a process of its own, so that no file can exhaust this one."""
-    size = file.stat().st_size
-    command = [sys.executable, "-m", "sedem.backbone.gguf", str(file.resolve()), str(place), name]
-    limit = SECONDS + size // BYTES_A_SECOND
+    size, call = file.stat().st_size, f"{__name__}:_convert"
+    seconds, memory = SECONDS + size // BYTES_A_SECOND, MEMORY + TIMES * size
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=limit, check=False, errors="replace"
-        )
-        said, status = done.stderr.strip().splitlines()[-1:], done.returncode
-    except subprocess.TimeoutExpired:
-        said, status = [f"reading it did not end in {limit:,} s"], 1
-    if status == 0:
-        return
-    reason = said[0] if said else "reading it was stopped"
-    if status == REFUSED:
-        raise ConfigError(reason)
-    raise CheckpointError(
-        f"the GGUF file of backbone '{name}' cannot be read ({reason}); fetch it again"
-    )
+        apart(call, str(file.resolve()), str(place.resolve()), name, seconds=seconds, memory=memory)
+    except (LimitError, ValueError) as error:
+        many = isinstance(error, LimitError)
+        problem = f"{error} to be read" if many else f"cannot be read ({error})"
+        raise CheckpointError(
+            f"the GGUF file of backbone '{name}' {problem}; fetch it again"
+        ) from None
 
 
 # In the process that converts
@@ -555,20 +546,5 @@ def _smallest(weight: Tensor) -> Tensor:
     return weight.contiguous()
 
 
-def _limit_memory(file: Path) -> None:
-    with suppress(ImportError):  # there is none on Windows
-        import resource
-
-        most = MEMORY + TIMES * file.stat().st_size
-        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-
-
-if __name__ == "__main__":
-    _limit_memory(Path(sys.argv[1]))
-    try:
-        convert(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
-    except SedemError as refused:
-        sys.stderr.write(f"{refused}\n")
-        sys.exit(REFUSED)
-    except Exception as damage:  # whatever a library raises on a damaged file
-        sys.exit(first_line(damage))
+def _convert(file: str, folder: str, name: str) -> None:
+    convert(Path(file), Path(folder), name)

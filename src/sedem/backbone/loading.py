@@ -8,7 +8,7 @@ and a light backbone does not need it, so it is imported where it is used.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,9 +27,10 @@ from sedem.backbone.safetensors import (
     check_weights,
     read_whole,
 )
+from sedem.backbone.tokenizer_check import check_tokenizer
 from sedem.config import CONFIG_FILE
 from sedem.errors import CheckpointError, ConfigError, SedemError, first_line
-from sedem.untrusted import DOCUMENT_BYTES, check_file, exists, is_folder, read_json
+from sedem.untrusted import DOCUMENT_BYTES, check_file, check_folder, exists, is_folder, read_json
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -86,6 +87,7 @@ def read_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenize
     name = opened_folder(name, revision)
     with _refusing_own_code(name):
         _check_files(name)
+        check_tokenizer(Path(name))
         return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
 
 
@@ -139,6 +141,7 @@ def open_backbone(
         if light and is_folder(Path(name)):
             _check_files(name)
             with _reporting_damage("tokenizer", name), _refusing_own_code(name):
+                check_tokenizer(Path(name))
                 opened = open_light(Path(name), dtype, attention, given, origin_digest(name))
             if opened is not None:
                 return opened.to(device)
@@ -221,14 +224,8 @@ def _from_pretrained(
 
 
 def _check_files(name: str) -> None:
-    """Refuse a folder with a pipe, a device or a huge JSON file, which a library would read."""
-    if not is_folder(Path(name)):
-        return
-    for file in Path(name).iterdir():
-        if not is_folder(file):
-            limit = DOCUMENT_BYTES if file.suffix == ".json" else None
-            with suppress(FileNotFoundError):  # a broken link
-                check_file(file, CheckpointError, limit)
+    if is_folder(Path(name)):
+        check_folder(Path(name), CheckpointError)
 
 
 def _check_amount(name: str, config: PretrainedConfig, options: dict[str, Any]) -> None:
@@ -305,9 +302,9 @@ def _refusing_own_code(name: str) -> Iterator[None]:
     """
     try:
         yield
-    except (SedemError, OSError):
+    except (SedemError, OSError, KeyboardInterrupt, SystemExit):
         raise
-    except Exception as error:
+    except BaseException as error:  # a panic in Rust is no Exception
         if "trust_remote_code" not in str(error):
             raise ValueError(first_line(error)) from None
         raise ConfigError(

@@ -5,7 +5,6 @@ Its manifest.json has sizes and hashes of these. Other files, such as README.md,
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from collections.abc import Iterator, Mapping
@@ -32,6 +31,7 @@ from sedem.checkpoint.portable import BACKBONE, portable, shipped_folders
 from sedem.config import CONFIG_FILE, SedemConfig
 from sedem.durable_files import link_missing, replaced_folder, whole_folder
 from sedem.errors import CheckpointError
+from sedem.untrusted import check_folder, read_json
 
 logger = logging.getLogger(__name__)
 
@@ -98,8 +98,10 @@ def check(folder: Path, *used: str) -> None:
         used: parts whose content is checked; for all others, only presence and sizes are.
 
     Raises:
-        CheckpointError: a file does not match the manifest; the message names it.
+        CheckpointError: a file does not match the manifest, or must not be read; the message names
+            it.
     """
+    check_folder(folder, CheckpointError)
     # For any other folder, reading its config.json reports what is wrong.
     if any((folder / name).is_file() for name in (WEIGHTS_FILE, MANIFEST)):
         check_manifest(folder, (*OWN, BACKBONE), used)
@@ -157,10 +159,10 @@ def is_checkpoint(name: str) -> bool:
             from huggingface_hub import hf_hub_download
 
             place = Path(hf_hub_download(name, CONFIG_FILE)).parent
-        entries = json.loads((place / CONFIG_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        entries = read_json(place / CONFIG_FILE, CheckpointError)
+    except (OSError, ValueError, CheckpointError):
         return False
-    return bool({"extract_layers", "method"} & entries.keys())
+    return isinstance(entries, dict) and bool({"extract_layers", "method"} & entries.keys())
 
 
 def open_backbones(

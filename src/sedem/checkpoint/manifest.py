@@ -11,6 +11,7 @@ from pathlib import Path
 
 from sedem.durable_files import sha256, write_text
 from sedem.errors import CheckpointError
+from sedem.untrusted import read_json
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ def check_manifest(folder: Path, parts: Collection[str], used: Collection[str]) 
             renew,
         )
         return
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+    except (CheckpointError, AttributeError, KeyError, OverflowError, TypeError, ValueError):
         damage: str | None = f"'{folder / MANIFEST}' is damaged"
     else:
         strangers = [name for name in _names(folder, parts) if name not in files]
@@ -90,7 +91,7 @@ def first_damage(folder: Path, files: Files, read: Collection[str] | None = None
 
 
 def _read(path: Path) -> Files:
-    entries = json.loads(path.read_text(encoding="utf-8"))["files"]
+    entries = read_json(path, CheckpointError)["files"]
     return {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in entries.items()}
 
 

@@ -67,11 +67,13 @@ class Server(uvicorn.Server):
     """uvicorn's server, with a shutdown in two steps: first the answers, then the connections."""
 
     def __init__(self, app: FastAPI, settings: Settings, announce: Callable[[str], None]) -> None:
+        # Banks need descriptors too, and as many as are accepted at once may be closing.
+        connections = _allow_open_files() // 4
         super().__init__(
             uvicorn.Config(
                 app,
-                # A connection may need a second descriptor, and banks need others.
-                http=partial(Connection, most=_allow_open_files() // 4),  # type: ignore[arg-type]
+                http=partial(Connection, most=connections),  # type: ignore[arg-type]
+                backlog=min(BACKLOG, connections // 4),
                 lifespan="on",
                 ws="none",
                 log_config=None,
@@ -93,6 +95,8 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen, and announce the address."""
         await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(BACKLOG)  # more than are accepted at once
         self._loop = asyncio.get_running_loop()
         if self.settings.key_file is not None:
             self._loop.add_signal_handler(signal.SIGHUP, self.reload_keys)
