@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
+import secrets
 import socket
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from sedem.errors import ConfigError, first_line
@@ -15,10 +21,22 @@ AUTO = "auto"
 CLIENT = "ray://"
 SECONDS = 5.0
 """Timeout for reaching an address; Ray itself would try for half a minute."""
+MODE, TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
+LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Ray's variable that, if it is 0, lets all processes of a cluster listen on loopback only."""
 _FORMS = (
     f"'{LOCAL}' starts a cluster on this machine, '{AUTO}' finds the one that runs here; others "
     f"are HOST:PORT, such as 10.0.0.1:6379, or {CLIENT}HOST:10001"
 )
+
+
+def check_installed() -> None:
+    """Raise a ConfigError if Ray is not installed; this does not import it."""
+    if find_spec("ray") is None:
+        raise ConfigError(
+            "many machines are joined by Ray, which is not installed; run "
+            "pip install 'sedem[scale]'"
+        )
 
 
 def import_ray() -> Any:
@@ -27,14 +45,8 @@ def import_ray() -> Any:
     Raises:
         ConfigError: it is not installed.
     """
-    try:
-        import ray
-    except ModuleNotFoundError:
-        raise ConfigError(
-            "many machines are joined by Ray, which is not installed; run "
-            "pip install 'sedem[scale]'"
-        ) from None
-    return ray
+    check_installed()
+    return import_module("ray")
 
 
 @contextmanager
@@ -42,32 +54,74 @@ def connected(address: str) -> Iterator[None]:
     """Connect to a cluster; a process that is already connected keeps its connection.
 
     Args:
-        address: "local" starts a cluster on this machine, which ends with the block; "auto" is the
-            cluster that runs on this machine; others are "HOST:PORT" of the head node of a cluster
-            that this machine is in, and "ray://HOST:PORT" of Ray's client server.
+        address: "local" starts a cluster on this machine, which ends with the block, and which only
+            processes of this machine with its token can use; "auto" is the cluster that runs on
+            this machine; others are "HOST:PORT" of the head node of a cluster that this machine is
+            in, and "ray://HOST:PORT" of Ray's client server.
 
     Raises:
-        ConfigError: Ray is not installed, or there is no such cluster.
+        ConfigError: Ray is not installed, there is no such cluster, or it has no token.
     """
-    ray = import_ray()
-    if ray.is_initialized():
+    check_installed()
+    if "ray" in sys.modules and import_ray().is_initialized():
         yield
         return
-    if address not in (LOCAL, AUTO):
-        _check_listens(address)
     options: dict[str, Any] = {} if address == LOCAL else {"address": address}
     if address == LOCAL:
         options["include_dashboard"] = False
+    else:
+        if address != AUTO:
+            _check_listens(address)
+        _check_token(address)
     if not address.startswith(CLIENT):
         options["log_to_driver"] = False
-    try:
-        ray.init(logging_level=logging.ERROR, **options)
-    except Exception as error:
-        raise ConfigError(_reason(address, error)) from None
+    with _alone() if address == LOCAL else nullcontext():
+        ray = import_ray()
+        try:
+            ray.init(logging_level=logging.ERROR, **options)
+        except Exception as error:
+            raise ConfigError(_reason(address, error)) from None
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+def _check_token(address: str) -> None:
+    """Refuse a cluster that anyone may use, unless the user has decided so."""
+    if MODE not in os.environ:
+        raise ConfigError(
+            f"a Ray cluster runs the code of anyone who reaches it, so '{address}' needs a token: "
+            f"start its nodes with {MODE}=token and {TOKEN}=SECRET, and set both here; "
+            f"{MODE}=disabled uses a cluster without a token"
+        )
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Let a new cluster listen on loopback only, with a token that only this process has.
+
+    Raises:
+        ConfigError: Ray, which reads these variables once, was imported without them.
+    """
+    if "ray" in sys.modules and not _token.cache_info().currsize:
+        raise ConfigError(
+            "this process has imported Ray, so it cannot start a cluster for itself alone; connect "
+            "to one with ray.init(), or import Ray later"
+        )
+    before = dict(os.environ)
+    os.environ |= {LOOPBACK: "0", MODE: "token", TOKEN: _token()}
     try:
         yield
     finally:
-        ray.shutdown()
+        for name in (LOOPBACK, MODE, TOKEN):
+            del os.environ[name]
+            os.environ |= {name: before[name]} if name in before else {}
+
+
+@cache
+def _token() -> str:
+    return secrets.token_hex(32)
 
 
 def _check_listens(address: str) -> None:

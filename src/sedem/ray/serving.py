@@ -18,7 +18,7 @@ from typing import Any
 
 from sedem.checkpoint import folder as checkpoint
 from sedem.errors import ConfigError, first_line
-from sedem.ray.cluster import connected, import_ray
+from sedem.ray.cluster import check_installed, connected, import_ray
 from sedem.serve import logs
 from sedem.serve.keys import KeyRing, keys_of
 from sedem.serve.run import Announce, address_of, listen
@@ -70,7 +70,7 @@ def run(settings: Settings, machines: Machines, address: str, announce: Announce
         ConfigError: there is no such cluster, or it has too little room.
         SedemError: the model or a bank cannot be opened.
     """
-    import_ray()
+    check_installed()
     checkpoint.locate(settings.model, None)
     keys, secret = keys_of(settings.key_file)
     logs.configure(settings.log_format, log_text=settings.log_text)

@@ -20,6 +20,7 @@ from sedem.answering.decoding import GREEDY, Decoding
 from sedem.answering.requests import Request
 from sedem.answering.scheduler import AsyncReply, Scheduler
 from sedem.bank.memory_bank import BankReader, MemoryBank, Snapshot
+from sedem.errors import ConfigError
 from sedem.serve.building import Builder
 from sedem.serve.errors import unavailable
 from sedem.serve.library import Library
@@ -246,13 +247,17 @@ def open_model(settings: Settings) -> SeDeM:
     from sedem.model import SeDeM
 
     hide_bars()
-    return SeDeM.from_pretrained(
+    model = SeDeM.from_pretrained(
         settings.model,
         device=settings.device,
         engine=settings.engine,
         weights=settings.weights,
         light=True,
     )
+    if model.decoder.tokenizer.chat_template:
+        with suppress(ConfigError):  # a question that needs it reports the reason
+            _ = model.decoder.chat
+    return model
 
 
 def _capture_graphs(model: SeDeM, library: Library) -> None:
