@@ -57,6 +57,8 @@ HEAD_BYTES, HEADERS = 2**16, 100
 """Limits of the head of an HTTP request."""
 HEAD_SECONDS = 30.0
 """Time limit for the head of an HTTP request, and of a body, plus that for its bytes."""
+BODY_VALUES = 10_000
+"""Limit of the values in a body of JSON, whatever they are: messages, parts, fields, entries."""
 BODY_RATE = 2**13
 """Bytes per second that a body has to arrive at after that time."""
 

@@ -1,4 +1,8 @@
-"""Reject bodies that are too large or too slow: bytes are counted as they arrive."""
+"""Reject bodies that are too large, too slow or of too many values, before they are parsed.
+
+Bytes are counted as they arrive. A few bytes of JSON can become a hundred times as many in memory,
+so values are counted before the body is parsed, in a thread if it is long.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +14,18 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sedem.durable_files import bytes_text
-from sedem.serve.errors import ApiError, too_large, too_slow
+from sedem.serve.errors import ApiError, bad_request, too_large, too_slow
 from sedem.serve.metrics import Metrics
-from sedem.untrusted import BODY_RATE, HEAD_SECONDS
+from sedem.untrusted import BODY_RATE, BODY_VALUES, HEAD_SECONDS
 
 UPLOADS = "multipart/form-data"
 FORM_BYTES = 2**16
 """Bytes that the form around the files of an upload may take."""
 LINGER_SECONDS = 5.0
 """How long the rest of a rejected body is read and discarded."""
+
+THREAD_BYTES = 2**16
+"""Bodies of more bytes are counted in a thread."""
 
 
 def in_time(receive: Receive) -> Receive:
@@ -95,7 +102,7 @@ class BodyLimit:
             over, more = True, "expect" not in headers
         else:
             try:
-                await self.app(scope, counted, guarded)
+                await self.app(scope, counted if upload else _whole(counted), guarded)
             except ApiError as raised:
                 if raised is not error or answered:
                     raise
@@ -117,6 +124,45 @@ class BodyLimit:
             await send(message)
 
         await error.response()(scope, _nothing, send_and_linger)
+
+
+def _whole(receive: Receive) -> Receive:
+    """Return a channel that gives a body at once, and raises 400 if it has too many values."""
+    more = True
+
+    async def whole() -> Message:
+        nonlocal more
+        if not more:
+            return await receive()
+        body = bytearray()
+        while more:
+            message = await receive()
+            if message["type"] != "http.request":
+                return message
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        large = len(body) > THREAD_BYTES
+        count = await asyncio.to_thread(most_values, body) if large else most_values(body)
+        if count > BODY_VALUES:
+            raise bad_request(
+                f"the body of this request has {count:,} values, at most {BODY_VALUES:,} are read; "
+                "send fewer messages and fields",
+                code="too_many_values",
+            )
+        return {"type": "http.request", "body": bytes(body), "more_body": False}
+
+    return whole
+
+
+def most_values(body: bytes | bytearray) -> int:
+    """Return how many values a body of JSON may have: strings, or what is between them."""
+    # Without escaped characters, every quote begins or ends a string.
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    strings = plain.count(b'"') // 2
+    if strings > BODY_VALUES:
+        return strings
+    between = b"".join(plain.split(b'"')[::2])
+    return sum(map(between.count, (b",", b"{", b"[")))
 
 
 async def _nothing() -> Message:
