@@ -33,6 +33,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
         block raises, `path` stays as it was and the temporary file is removed.
     """
     temporary = path.with_name(f".{path.name}.partial")
+    temporary.unlink(missing_ok=True)  # a link there would be written through
     try:
         yield temporary
     except BaseException:

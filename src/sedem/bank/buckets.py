@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from filelock import FileLock
 
+from sedem.bank.database import check_no_link
 from sedem.bank.file import delete
 from sedem.durable_files import atomic_write, make_folders
 from sedem.errors import BankError, ConfigError, first_line
@@ -156,6 +157,7 @@ class Folder:
 
     def load(self, name: str) -> tuple[bytes, Tag] | None:
         """Return the content of a file, which is its tag too; see `Bucket.load`."""
+        check_no_link(self.path / name)
         with suppress(FileNotFoundError):
             content = read_bytes(self.path / name, BankError, LIMIT)
             return content, content

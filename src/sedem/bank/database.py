@@ -117,9 +117,14 @@ def connect(
         wait: seconds to wait for another writer.
         frozen: read the file without a lock, because nobody can write it.
         verify: compare pages with their checksums; if not, only read.
+
+    Raises:
+        BankError: one of the files beside it is a link or no file, which SQLite would write to.
     """
     uri, flags, vfs = ":memory:", _CREATE, None
     if path is not None:
+        for suffix in SUFFIXES:
+            check_no_link(path.with_name(path.name + suffix))
         _register_checksums()
         uri, vfs = path.as_uri(), "cksmvfs"
         if frozen:
@@ -145,6 +150,17 @@ def connect(
         connection.close()
         raise
     return connection
+
+
+def check_no_link(path: Path) -> None:
+    """Reject anything but a regular file at a path; a link could lead into another bank.
+
+    Raises:
+        BankError: it is a link, or no file. Nothing at all is no error.
+    """
+    with suppress(FileNotFoundError):
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise BankError(f"'{path}' is a link, or not a file; remove it")
 
 
 def _make_safe(connection: apsw.Connection, defensive: bool) -> None:

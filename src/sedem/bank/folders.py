@@ -52,7 +52,7 @@ class _Part:
 
     def read(self, chosen: NDArray[np.int64]) -> Quantized:
         """Return the memory of some rows `[n, J, D]`, compared with their checksums."""
-        if self.path.is_symlink() or not self.path.is_file():
+        if not self.path.is_file():
             raise BankError(f"'{self.path}' is missing, or not a regular file; restore it")
         with safe_open(self.path, framework="pt") as file:
             tensors = [
@@ -112,7 +112,10 @@ def import_folder(folder: Path, target: BankFile) -> int:
 @contextmanager
 def _reading(folder: Path) -> Iterator[sqlite3.Connection]:
     path = folder / "catalog.sqlite"
-    if path.is_symlink() or not path.is_file():
+    for inside in (path, *folder.rglob("*")):
+        if inside.is_symlink():
+            raise BankError(f"'{inside}' is a link, which could lead anywhere; restore the bank")
+    if not path.is_file():
         raise BankError(f"'{folder}' is not a bank: it has no catalog.sqlite")
     uri = f"{path.absolute().as_uri()}?mode=ro"
     try:

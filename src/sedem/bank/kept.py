@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from sedem.bank.database import (
+    check_no_link,
     connect,
     database_errors,
     free_space,
@@ -88,8 +89,7 @@ class KeptFile:
     ) -> None:
         self.path, self.decoder, self.shape = kept_path(bank), decoder, shape
         self._lock = threading.Lock()
-        if self.path.exists() and not self.path.is_file():
-            raise BankError(f"'{self.path}' is not a file of kept keys and values; remove it")
+        check_no_link(self.path)
         with database_errors(self.path):
             self._connection = connect(self.path.parent.resolve() / self.path.name, create=create)
         weakref.finalize(self, self._connection.close)

@@ -310,9 +310,17 @@ class Parts:
 
     @property
     def work(self) -> Path:
-        """Folder of files that this machine writes."""
+        """Folder of files that this machine writes.
+
+        Raises:
+            BankError: a link in it, which a stranger may have put there, leads elsewhere.
+        """
         if isinstance(self.bucket, Folder):
-            return self.bucket.path / ".work"
+            work = self.bucket.path / ".work"
+            for path in (work, *work.rglob("*")):
+                if path.is_symlink():
+                    raise BankError(f"'{path}' is a link, which could lead anywhere; remove it")
+            return work
         return cache_folder("banks") / "work" / hashlib.sha256(str(self).encode()).hexdigest()
 
     @contextmanager

@@ -1,0 +1,179 @@
+"""A stranger's bank leads into no other: every file beside it is opened without following links."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+from stored_banks import META, append
+
+from sedem import MemoryBank
+from sedem.bank.copies import import_bank
+from sedem.bank.database import SUFFIXES
+from sedem.bank.file import BankFile
+from sedem.bank.kept import KeptFile, kept_path
+from sedem.bank.parts import MANIFEST, Parts
+from sedem.errors import BankError
+from sedem.quantization import Quantized
+
+SHAPE = (2, 1, 4)
+NOW = timedelta()
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """A bank of the user with kept keys and values, in a folder with other files."""
+    path = tmp_path / "home" / "mine.bank"
+    path.parent.mkdir()
+    make_bank(path)
+    keep(path, 1.0).close()
+    (path.parent / "sub").mkdir()
+    (path.parent / "sub" / "notes.txt").write_text("notes")
+    os.utime(path.parent / "sub", (0, 0))
+    return path
+
+
+@pytest.fixture
+def intact(victim: Path) -> Callable[[], bool]:
+    """Whether every byte of the user's folder is as it was."""
+
+    def state() -> dict[str, bytes]:
+        files = (path for path in victim.parent.rglob("*") if path.is_file())
+        return {str(path.relative_to(victim.parent)): path.read_bytes() for path in files}
+
+    before = state()
+    return lambda: state() == before
+
+
+def make_bank(path: Path) -> None:
+    with BankFile(path).creating(META) as file:
+        append(file, 1, 2)
+
+
+def block(value: float) -> Quantized:
+    return Quantized(torch.full((2, 4), value))
+
+
+def keep(bank: Path, value: float) -> KeptFile:
+    file = KeptFile(bank, "decoder", SHAPE, create=True)
+    file.put(block(value), Quantized(torch.full((2, 2, 1, 4, 4), value)))
+    return file
+
+
+def use(path: Path) -> None:
+    """What a user does with a bank, as far as it goes."""
+    for step in (
+        lambda: MemoryBank.open(path).documents.names,
+        lambda: append(BankFile(path), 3),
+        lambda: BankFile(path).compact(),
+        lambda: KeptFile(path, "decoder", SHAPE, create=True).keep_only((), torch.float32),
+        lambda: BankFile(path).copy_to(path.with_name("copy.bank")),
+    ):
+        with suppress(BankError):
+            step()
+
+
+@pytest.mark.parametrize("suffix", [*SUFFIXES, ".kept", *(f".kept{end}" for end in SUFFIXES)])
+@pytest.mark.parametrize("target", ["mine.bank", "mine.bank.kept", "sub/notes.txt", "new"])
+def test_a_file_beside_a_bank_is_no_way_into_another(
+    suffix: str, target: str, victim: Path, intact: Callable[[], bool], tmp_path: Path
+) -> None:
+    stranger = tmp_path / "stranger" / "a.bank"
+    stranger.parent.mkdir()
+    make_bank(stranger)
+    link = stranger.with_name(stranger.name + suffix)
+    link.symlink_to(victim.parent / target)
+    kept = suffix.startswith(".kept")
+    with pytest.raises(BankError, match=rf"^'.*a\.bank{suffix}' is a link, or not a file; remove"):
+        KeptFile(stranger, "decoder", SHAPE) if kept else BankFile(stranger).meta()
+    use(stranger)
+    assert intact() and link.is_symlink() and not (victim.parent / "new").exists()
+    link.unlink()
+    os.mkfifo(link)
+    use(stranger)
+    assert intact()
+
+
+def test_kept_keys_of_another_bank_are_never_used_for_this_one(tmp_path: Path) -> None:
+    """They are found by the memory that they are of, so a strange file needs no other check."""
+    mine, other = tmp_path / "mine.bank", tmp_path / "other.bank"
+    keep(other, 1.0).close()
+    shutil.copy(kept_path(other), kept_path(mine))
+    file = KeptFile(mine, "decoder", SHAPE)
+    assert file.entry(block(2.0), 4) is None
+    found = file.entry(block(1.0), 4)
+    assert found is not None and float(found.values.max()) == 1.0
+    assert KeptFile(mine, "another", SHAPE).entry(block(1.0), 4) is None
+
+
+# Parts
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Parts:
+    made = Parts(tmp_path / "stranger")
+    with made.creating(META) as file:
+        append(file, 1)
+    append(made, 2)
+    return made
+
+
+def use_parts(place: Path) -> None:
+    for step in (
+        lambda: MemoryBank.open(place).documents.names,
+        lambda: append(Parts(place), 3),
+        lambda: Parts(place).remove("1"),
+        lambda: Parts(place).compact(NOW),
+        lambda: _build(place),
+    ):
+        with suppress(BankError):
+            step()
+
+
+def _build(place: Path) -> None:
+    with Parts(place).building(META) as file:
+        append(file, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        (MANIFEST, "sub/notes.txt"),
+        (f".{MANIFEST}.lock", "mine.bank"),
+        (f".{MANIFEST}.partial", "mine.bank"),
+        (".work", "."),
+        (".work/build", "."),
+        (".work/build/part.bank", "mine.bank"),
+        (".work/build.lock", "mine.bank"),
+        ("{part}", "mine.bank"),
+        ("{part}-wal", "mine.bank"),
+        ("{part}-journal", "mine.bank"),
+    ],
+)
+def test_a_folder_of_parts_is_no_way_into_another_bank(
+    name: str, target: str, parts: Parts, victim: Path, intact: Callable[[], bool], tmp_path: Path
+) -> None:
+    place = tmp_path / "stranger"
+    link = place / name.replace("{part}", parts.files()[0].place.name)
+    if link.is_dir():
+        shutil.rmtree(link)
+    link.parent.mkdir(exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(victim.parent / target)
+    use_parts(place)
+    assert intact()
+
+
+def test_an_old_bank_with_links_is_not_imported(victim: Path, tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    old.mkdir()
+    (old / "catalog.sqlite").touch()
+    (old / "shards").symlink_to(victim.parent)
+    with pytest.raises(BankError, match=r"shards' is a link, which could lead anywhere"):
+        import_bank(old, tmp_path / "new.bank")
