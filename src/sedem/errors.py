@@ -1,8 +1,16 @@
 """Errors of sedem. Each message says what was given, what is needed and what to do."""
 
+import re
+
+QUOTED = 200
+"""Maximum characters of anything that a message quotes."""
+
 
 class SedemError(Exception):
     """Base class of all errors that sedem raises on purpose; the CLI prints them as one line."""
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(shortened(str(message)))
 
 
 class ConfigError(SedemError):
@@ -60,4 +68,14 @@ class CancelledError(SedemError):
 
 def first_line(error: BaseException) -> str:
     """The first line of another library's error; its class name if the message is empty."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return cut(next(iter(str(error).strip().splitlines()), type(error).__name__))
+
+
+def shortened(message: str) -> str:
+    """Cut whatever a message has between single quotes."""
+    return re.sub("'([^']*)'", lambda found: f"'{cut(found[1])}'", message)
+
+
+def cut(text: str) -> str:
+    """Cut a text that a message quotes."""
+    return text if len(text) <= QUOTED else f"{text[:QUOTED]}..."

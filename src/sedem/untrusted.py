@@ -51,8 +51,6 @@ TOKENIZER_SECONDS, TOKENIZER_BYTES = 60, 2**32
 """Limits of time and memory for trying a tokenizer."""
 POLL_SECONDS = 0.1
 """How often a process apart is checked."""
-QUOTED = 200
-"""Maximum characters of foreign text in a message."""
 HEAD_BYTES, HEADERS = 2**16, 100
 """Limits of the head of an HTTP request."""
 HEAD_SECONDS = 30.0
@@ -372,7 +370,7 @@ def parser_limits() -> dict[str, Any]:
     for name, variable in (("seconds", "SEDEM_PARSER_SECONDS"), ("memory", "SEDEM_PARSER_BYTES")):
         if given := os.environ.get(variable):
             if not (given.isascii() and given.isdecimal() and 0 < int(given) < 2**60):
-                raise ConfigError(f"{variable} is '{given[:QUOTED]}'; give a number above 0")
+                raise ConfigError(f"{variable} is '{given}'; give a number above 0")
             limits[name] = int(given)
     return limits
 
@@ -432,8 +430,7 @@ def _unreadable(path: Path, problem: Exception, error: type[SedemError]) -> Exce
     if isinstance(problem, FileNotFoundError):
         return problem
     reason = problem.strerror if isinstance(problem, OSError) else str(problem)
-    shown = str(path) if len(str(path)) <= 200 else f"{str(path)[:200]}..."
-    return error(f"'{shown}' cannot be read: {reason}")
+    return error(f"'{path}' cannot be read: {reason}")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -177,3 +178,19 @@ def test_an_old_bank_with_links_is_not_imported(victim: Path, tmp_path: Path) ->
     (old / "shards").symlink_to(victim.parent)
     with pytest.raises(BankError, match=r"shards' is a link, which could lead anywhere"):
         import_bank(old, tmp_path / "new.bank")
+
+
+def test_an_import_checks_all_before_anything_appears(tmp_path: Path) -> None:
+    """A bank is one file, so an archive with members in other places is no bank any more."""
+    source, target = tmp_path / "a.bank", tmp_path / "here" / "b.bank"
+    make_bank(source)
+    content = bytearray(source.read_bytes())
+    content[-100] ^= 1
+    source.write_bytes(content)
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("../../evil", "evil")
+    for given, words in ((source, "is damaged"), (tmp_path / "a.zip", "is not a bank")):
+        with pytest.raises(BankError, match=words):
+            import_bank(given, target)
+        assert not target.parent.exists() or not [*target.parent.iterdir()]
+    assert not [*tmp_path.rglob("evil")]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import CHAT_TEMPLATE
+from typer.testing import CliRunner
 
 from sedem import SeDeM, untrusted
 from sedem.answering.decoding import conversation_ids
@@ -19,9 +20,10 @@ from sedem.backbone import chat_template, tokenizer_check
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.gguf import converted, gguf_file
 from sedem.backbone.loading import open_backbone
-from sedem.checkpoint.folder import is_checkpoint
+from sedem.checkpoint.folder import is_checkpoint, seal
 from sedem.checkpoint.manifest import MANIFEST
-from sedem.errors import CheckpointError, ConfigError, SedemError
+from sedem.cli.main import app
+from sedem.errors import CheckpointError, ConfigError, SedemError, first_line
 
 
 @pytest.fixture(autouse=True)
@@ -247,3 +249,24 @@ def test_a_tokenizer_is_tried_once(copied: Path, monkeypatch: pytest.MonkeyPatch
     os.utime(copied / "tokenizer.json", ns=(1, 1))
     with pytest.raises(CheckpointError, match="not callable"):
         open_backbone(str(copied))
+
+
+# Messages
+
+
+def test_seal_lists_what_it_leaves_out(saved: Path) -> None:
+    (saved / "backbone" / ".hidden").touch()
+    (saved / "README.md").touch()
+    told = CliRunner().invoke(app, ["seal", str(saved)])
+    assert told.exit_code == 0
+    assert "left out: README.md, backbone/.hidden" in " ".join(told.stderr.split())
+    os.mkfifo(saved / "pipe")
+    refused(lambda: seal(saved), "pipe' is a pipe; give a file")
+
+
+def test_a_message_quotes_at_most_200_characters() -> None:
+    long = "x" * 1000
+    for error in (ConfigError(f"'{long}' is not 'a'"), CheckpointError(f"it's '{long}'")):
+        assert len(str(error)) < 250
+    assert str(ConfigError(f"'a' is {long} b")) == f"'a' is {long} b"
+    assert len(first_line(ValueError(long))) < 250

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import os
 import re
 import subprocess
@@ -19,6 +21,7 @@ from hostile.sockets import server_at
 from hostile.wire import connect, exchange, received, watching
 from servers import Served, serving
 from serving import SECRET, bearer
+from starlette.requests import Request
 
 from sedem import SeDeM
 from sedem.serve import body_limit, connections
@@ -213,7 +216,8 @@ MANY = {
 def test_a_body_of_many_values_is_rejected_before_it_is_parsed(
     body: bytes, path: str, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def parsed(_: object) -> None:
+    async def parsed(request: Request) -> None:
+        await request.body()
         raise AssertionError("the body was parsed")
 
     monkeypatch.setattr("starlette.requests.Request.json", parsed)
@@ -269,3 +273,39 @@ def test_others_are_served_while_large_bodies_arrive(tmp_path: Path) -> None:
         peak = peak_bytes(process)
     assert peak - start < 400 * 2**20
     assert seen.median < 0.2, (before.median, seen.median)
+
+
+# What is logged, and what is quoted
+
+
+@pytest.mark.parametrize("host", ["a/health?", "a/health#", "/health", "a\\health"])
+def test_the_key_is_needed_whatever_the_host_says(host: str, served: Served) -> None:
+    told = httpx.get(f"{served.api}/models", headers={"Host": host})
+    assert told.status_code in (400, 401)
+
+
+def test_a_full_disk_is_one_line_of_the_log(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("sedem.serve.uploads.os.fsync", full)
+    monkeypatch.setattr(logging.getLogger("sedem.serve"), "propagate", True)
+    files = {"file": ("a.txt", b"The rent is 900 euros.")}
+    url = f"{served.api}/banks/a/documents"
+    told = httpx.post(url, files=files, headers=bearer(SECRET), timeout=SECONDS)
+    assert told.status_code == 507
+    [line] = [record for record in caplog.records if record.getMessage() == "failed"]
+    assert not line.exc_info and "the disk of the server is full" in line.fields["reason"]
+
+
+def test_a_message_quotes_little_of_what_was_sent(served: Served) -> None:
+    long, known = "x" * 60_000, {"headers": bearer(SECRET), "timeout": SECONDS}
+    for told in (
+        httpx.get(f"{served.url}/{long}", **known),
+        httpx.get(f"{served.api}/banks/{long}", **known),
+        httpx.post(f"{served.api}/chat/completions", json={"model": "a", long: 1}, **known),
+        httpx.post(f"{served.api}/banks/{long}/scores", json={"question": "a"}, **known),
+    ):
+        assert told.status_code in (400, 404) and len(told.text) < 900

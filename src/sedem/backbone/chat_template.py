@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 from sedem.durable_files import cache_folder, write_text
 from sedem.errors import ConfigError, SedemError, first_line
 from sedem.untrusted import (
-    QUOTED,
     TEMPLATE_BYTES,
     TEMPLATE_CHARACTERS,
     TEMPLATE_SECONDS,
@@ -176,5 +175,5 @@ def _render(template: str, special: str, wanted: list[list[str]]) -> list[tuple[
         except MemoryError:
             raise
         except Exception as error:  # whatever the program does
-            found.append(("", first_line(error)[:QUOTED]))
+            found.append(("", first_line(error)))
     return found

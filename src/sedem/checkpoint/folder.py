@@ -79,16 +79,20 @@ def locate(name: str, revision: str | None = None) -> Path:
         ) from None
 
 
-def seal(folder: Path) -> None:
+def seal(folder: Path) -> list[str]:
     """Write the manifest of a checkpoint for its files as they are.
 
+    Returns:
+        Names of what is in the folder, but is no part of a checkpoint.
+
     Raises:
-        CheckpointError: the folder is not a checkpoint.
+        CheckpointError: the folder is not a checkpoint, or a file must not be read.
     """
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if not (folder / name).is_file():
             raise CheckpointError(f"'{folder}' is not a checkpoint; it has no {name}")
-    write_manifest(folder, (*OWN, BACKBONE))
+    check_folder(folder, CheckpointError)
+    return write_manifest(folder, (*OWN, BACKBONE))
 
 
 def check(folder: Path, *used: str) -> None:

@@ -21,11 +21,18 @@ Files = Mapping[str, tuple[int, str]]
 """Size and SHA-256 of files, by their path in a folder."""
 
 
-def write_manifest(folder: Path, parts: Collection[str]) -> None:
-    """Record sizes and hashes of a checkpoint's files; it need not have all of these parts."""
+def write_manifest(folder: Path, parts: Collection[str]) -> list[str]:
+    """Record sizes and hashes of a checkpoint's files; it need not have all of these parts.
+
+    Returns:
+        What else is in the folder, by name.
+    """
     found = survey(folder, list(_names(folder, parts)))
     files = {name: {"bytes": size, "sha256": digest} for name, (size, digest) in found.items()}
     write_text(folder / MANIFEST, json.dumps({"files": files}, indent=1) + "\n")
+    inside = (path for path in sorted(folder.rglob("*")) if not path.is_dir())
+    names = [path.relative_to(folder).as_posix() for path in inside]
+    return [name for name in names if name not in files and name != MANIFEST]
 
 
 def check_manifest(folder: Path, parts: Collection[str], used: Collection[str]) -> None:

@@ -183,6 +183,10 @@ def calibrate(
         )
 
 
+LISTED = 10
+"""Names of files that `seal` lists."""
+
+
 def seal(
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Its folder.")],
 ) -> None:
@@ -194,8 +198,12 @@ def seal(
     from sedem.checkpoint.folder import seal
     from sedem.checkpoint.manifest import MANIFEST
 
-    seal(checkpoint)
+    left_out = seal(checkpoint)
     output.write(f"{checkpoint / MANIFEST}: written")
+    if left_out:
+        listed = ", ".join(left_out[:LISTED])
+        more = f" and {len(left_out) - LISTED:,} more" if left_out[LISTED:] else ""
+        output.note(f"no part of a checkpoint, so left out: {listed}{more}")
 
 
 def push(

@@ -13,6 +13,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
+from sedem.errors import cut
 from sedem.serve import banks, openai, pages, shapes
 from sedem.serve.body_limit import BodyLimit
 from sedem.serve.errors import ApiError, bad_request, forbidden, not_found, unavailable
@@ -131,6 +132,7 @@ def _rejected(request: Request, error: Exception) -> Response:
     """Answer a request that no route handles."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return not_found(f"there is no route {request.method} {request.url.path}").response()
+        path = cut(request.scope["path"])
+        return not_found(f"there is no route {request.method} {path}").response()
     headers = dict(error.headers or {})
     return ApiError(error.status_code, str(error.detail).lower(), headers=headers).response()

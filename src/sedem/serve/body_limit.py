@@ -24,6 +24,7 @@ FORM_BYTES = 2**16
 LINGER_SECONDS = 5.0
 """How long the rest of a rejected body is read and discarded."""
 
+SLOW = too_slow().status
 THREAD_BYTES = 2**16
 """Bodies of more bytes are counted in a thread."""
 
@@ -76,18 +77,23 @@ class BodyLimit:
         received, more, over, answered = 0, True, False, False
 
         async def counted() -> Message:
-            nonlocal received, more, over, error
-            try:
-                message = await receive()
-            except ApiError as slow:
-                over, more, error = True, False, slow
-                raise
+            nonlocal received, more
+            message = await receive()
             received += len(message.get("body", b""))
             more = message.get("more_body", False)
             if received > limit:
-                over = True
                 raise error
             return message
+
+        source = counted if upload else _whole(counted)
+
+        async def noted() -> Message:
+            nonlocal over, error
+            try:
+                return await source()
+            except ApiError as raised:
+                over, error = True, raised
+                raise
 
         async def guarded(message: Message) -> None:
             # Over a limit, the application may not answer: it saw only a part of the body.
@@ -102,13 +108,14 @@ class BodyLimit:
             over, more = True, "expect" not in headers
         else:
             try:
-                await self.app(scope, counted if upload else _whole(counted), guarded)
+                await self.app(scope, noted, guarded)
             except ApiError as raised:
                 if raised is not error or answered:
                     raise
         if over and not answered:
-            self.metrics.refused.labels("size" if error.status == 413 else "time").inc()
-            await self._reject(error, scope, receive if more else None, send)
+            slow = error.status == SLOW
+            self.metrics.refused.labels("time" if slow else "size").inc()
+            await self._reject(error, scope, receive if more and not slow else None, send)
 
     async def _reject(
         self, error: ApiError, scope: Scope, rest: Receive | None, send: Send

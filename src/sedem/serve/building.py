@@ -90,6 +90,10 @@ class Builder:
                 busy = self.turn()
             except StoppedError:
                 continue  # the server is stopping, or the bank was deleted
+            except (ApiError, SedemError) as error:  # such as a full disk
+                logger.error("reading files failed: %s; trying again in %g s", error, RETRY_SECONDS)
+                self._stop.wait(RETRY_SECONDS)
+                continue
             except Exception:
                 logger.exception("reading files failed; trying again in %g s", RETRY_SECONDS)
                 self._stop.wait(RETRY_SECONDS)

@@ -15,6 +15,8 @@ from sedem.errors import (
     QueueFullError,
     UnavailableError,
     UnknownDocumentError,
+    cut,
+    shortened,
 )
 from sedem.untrusted import HEAD_BYTES, HEADERS
 
@@ -38,9 +40,9 @@ class ApiError(Exception):
         param: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
-        self.status, self.message, self.type = status, message, type
-        self.code, self.param, self.headers = code, param, headers or {}
+        self.status, self.message, self.type = status, shortened(message), type
+        self.code, self.param, self.headers = code, param and cut(param), headers or {}
+        super().__init__(self.message)
 
     def body(self) -> dict[str, Any]:
         """The JSON body."""

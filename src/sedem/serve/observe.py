@@ -13,6 +13,7 @@ import time
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from sedem.errors import cut
 from sedem.serve.errors import CLIENT_GONE, to_api_error
 from sedem.serve.logs import log
 from sedem.serve.metrics import Metrics
@@ -64,7 +65,10 @@ class Observe:
             if reason := REFUSALS.get(answer.status):
                 self.metrics.refused.labels(reason).inc()
             elif answer.status >= 500:
-                log("failed", logging.ERROR, error=True, request_id=watched.request_id)
+                known = answer is error  # such as a full disk; its message says everything
+                reason = answer.message if known else None
+                request_id = watched.request_id
+                log("failed", logging.ERROR, error=not known, request_id=request_id, reason=reason)
             if not watched.started:
                 await answer.response()(scope, receive, watched.send)
 
@@ -77,7 +81,7 @@ class Observe:
             "request",
             request_id=request_id,
             method=scope["method"],
-            path=scope["path"],
+            path=cut(scope["path"]),
             status=status,
             ms=round(seconds * 1e3, 1),
             key=None if key is None else key.name,
