@@ -60,7 +60,7 @@ BODY_VALUES = 10_000
 BODY_RATE = 2**13
 """Bytes per second that a body has to arrive at after that time."""
 
-WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".ot")
+WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx")
 """Endings of files of a model that may have any size; of these, sedem reads the first two."""
 
 _KINDS = {

@@ -25,6 +25,7 @@ LINGER_SECONDS = 5.0
 """How long the rest of a rejected body is read and discarded."""
 
 SLOW = too_slow().status
+"""Status of a body that does not arrive in time."""
 THREAD_BYTES = 2**16
 """Bodies of more bytes are counted in a thread."""
 
@@ -71,9 +72,8 @@ class BodyLimit:
         headers = Headers(scope=scope)
         upload = headers.get("content-type", "").lower().startswith(UPLOADS)
         limit = self.upload if upload else self.body
-        error = too_large(
-            f"the body of this request is too large; the limit is {bytes_text(limit)}"
-        )
+        most = bytes_text(limit)
+        error = too_large(f"the body of this request is too large; the limit is {most}")
         received, more, over, answered = 0, True, False, False
 
         async def counted() -> Message:
