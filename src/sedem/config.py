@@ -41,6 +41,12 @@ DEFAULT_MODEL = os.environ.get("SEDEM_MODEL") or "sedem-smol"
 """The checkpoint that is used if none is named; the variable can name any other."""
 SMALL_MODEL = "sedem-nano"
 """A shipped checkpoint that contains its backbone, so that nothing is fetched."""
+FOLDER_BANKS = Path("~/.sedem/folders")
+"""Where tools keep the banks of folders, unless another place is named."""
+PASSAGES = 8
+"""Passages of a search, unless another number is wanted."""
+PER_DOCUMENT = 3
+"""Blocks of one document among them, unless another number is wanted."""
 
 
 class SedemConfig(Settings):

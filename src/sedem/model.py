@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sedem.answering.conversation import conversation_request
 from sedem.answering.decoding import GREEDY, Decoding
+from sedem.answering.passages import find_passages
 from sedem.answering.requests import Options, Request, encode_questions, score_requests
 from sedem.answering.running import ThreadReply, answer_all, stream
 from sedem.answering.scheduler import WAITING, Scheduler, rehearse
@@ -22,7 +23,7 @@ from sedem.bank.memory_bank import BankReader, MemoryBank
 from sedem.checkpoint import folder as checkpoint
 from sedem.checkpoint.portable import BACKBONE, portable_name
 from sedem.checkpoint.untrained import untrained
-from sedem.config import SedemConfig
+from sedem.config import PASSAGES, PER_DOCUMENT, SedemConfig
 from sedem.engine.device import chosen_device
 from sedem.engine.eager import Eager
 from sedem.engine.interface import Engine
@@ -32,7 +33,7 @@ from sedem.errors import ConfigError
 from sedem.guidance.scores import Budget
 from sedem.modules import SedemModules
 from sedem.reading.encoding import Progress, read
-from sedem.types import Answer, Document
+from sedem.types import Answer, Citation, Document
 
 
 class SeDeM(SedemModules):
@@ -172,6 +173,31 @@ class SeDeM(SedemModules):
         states = encode_questions(self, self.engine, [question])
         # A ranking needs the score of every block, also in a large bank.
         return score_requests(self, [Request(memory, question, ranking=True)], *states)[0].total
+
+    def search(
+        self,
+        memory: BankReader,
+        question: str,
+        *,
+        k: int = PASSAGES,
+        per_document: int = PER_DOCUMENT,
+        documents: Sequence[int | str] | None = None,
+    ) -> list[Citation]:
+        """Find the best passages for a question; nothing is generated.
+
+        A passage is exact, `document[start:end]`, and made of whole sentences: about 500 characters
+        around a block, more where blocks are neighbours.
+
+        Args:
+            k: the most passages.
+            per_document: the most blocks that one document gives.
+            documents: search only these documents, given by name or index; None means all.
+
+        Raises:
+            BankMismatchError, DataError, ConfigError, UnknownDocumentError: as `answer`.
+        """
+        request = Request(memory, question, documents=documents)
+        return find_passages(self, self.engine, request, k, per_document)[0]
 
     def warm(
         self,

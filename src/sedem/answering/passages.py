@@ -1,0 +1,189 @@
+"""The passages of a bank that a question finds: exact quotations, without an answer.
+
+The blocks with the best scores are widened to whole sentences; those that then overlap or touch
+are one passage. A block of much more text than a passage is narrowed to the sentences with most of
+the question's words.
+
+Letters: N blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from sedem.answering.requests import (
+    Request,
+    Scores,
+    confidences,
+    count_candidates,
+    encode_questions,
+    hop_again,
+    score_requests,
+)
+from sedem.bank.memory_bank import Snapshot
+from sedem.config import PASSAGES, PER_DOCUMENT
+from sedem.engine.device import device_lock
+from sedem.engine.interface import Engine
+from sedem.errors import ConfigError, NoTextError
+from sedem.guidance.spans import sentences_of
+from sedem.method.selector import select
+from sedem.modules import SedemModules
+from sedem.types import Citation, page_of
+
+LENGTH = 500
+"""Characters of a passage; about one block."""
+REACH = 400
+"""Most characters by which a block is widened on each side."""
+LOOKED_AT = 32
+"""Blocks that are looked at for each passage: others may be of a document that has enough."""
+
+
+@dataclass
+class _Hit:
+    """A passage that later blocks may still extend; `block` is its best one."""
+
+    block: int
+    document: int
+    start: int
+    end: int
+    text: str
+    note: str | None = None
+
+
+@torch.no_grad()
+def find_passages(
+    model: SedemModules,
+    engine: Engine,
+    request: Request,
+    passages: int = PASSAGES,
+    per_document: int = PER_DOCUMENT,
+) -> tuple[list[Citation], float | None]:
+    """Find the best passages for a question.
+
+    Args:
+        request: the question and its bank; of the options, those of selection count.
+
+    Returns:
+        The passages, best first, and the probability that the evidence is in the bank; None if the
+        model gives none.
+
+    Raises:
+        ConfigError: a number is below 1, or an option cannot be used.
+        DataError, BankError: as `requests.prepare`.
+    """
+    for name, number in (("k", passages), ("per_document", per_document)):
+        if number < 1:
+            raise ConfigError(f"{name} is {number}; it must be at least 1")
+    bank = request.bank.snapshot()
+    request = Request(
+        bank, request.question, selection=request.selection, hops=request.hops,
+        documents=request.documents,
+    )  # fmt: skip
+    bank.check_made_by(model.fingerprint())
+    with device_lock(model.device):
+        hidden_1QE, mask_1Q = encode_questions(model, engine, [request.question])
+        if not len(bank):
+            return [], None
+        [first] = score_requests(model, [request], hidden_1QE, mask_1Q)
+        [confidence] = confidences(model, [first], mask_1Q)
+        scores = hop_again(model, engine, request, first, int(mask_1Q.sum()))
+    wanted = min(count_candidates(scores.total), passages * max(LOOKED_AT, per_document))
+    ranked = select(scores.total, wanted).tolist()
+    hits = _hits(bank, scores, ranked, passages, per_document)
+    return [_citation(bank, scores, hit, rank) for rank, hit in enumerate(hits, 1)], confidence
+
+
+def _hits(
+    bank: Snapshot, scores: Scores, ranked: Sequence[int], passages: int, per_document: int
+) -> list[_Hit]:
+    """Join blocks to passages, from the best block on."""
+    hits: list[_Hit] = []
+    counts: dict[int, int] = {}
+    for block in ranked:
+        document = bank.rows([block])[0].document
+        if counts.get(document, 0) == per_document:
+            continue
+        hit = _widened(bank, block, scores)
+        same = [one for one in hits if one.document == document and _touch(one, hit)]
+        if not same and len(hits) == passages:
+            break
+        counts[document] = counts.get(document, 0) + 1
+        for other in same[1:]:
+            hits.remove(other)
+        if same:
+            best, parts = same[0], [*same, hit]
+            best.start, best.end = min(p.start for p in parts), max(p.end for p in parts)
+            best.text = bank.documents.text(document, best.start, best.end)
+        else:
+            hits.append(hit)
+    return hits
+
+
+def _touch(first: _Hit, second: _Hit) -> bool:
+    # One character of white space may be between them. Without texts, nothing is joined.
+    near = first.start <= second.end + 1 and second.start <= first.end + 1
+    return near and first.note is second.note is None
+
+
+def _widened(bank: Snapshot, block: int, scores: Scores) -> _Hit:
+    """Return the text of a block with the beginning and the end of its first and last sentence."""
+    row, documents = bank.rows([block])[0], bank.documents
+    base = max(0, row.start - REACH)
+    stop = min(row.end + REACH, documents.characters(row.document))
+    try:
+        text = documents.text(row.document, base, stop)
+    except NoTextError as missing:
+        return _Hit(block, row.document, row.start, row.end, "", str(missing))
+    borders = sentences_of(text)
+    if base:
+        del borders[0]  # not the beginning of a sentence
+    if stop < documents.characters(row.document):
+        del borders[-1]
+    start, end = row.start - base, row.end - base
+    if end - start > 2 * LENGTH:
+        start, end = _narrowed(text, start, end, scores, block)
+    start = max((at for at in borders if at <= start), default=start)
+    end = min((at for at in borders if at >= end), default=end)
+    start += len(text[start:end]) - len(text[start:end].lstrip())
+    end -= len(text[start:end]) - len(text[start:end].rstrip())
+    return _Hit(block, row.document, base + start, base + end, text[start:end])
+
+
+def _narrowed(text: str, start: int, end: int, scores: Scores, block: int) -> tuple[int, int]:
+    """Return the part of a long block with most of the question's words."""
+    words = () if scores.words is None else scores.words.words
+    weights = {word.text.casefold(): word.weight for word in words if block in word.blocks}
+    folded = text.casefold()
+    if len(folded) != len(text):
+        folded = text.lower() if len(text.lower()) == len(text) else text
+
+    def weight(first: int) -> float:
+        inside = folded[first : first + LENGTH]
+        return sum(weight for word, weight in weights.items() if word in inside)
+
+    borders = [start, *(at for at in sentences_of(text) if start < at < end - LENGTH // 2)]
+    first = max(borders, key=weight)
+    last = min(end, first + LENGTH)
+    if last < end and (space := text.rfind(" ", first + 1, last)) > 0:
+        last = space
+    return first, last
+
+
+def _citation(bank: Snapshot, scores: Scores, hit: _Hit, rank: int) -> Citation:
+    documents, words = bank.documents, scores.words
+    return Citation(
+        rank,
+        documents.name(hit.document),
+        hit.start,
+        hit.end,
+        float(scores.total[hit.block]),
+        hit.text,
+        page_of(documents.pages(hit.document), hit.start),
+        hit.note,
+        None if scores.states is None else float(scores.states[hit.block]),
+        None if words is None else float(words.scores[hit.block]),
+        () if words is None else words.matching(hit.block),
+    )

@@ -1,0 +1,127 @@
+"""Passages are exact, whole sentences, and no two of them share text."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import LEASE, RECIPE
+
+from sedem import Document, MemoryBank, SeDeM
+from sedem.answering.passages import LENGTH, REACH
+from sedem.errors import BankMismatchError, ConfigError, DataError, UnknownDocumentError
+
+QUESTION = "What is the rent?"
+
+
+def text_of(bank: MemoryBank, name: str) -> str:
+    return bank.documents[bank.documents.names.index(name)].text
+
+
+def test_passages_are_exact_and_share_nothing(model: SeDeM, bank: MemoryBank) -> None:
+    found = model.search(bank, QUESTION, k=50, per_document=50)
+    assert [one.rank for one in found] == [*range(1, len(found) + 1)]
+    assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
+    for one in found:
+        assert one.text and one.text == text_of(bank, one.document)[one.start : one.end]
+    for name in bank.documents.names:
+        places = sorted((one.start, one.end) for one in found if one.document == name)
+        assert all(before < after for (_, before), (after, _) in pairwise(places))
+    # Every block is in one of them.
+    assert {(one.document, at) for one in found for at in range(one.start, one.end)} >= {
+        (bank.documents.name(block.document), block.start) for block in bank.blocks
+    }
+
+
+def test_passages_are_whole_sentences(model: SeDeM, bank: MemoryBank) -> None:
+    ends = {at + 1 for text in (LEASE, RECIPE) for at, sign in enumerate(text) if sign in ".!?🥧"}
+    for one in model.search(bank, QUESTION, k=50, per_document=1):
+        text = text_of(bank, one.document)
+        assert one.end in ends, one.text
+        assert one.start == 0 or text[: one.start].rstrip()[-1] in ".!?🥧"
+
+
+def test_the_best_block_is_in_the_first_passage(model: SeDeM, bank: MemoryBank) -> None:
+    best = bank.blocks[int(model.scores(bank, QUESTION).argmax())]
+    [first] = model.search(bank, QUESTION, k=1)
+    assert first.document == bank.documents.name(best.document)
+    assert first.start <= best.start and first.end >= best.end
+    assert first.score == pytest.approx(float(model.scores(bank, QUESTION).max()))
+
+
+def test_a_document_gives_at_most_so_many_blocks(model: SeDeM) -> None:
+    text = "\n".join(f"Line {number} of this text." for number in range(60))
+    bank = model.read([Document("long.txt", text), Document("short.txt", "One line.")])
+    for most in (1, 2, 3):
+        found = model.search(bank, QUESTION, k=50, per_document=most)
+        assert 1 <= len([one for one in found if one.document == "long.txt"]) <= most
+        assert "short.txt" in {one.document for one in found}
+    assert len(model.search(bank, QUESTION, k=4, per_document=50)) == 4
+
+
+def test_a_search_can_be_limited_to_documents(model: SeDeM, bank: MemoryBank) -> None:
+    for documents in (["recipe.txt"], [1]):
+        found = model.search(bank, QUESTION, documents=documents)
+        assert {one.document for one in found} == {"recipe.txt"}
+    with pytest.raises(UnknownDocumentError, match=r"no document 'cake'.*lease\.txt"):
+        model.search(bank, QUESTION, documents=["cake"])
+
+
+def test_a_passage_names_its_page(model: SeDeM) -> None:
+    text = f"{'First page. ' * 20}\n\n{'Second page. ' * 20}"
+    second = text.index("Second")
+    bank = model.read([Document("two.pdf", text, (0, second))])
+    found = model.search(bank, QUESTION, k=50, per_document=1)
+    assert [one.page for one in found] == [1 + (one.start >= second) for one in found]
+
+
+def test_a_long_block_is_narrowed_to_the_sentences_with_the_words(model: SeDeM) -> None:
+    sentences = [f"Sentence number {n} says little of interest to anybody." for n in range(60)]
+    sentences[40] = "The chimney is swept by Poul Ditlevsen every autumn."
+    config = model.config.with_changes(block_slots=4 * 128)
+    wide = SeDeM(config, model.encoder, model.decoder).eval()
+    bank = wide.read([Document("long.txt", " ".join(sentences))])
+    assert max(block.end - block.start for block in bank.blocks) > 2 * LENGTH
+    wide.config = config.with_changes(selection="words")
+    [found] = wide.search(bank, "Who sweeps the chimney?", k=1)
+    assert sentences[40] in found.text and len(found.text) <= LENGTH + 2 * REACH
+    assert "chimney" in found.words
+
+
+def test_a_text_without_sentences_is_bounded(model: SeDeM) -> None:
+    bank = model.read([Document("endless.txt", "word " * 1000)])
+    [found] = model.search(bank, QUESTION, k=1, per_document=1)
+    assert 0 < len(found.text) <= LENGTH
+
+
+def test_a_bank_without_texts_gives_places_and_says_why(
+    model: SeDeM, bank: MemoryBank, tmp_path: Path
+) -> None:
+    bank.save(tmp_path / "no.bank", no_text=True)
+    found = model.search(MemoryBank.open(tmp_path / "no.bank"), QUESTION, k=2)
+    assert [one.text for one in found] == ["", ""]
+    assert all(one.end > one.start and "holds no texts" in str(one.note) for one in found)
+
+
+def test_an_empty_bank_has_no_passages(model: SeDeM, bank: MemoryBank) -> None:
+    bank.remove(*bank.documents.names)
+    assert model.search(bank, QUESTION) == []
+
+
+def test_what_cannot_be_searched_is_refused(model: SeDeM, bank: MemoryBank) -> None:
+    with pytest.raises(ConfigError, match="k is 0; it must be at least 1"):
+        model.search(bank, QUESTION, k=0)
+    with pytest.raises(ConfigError, match="per_document is 0"):
+        model.search(bank, QUESTION, per_document=0)
+    with pytest.raises(DataError, match="the question is empty"):
+        model.search(bank, " ")
+    with pytest.raises(DataError, match="not Unicode"):
+        model.search(bank, "\ud800")
+    with torch.no_grad():
+        next(model.selector.parameters()).add_(1.0)
+    with pytest.raises(BankMismatchError):
+        SeDeM(model.config.with_changes(compression=8), model.encoder, model.decoder).search(
+            bank, QUESTION
+        )
