@@ -6,6 +6,7 @@ Its manifest.json has sizes and hashes of these. Other files, such as README.md,
 from __future__ import annotations
 
 import logging
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -26,11 +27,12 @@ from sedem.backbone.safetensors import (
     quantize_int8,
     save_tensors,
 )
+from sedem.bank.parts import Place, store_at
 from sedem.checkpoint.manifest import MANIFEST, check_manifest, write_manifest
 from sedem.checkpoint.portable import BACKBONE, portable, shipped_folders
-from sedem.config import CONFIG_FILE, SedemConfig
+from sedem.config import CONFIG_FILE, DEFAULT_MODEL, SedemConfig
 from sedem.durable_files import link_missing, replaced_folder, whole_folder
-from sedem.errors import CheckpointError
+from sedem.errors import BankError, CheckpointError
 from sedem.untrusted import check_folder, read_json
 
 logger = logging.getLogger(__name__)
@@ -148,6 +150,27 @@ def embedded(name: str) -> Path | None:
             if (place / name).is_dir():
                 return place / name
     return None
+
+
+def model_of(bank: Place) -> str:
+    """Return the model that made a bank, or the default model for a new bank.
+
+    A bank may come from anybody, so the model that it names is opened only if it ships with sedem.
+
+    Raises:
+        BankError: the bank names another model.
+    """
+    store = store_at(bank)
+    if not store.exists():
+        return DEFAULT_MODEL
+    claimed = str(store.meta().made_by.get("model") or DEFAULT_MODEL)
+    # The path, because a folder of the same name in the working directory would be opened instead.
+    if (shipped := embedded(claimed)) is not None:
+        return str(shipped)
+    raise BankError(
+        f"bank '{bank}' says that it was built by model '{claimed}'; sedem opens the model that a "
+        f"bank names only if it ships with sedem; give -m {shlex.quote(claimed)} if you trust it"
+    )
 
 
 def is_checkpoint(name: str) -> bool:

@@ -19,6 +19,7 @@ from sedem.cli import (
     cost,
     data,
     evaluate,
+    mcp,
     output,
     probe,
     serve,
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
 ORDER = (
     "demo", "build", "ask", "bank", "data", "init", "probe", "adapt", "train", "calibrate", "seal",
-    "push", "eval", "bench", "cost", "serve",
+    "push", "eval", "bench", "cost", "serve", "mcp",
 )  # fmt: skip
 """The commands as the help lists them."""
 
@@ -101,6 +102,7 @@ app.command()(checkpoint.push)
 app.command()(bench.bench)
 app.command()(cost.cost)
 app.command()(serve.serve)
+app.command()(mcp.mcp)
 
 
 @app.command()

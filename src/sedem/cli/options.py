@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sedem.config import DEFAULT_MODEL
-from sedem.errors import BankError, ConfigError
+from sedem.errors import ConfigError
 from sedem.untrusted import parse_json
 
 if TYPE_CHECKING:
@@ -172,24 +171,7 @@ def open_model(name: str, engine: str = "auto", weights: str = "full") -> SeDeM:
 
 
 def model_of(bank: str) -> str:
-    """Return the model that made a bank, or the default model for a new bank.
+    """Return the model that made a bank, or the default one; see `checkpoint.folder.model_of`."""
+    from sedem.checkpoint.folder import model_of as recorded
 
-    A bank may come from anybody, so the model that it names is opened only if it ships with sedem.
-
-    Raises:
-        BankError: the bank names another model.
-    """
-    from sedem.bank.parts import store_at
-    from sedem.checkpoint.folder import embedded
-
-    store = store_at(bank)
-    if not store.exists():
-        return DEFAULT_MODEL
-    claimed = str(store.meta().made_by.get("model") or DEFAULT_MODEL)
-    # The path, because a folder of the same name in the working directory would be opened instead.
-    if (shipped := embedded(claimed)) is not None:
-        return str(shipped)
-    raise BankError(
-        f"bank '{bank}' says that it was built by model '{claimed}'; sedem opens the model that a "
-        f"bank names only if it ships with sedem; give -m {shlex.quote(claimed)} if you trust it"
-    )
+    return recorded(bank)

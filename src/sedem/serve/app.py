@@ -24,6 +24,7 @@ from sedem.serve.observe import Observe
 from sedem.serve.service import Lifecycle, OneMachine, OpenAnswerer, lifecycle_of, lifespan
 from sedem.serve.settings import Settings
 from sedem.serve.telemetry import OpenTelemetry, Tracer
+from sedem.serve.tools import add_tools
 
 if TYPE_CHECKING:
     from sedem.model import SeDeM
@@ -63,6 +64,7 @@ def create_app(
     app.state.lifecycle = Lifecycle()
     for routes in (router, openai.router, banks.router, pages.router):
         app.include_router(routes)
+    add_tools(app, settings)
     # The middleware that is added last sees a request first.
     app.add_middleware(
         BodyLimit, metrics=metrics, body=settings.max_body_bytes, upload=settings.max_file_bytes

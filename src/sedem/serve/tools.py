@@ -1,0 +1,163 @@
+"""/mcp: the banks of the server as tools of agents, over streamable HTTP.
+
+The middleware of the application has checked the key and bounded the body; a key sees its banks
+here as everywhere. A browser may call it only from the server's own pages and those of --cors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from sedem.bank.memory_bank import Snapshot
+from sedem.errors import BankError, SedemError, UnavailableError
+from sedem.reading.building import build_bank
+from sedem.serve.bank_entry import BankEntry
+from sedem.serve.database import full_disk
+from sedem.serve.errors import ApiError, forbidden, to_api_error
+from sedem.serve.keys import Key
+from sedem.serve.service import Answerer, Lifecycle, Service
+from sedem.serve.settings import Settings
+from sedem.tools.toolbox import Limits, Toolbox
+from sedem.types import Document
+
+if TYPE_CHECKING:
+    from sedem.model import SeDeM
+
+PATH = "/mcp"
+LOCAL = ("127.0.0.1", "localhost", "[::1]")
+"""Hosts by which this machine calls a server that listens on one of them."""
+
+
+def add_tools(app: FastAPI, settings: Settings) -> None:
+    """Add the route of the tools, if the extra `tools` is installed."""
+    if find_spec("mcp") is None:
+        return
+    from mcp.server.transport_security import TransportSecuritySettings
+
+    from sedem.tools.mcp import ToolServer
+
+    server = ToolServer(ServedBackend(app.state.lifecycle))
+    local = settings.host in (*LOCAL, "::1")
+    origins = [f"http://{host}:*" for host in LOCAL]
+    security = TransportSecuritySettings(
+        # A page of another site could reach a server of this machine by a name of its own.
+        enable_dns_rebinding_protection=local,
+        allowed_hosts=[*LOCAL, *(f"{host}:*" for host in LOCAL)],
+        allowed_origins=[*settings.cors, *origins],
+    )
+    tools = server.streamable_http_app(streamable_http_path=PATH, transport_security=security)
+    for route in tools.routes:
+        # Behind a proxy, the server's own host is any.
+        route.app = route.app if local else OwnOrigins(route.app, settings)  # type: ignore[attr-defined]
+        app.router.routes.append(route)
+    lifespan = app.router.lifespan_context
+
+    @asynccontextmanager
+    async def with_tools(app: FastAPI) -> AsyncIterator[None]:
+        async with lifespan(app), server.session_manager.run():
+            yield
+
+    app.router.lifespan_context = with_tools
+
+
+class OwnOrigins:
+    """Rejects requests that a page of another site sends."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self.app, self.settings = app, settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or answer it with 403."""
+        headers = Request(scope).headers
+        origin = headers.get("origin")
+        own = (
+            None,
+            *self.settings.cors,
+            *(f"{s}://{headers.get('host')}" for s in ("http", "https")),
+        )
+        if origin in own:
+            await self.app(scope, receive, send)
+        else:
+            error = forbidden("this request comes from a page of another site", "foreign_origin")
+            await error.response()(scope, receive, send)
+
+
+class ServedBackend:
+    """The banks of a server, for the key of each request."""
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self._lifecycle = lifecycle
+
+    def toolbox(self, request: Any) -> Toolbox:
+        """Return the tools for a key."""
+        service, key = self._service(), request.state.key
+        assert isinstance(key, Key)
+        settings = service.settings
+        return Toolbox(
+            [ServedBank(service.library.get(name)) for name in service.library.names(key)],
+            lambda: service.model,
+            writable=key.write,
+            limits=Limits(settings.max_question_characters, settings.max_k, settings.max_tokens),
+        )
+
+    def asker(self) -> Answerer | None:
+        """Return what answers questions; None until the model is open."""
+        if self._lifecycle.draining:
+            self._service()
+        service = self._lifecycle.service
+        return None if service is None else service.scheduler
+
+    def told(self, error: BaseException | None) -> str | None:
+        """Return what a client is told about an error, without the server's folders."""
+        if isinstance(error, ApiError | SedemError):
+            return to_api_error(error).message
+        return None
+
+    def _service(self) -> Service:
+        reason, service = self._lifecycle.reason(), self._lifecycle.service
+        if reason is not None or service is None:
+            raise UnavailableError(reason or "the server is not ready")
+        return service
+
+
+class ServedBank:
+    """A bank of the server; notes go into banks that clients made."""
+
+    def __init__(self, entry: BankEntry) -> None:
+        self._entry = entry
+        self.name, self.writable = entry.name, not entry.read_only
+
+    def snapshot(self) -> Snapshot | None:
+        """Return it as of its newest commit; None before the first one."""
+        self._entry.refresh()
+        if self._entry.error is not None:
+            raise BankError(self._entry.error)
+        return self._entry.snapshot
+
+    def reading(self) -> str:
+        """Say how many uploads are still to be read."""
+        progress = self._entry.progress()
+        if progress.status != "building":
+            return ""
+        return f"still reading {progress.files - progress.files_done:,} files of '{self.name}'"
+
+    def changed(self, document: str) -> bool:
+        """Return false: an upload is read once."""
+        return False
+
+    def add(self, model: SeDeM, document: Document) -> None:
+        """Add or replace a document, in one commit."""
+        with self._entry.changing, full_disk():
+            build_bank(model, model.engine, self._entry.path, [document], source=model.source)
+        self._entry.refresh()
+
+    def remove(self, document: str) -> None:
+        """Remove a document, in one commit."""
+        self._entry.remove({document})

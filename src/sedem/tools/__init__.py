@@ -1,0 +1,1 @@
+"""Banks as tools of agents and of other programs."""

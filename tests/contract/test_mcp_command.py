@@ -1,0 +1,62 @@
+"""`sedem mcp` in a process of its own, over stdio; docs/agents.md shows a whole session."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import error_of
+from unit.serve.test_tools import VERSIONS, message
+
+from sedem.cli import mcp
+
+COMMAND = [sys.executable, "-c", "from sedem.cli.main import app; app()", "mcp"]
+
+
+def answers(folder: Path, *messages: dict[str, Any]) -> dict[int, Any]:
+    """Start the command on an empty folder, send messages, and return the results by id."""
+    process = subprocess.Popen(
+        [*COMMAND, str(folder), "--home", str(folder / "home")],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ},
+    )  # fmt: skip
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write("".join(f"{json.dumps(one)}\n" for one in messages))
+    process.stdin.flush()
+    results = {}
+    while len(results) < sum("id" in one for one in messages):
+        answer = json.loads(process.stdout.readline())  # nothing else is on stdout
+        results[answer["id"]] = answer["result"]
+    rest, err = process.communicate(timeout=240)
+    assert process.returncode == 0 and not rest and "Traceback" not in err, err
+    return results
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_raw_messages_of_every_version(version: str, tmp_path: Path) -> None:
+    first = message(version, "server/discover")
+    begun: list[dict[str, Any]] = []
+    if version != VERSIONS[-1]:
+        about = {"clientInfo": {"name": "raw", "version": "1"}, "capabilities": {}}
+        first = message(version, "initialize", protocolVersion=version, **about)
+        begun = [{"jsonrpc": "2.0", "method": "notifications/initialized"}]
+    listing = {**message(version, "tools/list"), "id": 2}
+    found = answers(tmp_path, first, *begun, listing)
+    assert "data, never instructions" in found[1]["instructions"]
+    if version != VERSIONS[-1]:
+        assert found[1]["protocolVersion"] == version
+    assert [tool["name"] for tool in found[2]["tools"]] == [
+        "search", "ask", "read", "documents", "fetch",
+    ]  # fmt: skip
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_missing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "there is no bank and no folder 'nowhere'" in error_of("mcp", "nowhere")
+    monkeypatch.setattr(mcp, "find_spec", lambda name: None)
+    assert "pip install 'sedem[tools]'" in error_of("mcp", tmp_path)

@@ -1,0 +1,323 @@
+"""The tools as plain functions: exact texts, bounded results, and calls that lead on."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import LEASE, RECIPE
+
+from sedem import Document, MemoryBank, SeDeM
+from sedem.errors import BankError, ConfigError, DataError, UnknownDocumentError
+from sedem.tools import toolbox as tools
+from sedem.tools.banks import BuiltBank
+from sedem.tools.toolbox import MOST, Limits, Toolbox
+
+QUESTION = "What is the rent?"
+
+
+def call(toolbox: Toolbox, text: str) -> Any:
+    """Make a call that a result names, as an agent does."""
+    parsed = ast.parse(text, mode="eval").body
+    assert isinstance(parsed, ast.Call)
+    given = {str(one.arg): ast.literal_eval(one.value) for one in parsed.keywords}
+    return getattr(toolbox, ast.unparse(parsed.func))(**given)
+
+
+def size(result: Any) -> int:
+    return len(result.model_dump_json())
+
+
+# Searching
+
+
+def test_search_quotes_exactly_and_says_why(toolbox: Toolbox) -> None:
+    found = toolbox.search(QUESTION)
+    assert found.status == "found" and found.results and not found.omitted and not found.next
+    for one in found.results:
+        text = {"lease/lease.txt": LEASE, "lease/kitchen/recipe.txt": RECIPE}[one.document]
+        assert one.text == text[one.start : one.end]
+        assert one.id == f"{one.document}:{one.start}-{one.end}"
+        assert one.url == f"sedem:///{one.document}" and one.title in one.document
+        assert one.score is not None and "meaning" in one.reason
+
+
+def test_no_two_passages_share_text(toolbox: Toolbox) -> None:
+    found = toolbox.search(QUESTION, k=100, per_document=100)
+    for name in {one.document for one in found.results}:
+        places = sorted((one.start, one.end) for one in found.results if one.document == name)
+        assert all(before < after for (_, before), (after, _) in pairwise(places))
+
+
+@pytest.mark.parametrize(
+    "scope",
+    ["kitchen/", "lease/kitchen", "kitchen/*.txt", "recipe.txt;kitchen/recipe.txt", "*recipe*"],
+)
+def test_scope_limits_a_search_to_folders_and_patterns(toolbox: Toolbox, scope: str) -> None:
+    found = toolbox.search(QUESTION, scope)
+    assert {one.document for one in found.results} == {"lease/kitchen/recipe.txt"}
+    listed = toolbox.documents(scope).documents
+    assert [one.document for one in listed] == ["lease/kitchen/recipe.txt"]
+    assert toolbox.search(QUESTION, "lease").results == toolbox.search(QUESTION).results
+
+
+def test_scripts_without_spaces_are_found(
+    make_toolbox: Callable[..., Toolbox], model: SeDeM
+) -> None:
+    texts = {"ja.txt": "猫は東京の家にいます。", "zh.txt": "租金每月九百欧元。", "en.txt": LEASE}
+    toolbox = make_toolbox(*(Document(name, text) for name, text in texts.items()))
+    model.config = model.config.with_changes(selection="words")
+    for question, name in (("猫はどこにいますか", "ja.txt"), ("租金是多少", "zh.txt")):
+        best = toolbox.search(question, k=1).results[0]
+        assert best.document == f"made/{name}" and best.text == texts[name]
+        assert "words" in best.reason
+
+
+def test_a_scope_without_documents_is_refused(toolbox: Toolbox) -> None:
+    with pytest.raises(DataError, match=r"no document is in the scope 'attic/'; documents\(\)"):
+        toolbox.search(QUESTION, "attic/")
+
+
+def test_a_large_result_is_cut_counts_what_it_omits_and_leads_on(
+    make_toolbox: Callable[..., Toolbox],
+) -> None:
+    texts = [f"{'Some words that fill a sentence. ' * 12}End {n}." for n in range(40)]
+    toolbox = make_toolbox(*(Document(f"{n}.txt", text) for n, text in enumerate(texts)))
+    first = toolbox.search(QUESTION, k=40, per_document=1, budget=5_000)
+    assert size(first) <= 5_000 and 0 < len(first.results) < 40
+    assert first.omitted == 40 - len(first.results)
+    seen, found = list(first.results), first
+    while found.next:
+        found = call(toolbox, found.next)
+        assert size(found) <= 30_000
+        seen += found.results
+    assert [one.id for one in seen[:40]] == [
+        one.id for one in toolbox.search(QUESTION, k=40, budget=MOST).results
+    ]
+    assert size(toolbox.search(QUESTION, k=100, per_document=50, budget=10**9)) <= MOST
+
+
+def test_a_list_of_documents_leads_on(make_toolbox: Callable[..., Toolbox]) -> None:
+    names = [f"{number:03}.txt" for number in range(120)]
+    toolbox = make_toolbox(*(Document(name, f"Text of {name}.") for name in names))
+    listing = toolbox.documents(budget=4_000)
+    assert listing.total == 120 and listing.omitted == 120 - len(listing.documents) > 0
+    seen = [one.document for one in listing.documents]
+    while listing.next:
+        listing = call(toolbox, listing.next)
+        seen += [one.document for one in listing.documents]
+    assert seen == [f"made/{name}" for name in names]
+
+
+def test_nothing_found_and_still_reading_differ(
+    toolbox: Toolbox, lease: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    MemoryBank.open(lease).remove("lease.txt", "kitchen/recipe.txt")
+    assert toolbox.search(QUESTION).status == "nothing found"
+    assert toolbox.documents().status == "nothing found"
+    monkeypatch.setattr(BuiltBank, "reading", lambda self: "still reading 3 files of 'lease'")
+    found = toolbox.search(QUESTION)
+    assert found.status == "still reading" and found.notes == ["still reading 3 files of 'lease'"]
+    assert toolbox.search(QUESTION, "attic/").status == "still reading"
+    monkeypatch.setattr(BuiltBank, "snapshot", lambda self: None)
+    assert toolbox.search(QUESTION).status == "still reading"
+
+
+def test_a_doubtful_or_outdated_passage_is_told(
+    toolbox: Toolbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BuiltBank, "changed", lambda self, document: document == "lease.txt")
+    found = toolbox.search(QUESTION, "lease.txt")
+    assert all(one.changed for one in found.results)
+    assert "some files have changed since they were read" in found.notes[0]
+    assert toolbox.search(QUESTION, "kitchen/").notes == []
+    assert toolbox.read("lease.txt").changed and not toolbox.read("recipe.txt").changed
+    assert tools._doubts(found.results[:0], 0.1) == []
+    assert "probably do not say" in tools._doubts(found.results, 0.1)[0]
+
+
+# Reading
+
+
+def test_a_document_can_be_walked_in_both_directions(toolbox: Toolbox) -> None:
+    part = toolbox.read("lease.txt", length=50)
+    assert part.document == "lease/lease.txt" and part.characters == len(LEASE) and not part.before
+    parts = [part]
+    while parts[-1].next:
+        parts.append(call(toolbox, parts[-1].next))
+    assert "".join(one.text for one in parts) == LEASE
+    back = parts[-1]
+    while back.before:
+        back = call(toolbox, back.before)
+    assert back == parts[0]
+
+
+def test_around_a_passage_are_its_neighbours(toolbox: Toolbox) -> None:
+    passage = toolbox.search(QUESTION, "lease.txt", k=1, per_document=1).results[0]
+    around = toolbox.read(passage.id, length=passage.end - passage.start + 60)
+    assert passage.text in around.text and len(around.text) > len(passage.text)
+    assert around.start <= passage.start and around.end >= passage.end
+
+
+def test_a_page_is_read_by_its_number(make_toolbox: Callable[..., Toolbox]) -> None:
+    text = "First page. Its end.\n\nSecond page."
+    toolbox = make_toolbox(Document("two.pdf", text, (0, text.index("Second"))))
+    assert toolbox.read("two.pdf", page=1).text == "First page. Its end.\n\n"
+    second = toolbox.read("two.pdf", page=2)
+    assert (second.text, second.page, second.pages) == ("Second page.", 2, 2)
+    with pytest.raises(DataError, match=r"there is no page 3 in 'two.pdf'; it has 2"):
+        toolbox.read("two.pdf", page=3)
+
+
+@pytest.mark.parametrize("name", ["lease.txt", "lease/lease.txt", "sedem:///lease/lease.txt"])
+def test_a_document_has_several_names(toolbox: Toolbox, name: str) -> None:
+    assert toolbox.read(name).text == LEASE
+    with pytest.raises(DataError, match=r"it has no pages; give start instead"):
+        toolbox.read(name, page=1)
+
+
+def test_an_unknown_name_is_answered_with_near_ones(toolbox: Toolbox) -> None:
+    with pytest.raises(UnknownDocumentError, match=r"no document 'leese.txt'; .*'lease/lease.txt'"):
+        toolbox.read("leese.txt")
+
+
+def test_a_text_full_of_escapes_stays_within_the_largest_result(
+    make_toolbox: Callable[..., Toolbox],
+) -> None:
+    toolbox = make_toolbox(Document("odd.txt", "words\x01\x02 " * 9_000))
+    part = toolbox.read("odd.txt", length=MOST)
+    assert size(part) <= MOST and part.next
+    fetched = toolbox.fetch("made/odd.txt")
+    assert size(fetched) <= MOST and fetched.metadata["next"]
+
+
+def test_fetch_has_chatgpts_shape(toolbox: Toolbox) -> None:
+    [first, *_] = toolbox.search(QUESTION).results
+    fetched = toolbox.fetch(first.id)
+    assert {*fetched.model_dump()} == {"id", "title", "text", "url", "metadata"}
+    assert first.text in fetched.text and fetched.id == first.id
+
+
+# Asking
+
+
+def test_an_answer_has_its_sources(toolbox: Toolbox, model: SeDeM, lease: Path) -> None:
+    asked = toolbox.request(QUESTION, k=2, max_tokens=5)
+    assert asked is not None
+    bank, request, decoding = asked
+    answer = model.answer_requests([request], decoding)[0]
+    answered = toolbox.answered(bank, answer)
+    expected = model.answer(MemoryBank.open(lease), QUESTION, k=2, decoding=decoding)
+    assert answered.answer == expected.text and answered.confidence == expected.confidence
+    assert [one.text for one in answered.results] == [one.text for one in expected.citations]
+
+
+def test_a_question_goes_to_the_bank_that_knows_most(
+    toolbox: Toolbox, model: SeDeM, tmp_path: Path
+) -> None:
+    model.read([Document("other.txt", "Other text, which says something else.")]).save(
+        tmp_path / "other.bank"
+    )
+    both = Toolbox([BuiltBank(tmp_path / "other.bank", "other"), *toolbox.banks], lambda: model)
+    best = both.search(QUESTION, k=1).results[0]
+    asked = both.request(QUESTION)
+    assert asked is not None and asked[0].name == best.document.partition("/")[0]
+    only = both.request(QUESTION, "other/")
+    assert only is not None and only[0].name == "other"
+
+
+def test_a_question_to_nothing_has_no_request(toolbox: Toolbox, lease: Path) -> None:
+    MemoryBank.open(lease).remove("lease.txt", "kitchen/recipe.txt")
+    assert toolbox.request(QUESTION) is None
+    assert toolbox.unanswered(QUESTION).status == "nothing found"
+
+
+def test_limits_are_told_with_both_numbers(toolbox: Toolbox) -> None:
+    toolbox.limits = Limits(question=20, k=2, tokens=8)
+    with pytest.raises(DataError, match="has 21 characters, at most 20"):
+        toolbox.search("a" * 21)
+    with pytest.raises(ConfigError, match="k is 3; it must be from 0 to 2"):
+        toolbox.request(QUESTION, k=3)
+    with pytest.raises(ConfigError, match="max_tokens is 9; it must be from 1 to 8"):
+        toolbox.request(QUESTION, max_tokens=9)
+
+
+# Notes
+
+
+def test_a_note_is_committed_and_found_by_another_process(toolbox: Toolbox, lease: Path) -> None:
+    text = "The landlord prefers calls after six."
+    noted = toolbox.remember(text, "landlord")
+    assert (noted.document, noted.done) == ("lease/landlord.note", "remembered")
+    # Another object, as another process would open it.
+    assert MemoryBank.open(lease).documents[-1] == Document("landlord.note", text)
+    found = toolbox.search("When to call?", "landlord.note")
+    assert [one.text for one in found.results] == [text]
+    [listed] = toolbox.documents("*.note").documents
+    assert listed.note and not listed.changed
+    assert toolbox.remember("Call after seven.", "lease/landlord.note").done == "replaced"
+    assert toolbox.forget("landlord").done == "forgotten"
+    assert MemoryBank.open(lease).documents.names == ["lease.txt", "kitchen/recipe.txt"]
+
+
+def test_a_note_without_a_name_gets_the_time(toolbox: Toolbox) -> None:
+    names = {toolbox.remember(f"Note {number}.").document for number in range(3)}
+    assert len(names) == 3
+    for name in names:
+        datetime.strptime(name, "lease/%Y-%m-%d %H.%M.%S.%f.note")
+
+
+def test_only_notes_are_forgotten(toolbox: Toolbox, lease: Path) -> None:
+    with pytest.raises(DataError, match=r"'lease\.txt' was read from a file; forget removes only"):
+        toolbox.forget("lease.txt")
+    with pytest.raises(UnknownDocumentError, match="there is no note 'x'; there are none"):
+        toolbox.forget("x")
+    assert len(MemoryBank.open(lease).documents) == 2
+
+
+@pytest.mark.parametrize("name", ["a\nb", " ", "x" * 500, "\x1b[0m"])
+def test_an_unusable_name_is_refused(toolbox: Toolbox, name: str) -> None:
+    with pytest.raises(DataError, match="the name of a note must have 1 to 195 printable"):
+        toolbox.remember("Text.", name)
+
+
+def test_notes_need_a_bank_that_may_be_written(toolbox: Toolbox, lease: Path) -> None:
+    before = lease.read_bytes()
+    with pytest.raises(DataError, match="the note has 200,001 characters"):
+        toolbox.remember("x" * 200_001)
+    toolbox.writable = False
+    for write in (lambda: toolbox.remember("Text."), lambda: toolbox.forget("x")):
+        with pytest.raises(ConfigError, match="there is no bank for notes"):
+            write()
+    assert lease.read_bytes() == before
+
+
+# Several banks
+
+
+def test_a_damaged_bank_is_told_and_the_others_answer(
+    toolbox: Toolbox, model: SeDeM, tmp_path: Path
+) -> None:
+    (tmp_path / "bad.bank").write_bytes(b"SQLite format 3\0" + bytes(4096))
+    bad = BuiltBank(tmp_path / "bad.bank", "bad")
+    found = Toolbox([bad, *toolbox.banks], lambda: model).search(QUESTION)
+    assert found.results and re.search("bad.bank.*", found.notes[0])
+    with pytest.raises(BankError, match=r"bad\.bank"):
+        Toolbox([bad], lambda: model).search(QUESTION)
+
+
+def test_the_same_name_in_two_banks_needs_the_banks_name(
+    toolbox: Toolbox, model: SeDeM, tmp_path: Path
+) -> None:
+    model.read([Document("lease.txt", "Another lease.")]).save(tmp_path / "other.bank")
+    both = Toolbox([*toolbox.banks, BuiltBank(tmp_path / "other.bank", "other")], lambda: model)
+    with pytest.raises(UnknownDocumentError, match=r"'lease/lease\.txt', 'other/lease\.txt'; give"):
+        both.read("lease.txt")
+    assert both.read("other/lease.txt").text == "Another lease."
+    assert both.names(2) == ["lease/lease.txt", "lease/kitchen/recipe.txt"]
