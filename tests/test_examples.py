@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +31,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         monkeypatch.setattr("sys.argv", [str(path), *arguments])
         # The small model needs no download.
         code = path.read_text("utf-8").replace("sedem-smol", "sedem-nano")
-        exec(compile(code, path, "exec"), {"__name__": "__main__"})
+        exec(compile(code, path, "exec", dont_inherit=True), {"__name__": "__main__"})
         return capsys.readouterr().out
 
     return run_script
@@ -81,6 +82,22 @@ def test_compare_with_full_context(run: Run, tmp_path: Path) -> None:
     assert [line.split(":")[0] for line in lines[:2]] == ["full-context", "sedem"]
     assert lines[2].startswith("sedem minus full-context: +")
     assert (tmp_path / "out" / "sedem" / "metrics.json").is_file()
+
+
+@pytest.mark.parametrize("framework", ["langchain_core", "llama_index.core"])
+def test_retrievers(run: Run, tmp_path: Path, framework: str) -> None:
+    pytest.importorskip(framework)
+    model = SeDeM.from_pretrained("sedem-nano", light=True)
+    model.read([Document("lease.txt", LEASE)]).save(tmp_path / "lease.bank")
+    words = "lease.bank", "What is the rent?"
+    if framework == "langchain_core":
+        printed = run("langchain_retriever", *words)
+    else:
+        printed = run("llama_index_retriever", *words)
+    place = re.match(r"\{'document': 'lease.txt', 'start': (\d+), 'end': (\d+), ", printed)
+    assert place is not None, printed
+    start, end = map(int, place.groups())
+    assert printed.splitlines()[0].endswith(LEASE[start:end][:60])
 
 
 def test_ask_the_server(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
