@@ -13,6 +13,7 @@ from pathlib import Path
 
 from experiments import (
     ablations,
+    agents,
     controls,
     costs,
     plan,
@@ -26,7 +27,19 @@ from experiments import (
 from experiments.system.scales import ROOT, SCALES, SHIPPED, Scale
 from experiments.system.tables import Study
 
-MODULES = (quality, controls, selection, ablations, training, costs, shipped, real, speed, plan)
+MODULES = (
+    quality,
+    controls,
+    selection,
+    ablations,
+    training,
+    costs,
+    shipped,
+    real,
+    speed,
+    agents,
+    plan,
+)
 STUDIES = {
     name: one for module in MODULES for name, one in vars(module).items() if isinstance(one, Study)
 }
@@ -38,7 +51,7 @@ RESULTS = ROOT / "experiments" / "results-nano.md"
 PERFORMANCE = ROOT / "experiments" / "performance.md"
 _SITE = tuple(
     ROOT / "docs" / f"{name}.md"
-    for name in ("results-smol", "results-nano", "performance", "scale")
+    for name in ("results-smol", "results-nano", "performance", "scale", "agents")
 )
 PAGES = (ROOT / "README.md", REAL_CARD, CARD, RESULTS, PERFORMANCE, *_SITE)
 

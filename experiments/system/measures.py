@@ -18,7 +18,7 @@ import typer
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
-from experiments.system import answers, bench, convention, learning, search, timing
+from experiments.system import agents, answers, bench, convention, learning, search, timing
 from experiments.system.cells import Cell, results_of, shareable, train
 from experiments.system.scales import Scale
 from experiments.system.stand_in import records
@@ -56,6 +56,8 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
     "answer-times": timing.answer_times,
     "preparation": timing.preparation,
     "bank-size": timing.bank_size,
+    "passages": agents.passages,
+    "tool-servers": agents.tool_servers,
 }
 """The function that measures each kind of cell; its docstring says what it measures."""
 
@@ -63,14 +65,8 @@ TRAINING = ("search", "probe")
 """Kinds that train small models of their own, each in a process of its own."""
 TIMED = (
     *("bench", "batches", "memories", "kept", "peers", "beside-llama-cpp", "arrivals"),
-    *(
-        "condition-times",
-        "answer-times",
-        "preparation",
-        "bank-size",
-        "coarse-search",
-        "large-banks",
-    ),
+    *("condition-times", "answer-times", "passages", "tool-servers"),
+    *("preparation", "bank-size", "coarse-search", "large-banks"),
 )
 """Kinds that measure times, so nothing else may run beside them."""
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
