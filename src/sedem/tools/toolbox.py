@@ -90,13 +90,19 @@ class Found(Result):
     confidence: Confidence = None
 
 
+class Quoted(BaseModel):
+    """Where a part of a quoted answer stands."""
+
+    document: str
+    start: int
+    end: int
+
+
 class Answered(Found):
     """An answer; `results` are the spans that it was given from, or passages in its place."""
 
     answer: str = ""
-    answer_document: str = Field("", description="Where a quoted answer stands.")
-    answer_start: int | None = None
-    answer_end: int | None = None
+    quoted: list[Quoted] = Field([], description="Where the parts of a quoted answer stand.")
     answer_confidence: float | None = Field(
         None, description="Probability that a quoted answer is right."
     )
@@ -311,7 +317,11 @@ class Toolbox:
         passages = [_passage(bank, citation) for citation in answer.citations]
         results = _fitting(passages, BUDGET - len(answer.text))
         omitted = passages[len(results) :]
-        quoted = next((one for one in answer.citations if one.answer_start is not None), None)
+        quoted = [
+            Quoted(document=f"{bank.name}/{one.document}", start=start, end=end)
+            for one in answer.citations
+            for start, end in one.answer_spans
+        ]
         reading = bank.reading()
         doubts = _doubts(results, answer.confidence)
         return Answered(
@@ -322,9 +332,7 @@ class Toolbox:
             next=_call("read", document=omitted[0].id) if omitted else "",
             notes=[*answer.cut, *([reading] if reading else []), *doubts],
             answer=answer.text,
-            answer_document=f"{bank.name}/{quoted.document}" if quoted else "",
-            answer_start=quoted.answer_start if quoted else None,
-            answer_end=quoted.answer_end if quoted else None,
+            quoted=quoted,
             answer_confidence=answer.answer_confidence,
             unsupported=list(answer.unsupported),
         )
