@@ -96,6 +96,14 @@ def ways(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     return _by_way(cell, scale, data, "ways", WAYS)
 
 
+WAY_METRICS = ("f1", "em", "recall@1", "recall@2", "recall@4")
+"""The metrics of a way that are committed: eight ways with all of them would be long."""
+
+
+def _shown(measured: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: measured[name] for name in WAY_METRICS if name in measured}
+
+
 def _by_way(
     cell: Cell, scale: Scale, data: Path, name: str, tried: Mapping[str, dict[str, Any]]
 ) -> dict[str, Any]:
@@ -129,7 +137,7 @@ def _by_way(
     first = next(iter(records.values()))
     config, guidance = method.model.config, method.model.guidance
     return {
-        name: {way: measure(found) for way, found in records.items()},
+        name: {way: _shown(measure(found)) for way, found in records.items()},
         "change": {
             way: {name: one.to_dict() for name, one in compare(first, found, ("f1", "em")).items()}
             for way, found in records.items()
