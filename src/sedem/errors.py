@@ -4,6 +4,8 @@ import re
 
 QUOTED = 200
 """Maximum characters of anything that a message quotes."""
+MESSAGE = 4000
+"""Maximum characters of a message, which may list names."""
 
 
 class SedemError(Exception):
@@ -72,10 +74,11 @@ def first_line(error: BaseException) -> str:
 
 
 def shortened(message: str) -> str:
-    """Cut whatever a message has between single quotes."""
-    return re.sub("'([^']*)'", lambda found: f"'{cut(found[1])}'", message)
+    """Cut whatever a message has between single quotes, and a message that is still too long."""
+    text = re.sub(r"(?<!\w)'([^']*)'", lambda found: f"'{cut(found[1])}'", message)
+    return cut(text, MESSAGE)
 
 
-def cut(text: str) -> str:
+def cut(text: str, most: int = QUOTED) -> str:
     """Cut a text that a message quotes."""
-    return text if len(text) <= QUOTED else f"{text[:QUOTED]}..."
+    return text if len(text) <= most else f"{text[:most]}..."

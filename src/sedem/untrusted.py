@@ -60,8 +60,8 @@ BODY_VALUES = 10_000
 BODY_RATE = 2**13
 """Bytes per second that a body has to arrive at after that time."""
 
-WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx")
-"""Endings of files of a model that may have any size; of these, sedem reads the first two."""
+READ_WHOLE = (".json", ".jinja", ".txt", ".model")
+"""Endings of files in the folder of a model that libraries read whole."""
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -127,22 +127,25 @@ def too_large(path: object, size: int, limit: int, error: type[SedemError]) -> S
     return error(f"'{path}' has {given}, at most {most} are read; give a smaller file")
 
 
-def check_folder(folder: Path, error: type[SedemError]) -> None:
-    """Refuse a folder of a model with a file that must not be read, here or further inside.
+def check_folder(folder: Path, error: type[SedemError], pattern: str = "**/*") -> None:
+    """Refuse a folder of a model with a file that must not be read.
 
-    It is a pipe or a device, a link that leads out of the folder, or is neither weights nor small.
-    Links of the hub's cache lead to another folder of the same repository.
+    It is a pipe or a device, a link that leads out of the folder, or is too large for a file that
+    is read whole. Links of the hub's cache lead to another folder of the same repository.
+
+    Args:
+        pattern: the files; by default, also those in folders inside.
 
     Raises:
         SedemError: of the class `error`; it names the file.
     """
     home = folder.resolve()
     home = home.parents[1] if home.parent.name == "snapshots" else home
-    for path in sorted(folder.rglob("*")):
+    for path in sorted(folder.glob(pattern)):
         if path.is_symlink() and not path.resolve().is_relative_to(home):
             raise error(f"'{path}' is a link that leads out of '{folder}'; put the file there")
         if not is_folder(path):
-            limit = None if path.suffix.lower() in WEIGHTS else DOCUMENT_BYTES
+            limit = DOCUMENT_BYTES if path.suffix.lower() in READ_WHOLE else None
             with suppress(FileNotFoundError):  # a broken link
                 check_file(path, error, limit)
 

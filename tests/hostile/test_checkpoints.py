@@ -270,3 +270,5 @@ def test_a_message_quotes_at_most_200_characters() -> None:
         assert len(str(error)) < 250
     assert str(ConfigError(f"'a' is {long} b")) == f"'a' is {long} b"
     assert len(first_line(ValueError(long))) < 250
+    # A quotation mark inside could end the quotation.
+    assert len(str(ConfigError("'a' " + "x' y" * 10**6))) < 4100

@@ -142,7 +142,8 @@ def _rendered(template: str, special: str, wanted: tuple[Roles, ...]) -> list[tu
     The process takes seconds to start, so what it found is kept in the cache; some templates write
     the date.
     """
-    seen = json.dumps([template, special, wanted, version("transformers"), str(date.today())])
+    day = str(date.today()) if "strftime" in template else ""
+    seen = json.dumps([template, special, wanted, version("transformers"), day])
     note = cache_folder("templates") / hashlib.sha256(seen.encode()).hexdigest()
     if note.is_file():
         return json.loads(note.read_text("utf-8"))

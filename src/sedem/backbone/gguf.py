@@ -120,7 +120,7 @@ def gguf_file(name: str, revision: str | None = None) -> Path:
     if name.startswith(OLLAMA):
         return _of_ollama(name)
     if is_folder(path):
-        check_folder(path, CheckpointError)
+        check_folder(path, CheckpointError, "*")
         files = _in(name)
         if len(files) != 1:
             shown = ", ".join(file.name for file in files)

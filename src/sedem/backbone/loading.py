@@ -225,7 +225,7 @@ def _from_pretrained(
 
 def _check_files(name: str) -> None:
     if is_folder(Path(name)):
-        check_folder(Path(name), CheckpointError)
+        check_folder(Path(name), CheckpointError, "*")
 
 
 def _check_amount(name: str, config: PretrainedConfig, options: dict[str, Any]) -> None:
