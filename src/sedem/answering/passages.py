@@ -10,7 +10,7 @@ Letters: N blocks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -37,6 +37,8 @@ LENGTH = 500
 """Characters of a passage; about one block."""
 REACH = 400
 """Most characters by which a block is widened on each side."""
+LONGEST = 2_000
+"""Most characters of a passage of several blocks; beyond, each text stays in one of two."""
 LOOKED_AT = 32
 """Blocks that are looked at for each passage: others may be of a document that has enough."""
 
@@ -111,15 +113,31 @@ def _hits(
         if not same and len(hits) == passages:
             break
         counts[document] = counts.get(document, 0) + 1
-        for other in same[1:]:
-            hits.remove(other)
-        if same:
-            best, parts = same[0], [*same, hit]
-            best.start, best.end = min(p.start for p in parts), max(p.end for p in parts)
-            best.text = bank.documents.text(document, best.start, best.end)
-        else:
+        parts = [*same, hit]
+        start, end = min(part.start for part in parts), max(part.end for part in parts)
+        if not same:
             hits.append(hit)
+        elif end - start <= LONGEST:
+            hits = [one for one in hits if one not in same[1:]]
+            same[0].start, same[0].end = start, end
+            same[0].text = bank.documents.text(document, start, end)
+        elif len(hits) < passages and (rest := _without(hit, same)) is not None:
+            hits.append(rest)
     return hits
+
+
+def _without(hit: _Hit, others: Sequence[_Hit]) -> _Hit | None:
+    """Return a passage without the text of others that it overlaps; None if nothing is left."""
+    start, end = hit.start, hit.end
+    for other in others:
+        if other.start <= start:
+            start = max(start, other.end)
+        else:
+            end = min(end, other.start)
+    text = hit.text[max(0, start - hit.start) : max(0, end - hit.start)]
+    start += len(text) - len(text.lstrip())
+    text = text.strip()
+    return replace(hit, start=start, end=start + len(text), text=text) if text else None
 
 
 def _touch(first: _Hit, second: _Hit) -> bool:
@@ -156,9 +174,7 @@ def _narrowed(text: str, start: int, end: int, scores: Scores, block: int) -> tu
     """Return the part of a long block with most of the question's words."""
     words = () if scores.words is None else scores.words.words
     weights = {word.text.casefold(): word.weight for word in words if block in word.blocks}
-    folded = text.casefold()
-    if len(folded) != len(text):
-        folded = text.lower() if len(text.lower()) == len(text) else text
+    folded = text.casefold()  # about as long as the text
 
     def weight(first: int) -> float:
         inside = folded[first : first + LENGTH]

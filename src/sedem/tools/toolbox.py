@@ -528,11 +528,11 @@ def _passage(bank: ToolBank, citation: Citation) -> Passage:
 
 
 def _fitting(items: Iterable[M], budget: int) -> list[M]:
-    """Return the first items that fit a budget of characters."""
+    """Return the first items that fit a budget of characters, and at least one."""
     room, kept = min(max(budget, LEAST), MOST) - OVERHEAD, list[M]()
     for item in items:
         room -= len(item.model_dump_json()) + 2
-        if room < 0:
+        if room < 0 and kept:
             break
         kept.append(item)
     return kept

@@ -10,7 +10,7 @@ import torch
 from conftest import LEASE, RECIPE
 
 from sedem import Document, MemoryBank, SeDeM
-from sedem.answering.passages import LENGTH, REACH
+from sedem.answering.passages import LENGTH, LONGEST, REACH
 from sedem.errors import BankMismatchError, ConfigError, DataError, UnknownDocumentError
 
 QUESTION = "What is the rent?"
@@ -59,6 +59,16 @@ def test_a_document_gives_at_most_so_many_blocks(model: SeDeM) -> None:
         assert 1 <= len([one for one in found if one.document == "long.txt"]) <= most
         assert "short.txt" in {one.document for one in found}
     assert len(model.search(bank, QUESTION, k=4, per_document=50)) == 4
+
+
+def test_many_neighbours_become_several_passages(model: SeDeM) -> None:
+    text = "\n".join(f"Line {number} of this text." for number in range(400))
+    bank = model.read([Document("long.txt", text)])
+    found = model.search(bank, QUESTION, k=500, per_document=1_000)
+    assert max(len(one.text) for one in found) <= LONGEST
+    places = sorted((one.start, one.end) for one in found)
+    assert all(before <= after for (_, before), (after, _) in pairwise(places))
+    assert all(one.text == text[one.start : one.end] for one in found)
 
 
 def test_a_search_can_be_limited_to_documents(model: SeDeM, bank: MemoryBank) -> None:

@@ -103,6 +103,13 @@ def test_a_large_result_is_cut_counts_what_it_omits_and_leads_on(
     assert size(toolbox.search(QUESTION, k=100, per_document=50, budget=10**9)) <= MOST
 
 
+def test_one_passage_fits_every_budget(make_toolbox: Callable[..., Toolbox]) -> None:
+    escaped = "\x01" * 300  # six characters each in JSON
+    toolbox = make_toolbox(*(Document(f"{n}.txt", f"Words. {escaped} {n}.") for n in range(3)))
+    found = toolbox.search(QUESTION, budget=1)
+    assert found.status == "found" and len(found.results) == 1 and found.omitted and found.next
+
+
 def test_a_list_of_documents_leads_on(make_toolbox: Callable[..., Toolbox]) -> None:
     names = [f"{number:03}.txt" for number in range(120)]
     toolbox = make_toolbox(*(Document(name, f"Text of {name}.") for name in names))
