@@ -10,7 +10,7 @@ from experiments.system.models import guided_model
 from experiments.system.scales import SMOL, Scale
 from experiments.system.tables import Number, entries, study
 
-NONE_PRINTED = "The paper has nothing of this kind."
+NONE_PRINTED = "The paper gives no numbers of this kind."
 SERVERS = {"sedem mcp": "sedem mcp", "attemory": "attemory 0.1.3, SmolLM2-135M"}
 
 

@@ -25,9 +25,6 @@ QUESTIONS = {
 MAIN, LONG = "squad-10", 30
 """The set that is read in more ways, and the number of its questions with all of a context as text,
 which takes seconds."""
-TWO_STEPS = ("hotpotqa", "2wiki", "musique", "two-steps")
-"""Sets whose evidence is in several documents."""
-HOPS = {"1": "one hop", "2": "two hops", "auto": "auto"}
 METRICS = ("f1", "em")
 SHOWN = {"squad-10": METRICS, "exact-facts": ("em",), "household": ("em",)}
 """Metrics of a set; of others F1."""
@@ -97,22 +94,7 @@ def real_selection(scale: Scale) -> Iterator[Number]:
 
 
 @study(
-    "All the evidence, by hops",
-    "The paper selects once and gives no numbers. Share of the questions with evidence in several "
-    "documents whose K best blocks have all of it.",
-)
-def second_hop(scale: Scale) -> Iterator[Number]:
-    """What a second selection finds, by set."""
-    for key in TWO_STEPS if SMOL in scale.shipped else ():
-        cell = Cell("hops", variant=guided_model(scale, SMOL), questions=key, limit=100)
-        for k in (2, 4):
-            for how, label in HOPS.items():
-                number = f"K={k}.{how}"
-                yield Number(scale.sets[key].title, f"K={k}, {label}", None, cell, number)
-
-
-@study(
-    "Times of quotations and of a second hop",
+    "Times of quotations",
     "The paper gives no numbers. Single questions to ten paragraphs, K=4, keys and values of all "
     "blocks kept. A quotation comes as a whole.",
     about="Medians over {questions} questions.",

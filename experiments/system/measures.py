@@ -37,7 +37,6 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
     "losses": learning.by_budget,
     "rank": learning.rank,
     "block-recall": search.block_recall,
-    "hops": search.hops,
     "coarse-search": search.coarse_search,
     "large-banks": search.large_banks,
     "confidence": search.confidence,

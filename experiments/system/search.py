@@ -42,12 +42,10 @@ from sedem.guidance.scores import FEATURES, Confidence
 from sedem.method.segments import segment_text
 from sedem.quantization import Quantized, join
 from sedem.training.calibration import (
-    hop_questions,
     read_examples,
     score_examples,
     with_and_without_evidence,
 )
-from sedem.training.hops import all_found
 
 # BM25 over SeDeM's blocks
 
@@ -70,22 +68,6 @@ def block_recall(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         for k, values in recalls.items():
             values.append(recall_at(ranked, evidence, k))
     return {f"recall@{k}": summarize(values) for k, values in recalls.items()}
-
-
-def hops(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
-    """Share of questions with all documents of evidence among the best blocks, by hops and K."""
-    model = SeDeM.from_pretrained(checkpoint_of(cell, scale, data), dtype=torch.float32)
-    assert model.second_hop is not None
-    examples = [one for one in examples_of(cell, scale, data) if len(one.evidence) > 1]
-    questions = hop_questions(model, examples, read_examples(model, examples))
-    several = [one for one in questions if len(one.evidence) > 1]
-    return {
-        f"K={k}": {
-            how: summarize([100.0 * one for one in found])
-            for how, found in all_found(model.second_hop, model.selector, several, k).items()
-        }
-        for k in (2, 4)
-    }
 
 
 def _spans(model: SeDeM, document: Document) -> list[tuple[int, int]]:

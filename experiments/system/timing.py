@@ -179,7 +179,6 @@ def condition_times(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
 ASKED: dict[str, dict[str, Any]] = {
     "free": {"answer": "free"},
     "quoted": {"answer": "span"},
-    "free, two hops": {"answer": "free", "hops": 2},
 }
 """Ways, with fields of their questions."""
 
