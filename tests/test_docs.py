@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
 import pkgutil
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterator
 from glob import glob
 from itertools import pairwise
@@ -95,6 +97,8 @@ def test_the_python_that_is_shown_runs_and_prints_what_is_shown(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The blocks of a page run in order in one session; a text block after one is its output."""
+    # A session of an agent starts the command.
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     for page in PAGES:
         folder = tmp_path / page.stem / "reports"
         folder.mkdir(parents=True, exist_ok=True)

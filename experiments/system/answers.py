@@ -96,7 +96,7 @@ def ways(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     return _by_way(cell, scale, data, "ways", WAYS)
 
 
-WAY_METRICS = ("f1", "em", "recall@1", "recall@2", "recall@4")
+WAY_METRICS = ("f1", "em", "recall@1", "recall@2", "recall@4", "conditioning")
 """The metrics of a way that are committed: eight ways with all of them would be long."""
 
 

@@ -247,7 +247,7 @@ MODELS = (
     ("a b'; rm -rf $HOME", """-m 'a b'"'"'; rm -rf $HOME' if"""),
     ("\x1b]0;title\x07\n\u202e", r"model '\x1b]0;title\x07\n\u202e'; "),
     ("../checkpoint", "-m ../checkpoint if"),
-    ("x" * 5000, f"model '{'x' * 5000}'"),
+    ("x" * 5000, f"model '{'x' * 150}"),
     (["sedem-nano"], "model '['sedem-nano']'"),
 )
 """What a bank names as its model, and a part of the sentence about it."""

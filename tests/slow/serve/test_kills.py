@@ -14,9 +14,9 @@ from faults.tracing import WORKS, Decide, Fate, Trace, go_on, trace
 from unit.serve.conftest import finish, opened, upload
 from unit.serve.test_bank_entry import stored_names
 
-from sedem import SeDeM, types
+from sedem import SeDeM
 from sedem.bank.file import BankFile
-from sedem.serve import parsing
+from sedem.serve.building import parse_upload
 from sedem.serve.settings import Settings
 
 pytestmark = pytest.mark.slow
@@ -27,13 +27,9 @@ KILLS = 6
 """Points that a run samples."""
 
 
-def parse_here(path: Path, name: str, stopped: Callable[[], bool]) -> types.Document:
-    return parsing._parsed(path, name)
-
-
 def session(folder: Path, model: SeDeM, promise: Callable[[str], object]) -> None:
     """A server's life: two uploads, their building, a deletion; each promise is told."""
-    with opened(Settings(folder=folder), model, parse=parse_here) as (library, builder):
+    with opened(Settings(folder=folder), model, parse=parse_upload) as (library, builder):
         upload(library, "one", {name: TEXTS[name] for name in ("lease.txt", "recipe.txt")})
         promise("lease.txt recipe.txt")
         builder.turn()
@@ -50,7 +46,7 @@ def check(folder: Path, model: SeDeM, promised: str, where: str) -> None:
     """Reopen the folder: what was promised is read in the end, and nothing is half there."""
     needed = {name for name in promised.split() if not name.startswith("?")}
     allowed = {name.removeprefix("?") for name in promised.split()}
-    with opened(Settings(folder=folder), model, parse=parse_here) as (library, builder):
+    with opened(Settings(folder=folder), model, parse=parse_upload) as (library, builder):
         finish(builder)
         library.remove_deleted()
         entry = next(iter(library.entries()), None)
@@ -104,7 +100,7 @@ def test_a_full_disk_is_told_and_leaves_nothing_half_written(model: SeDeM, tmp_p
     for at in takes[:: max(1, len(takes) // KILLS)]:
         done, promised = run(model, folder, full(at, once=False, half=False))
         told[done.error.partition(":")[0]] += 1
-        with opened(Settings(folder=folder), model, parse=parse_here) as (library, builder):
+        with opened(Settings(folder=folder), model, parse=parse_upload) as (library, builder):
             finish(builder)
             assert not list(library.uploads.folder.iterdir())
             if promised:

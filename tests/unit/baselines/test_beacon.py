@@ -67,7 +67,9 @@ class Official:
 
 
 @pytest.fixture
-def official(fixtures: Path, backbone: Backbone) -> Official:
+def official(fixtures: Path, backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> Official:
+    # The fixture has fewer embeddings than a tokenizer has bytes, and no text is read.
+    monkeypatch.setattr(Backbone, "check_ids", lambda *_: None)
     return Official(fixtures / "beacon-official.safetensors", backbone.tokenizer)
 
 
