@@ -23,7 +23,7 @@ from sedem.data.documents import files_in, read_document
 from sedem.durable_files import atomic_write, make_folders
 from sedem.errors import DataError, SedemError
 from sedem.types import Document
-from sedem.untrusted import DOCUMENT_BYTES, read_json
+from sedem.untrusted import DOCUMENT_BYTES, StoppedError, read_json
 
 if TYPE_CHECKING:
     # Importing these imports torch, and the first message of a client is answered without it.
@@ -46,10 +46,6 @@ STOP_SECONDS = 10.0
 
 Stamp = tuple[int, int]
 """Size and time of the last change of a file."""
-
-
-class StoppedError(Exception):
-    """The reading of a folder was stopped."""
 
 
 class ToolBank(Protocol):

@@ -179,7 +179,9 @@ function quotation({ text, start, end, answer_spans: spans }) {
   const shown = [first > start ? "… " : ""];
   let at = first;
   for (const [from, to] of spans) {
-    shown.push(at === first ? cut(at, from).trimStart() : cut(at, from));
+    // What is cut off in front begins with a whole word.
+    const before = cut(at, from);
+    shown.push(at > first || first === start ? before : before.replace(/^\S*\s+/, ""));
     shown.push(make("strong", {}, cut(from, Math.min(end, to))));
     at = Math.min(end, to);
   }
