@@ -54,9 +54,31 @@ class SecondHop(nn.Module):
     def forward(
         self, again_N: Tensor, states_N: Tensor, words_N: Tensor, named_N: Tensor
     ) -> Tensor:
-        """What the other blocks are selected by `[N]`, given their scores and `PARTS`."""
+        """What the other blocks are selected by `[N]`, given their scores and `PARTS`.
+
+        The states of both hops count as one s_n together.
+        """
         states, words, named = self.weights
-        return again_N + states * states_N + words * words_N + named * named_N
+        both_N = again_N + states * states_N + words * words_N + named * named_N
+        return both_N / (1.0 + states)
+
+
+def behind_first(total_N: Tensor, again_N: Tensor, first: int) -> Tensor:
+    """What blocks are selected and guided by after a second hop `[N]`.
+
+    The second hop orders the others, the first one says how far they are behind its best block:
+    that block shares its words with the states that were made from them, so its own score of the
+    second hop would suppress all others.
+
+    Args:
+        total_N: what the first hop selects by, best at `first`; -inf for non-candidates.
+        again_N: what the second one selects the others by.
+    """
+    is_first_N = torch.arange(len(total_N)) == first
+    best, best_again = (one_N[~is_first_N].max() for one_N in (total_N, again_N))
+    if best == -torch.inf:
+        return total_N
+    return total_N.where(is_first_N, again_N + (best - best_again))
 
 
 def open_features(

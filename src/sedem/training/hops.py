@@ -83,10 +83,15 @@ def fit_second_hop(selector: Selector, questions: Sequence[HopQuestion]) -> Seco
     Args:
         questions: those with one step teach only when to stop; at least one must have two.
     """
-    part = SecondHop(selector)
-    left_B = torch.tensor([bool(one.left.any()) for one in questions])
-    part.open.fit(torch.stack([one.features for one in questions]), left_B)
-    taught = [one for one, left in zip(questions, left_B.tolist(), strict=True) if left]
+    part, rng = SecondHop(selector), random.Random(0)
+    taught = [one for one in questions if bool(one.left.any())]
+    done = [one for one in questions if not bool(one.left.any())]
+    # As many of each, so that the probability does not depend on what the questions are taken from.
+    several = min(len(taught), len(done))
+    judged = rng.sample(taught, several) + rng.sample(done, several)
+    if judged:
+        left_B = torch.arange(2 * several) < several
+        part.open.fit(torch.stack([one.features for one in judged]), left_B)
     optimizer = torch.optim.AdamW(
         [
             {"params": [part.down.weight, part.up.weight], "lr": RATE},
@@ -95,7 +100,6 @@ def fit_second_hop(selector: Selector, questions: Sequence[HopQuestion]) -> Seco
     )
     steps = EPOCHS * -(-len(taught) // BATCH)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
-    rng = random.Random(0)
     for _ in range(EPOCHS):
         rng.shuffle(taught)
         for start in range(0, len(taught), BATCH):

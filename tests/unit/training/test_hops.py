@@ -68,6 +68,14 @@ def test_it_learns_which_block_the_question_leads_to_and_when_one_is_enough() ->
     assert mean(found["2"]) > 0.8 and mean(found["auto"]) > 0.8
 
 
+def test_what_the_questions_are_taken_from_does_not_decide_whether_one_needs_a_second_hop() -> None:
+    selector = Selector(HEADS * WIDTH, HEADS * WIDTH, HEADS, WIDTH).requires_grad_(False)
+    questions = made(90, torch.eye(HEADS * WIDTH), selector, 4)
+    alike = [replace(one, features=torch.tensor([0.5, 1.0, 0.5])) for one in questions]
+    part = fit_second_hop(selector, alike)
+    assert float(part.open(alike[0].features)) == pytest.approx(0.5, abs=1e-3)
+
+
 def test_the_loss_is_that_of_one_of_the_blocks_being_next(model: SeDeM) -> None:
     selector = Selector(HEADS * WIDTH, HEADS * WIDTH, HEADS, WIDTH).requires_grad_(False)
     [question] = made(2, torch.eye(HEADS * WIDTH), selector, 3)[1:]
