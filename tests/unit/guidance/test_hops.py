@@ -42,7 +42,9 @@ def selected(model: SeDeM, bank: MemoryBank, **options: object) -> Selection:
     return prepared.selection
 
 
-def test_the_second_hop_orders_the_others_as_far_behind_the_first_block_as_they_were(hopping: SeDeM) -> None:
+def test_the_second_hop_orders_the_others_as_far_behind_the_first_block_as_they_were(
+    hopping: SeDeM,
+) -> None:
     bank, part = hopping.read(DOCUMENTS), hopping.second_hop
     assert part is not None
     once = selected(hopping, bank, hops=1).scores
