@@ -29,16 +29,19 @@ ATTEMORY, ATTEMORY_MODEL = "ATTEMORY", "ATTEMORY_MODEL"
 """Variables with the environment in which attemory is installed, and a GGUF file for it."""
 _START = "import sys; from sedem.cli.main import app; sys.argv = ['sedem', *sys.argv[1:]]; app()"
 _ATTEMORY = """
-import json, subprocess, sys, time
+import json, socket, subprocess, sys, time
 from attemory import AttemoryClient, MemoryInput
 server, model, cache = sys.argv[1:]
 asked = json.load(sys.stdin)
 began = time.perf_counter()
-words = [server, "--tiny", "--model", model, "--backend", "cpu", "--port", "9117"]
+with socket.create_server(("127.0.0.1", 0)) as free:
+    port = free.getsockname()[1]
+words = [server, "--tiny", "--model", model, "--backend", "cpu", "--port", str(port)]
 quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 process = subprocess.Popen([*words, "--cache-dir", cache], **quiet)
 try:
-    client = AttemoryClient(port=9117, timeout=3600, session_id="papers")
+    session = f"papers-{time.time_ns()}"  # sessions stay
+    client = AttemoryClient(port=port, timeout=3600, session_id=session)
     while True:
         try:
             if client.health():
