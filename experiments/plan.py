@@ -17,7 +17,8 @@ from experiments.system.search import BANK_SIZES, BEST
 from experiments.system.tables import NOT_RUN, Number, entries, made_on, markdown_table, study
 from experiments.system.timing import GROWN
 from sedem.backbone.loading import read_config
-from sedem.bank.search import CANDIDATES, COARSE_FROM, GROUPS
+from sedem.bank.codes import SIGNS
+from sedem.bank.search import CANDIDATES, COARSE_FROM, WORD_CANDIDATES
 from sedem.checkpoint.folder import EXTRA_ENTRIES
 from sedem.config import SedemConfig
 from sedem.durable_files import bytes_text
@@ -42,14 +43,20 @@ def _columns(scale: Scale) -> dict[str, tuple[Cell, str, str, int]]:
     made, place = made_banks(scale), f"sizes.{blocks}.cpu_ms_per_question"
     (grown,) = bank_size.cells(scale)
     opened, size = f"sizes.{max(GROWN[scale.name])}", max(GROWN[scale.name])
-    candidates = "candidates_cpu_ms_per_question"
+    candidates = "candidates_cpu_ms_per_question.int8"
     return {
         "read": (batches, f"{row}.build_tok_s.median", "reading, tokens a second", 0),
         "text": (bench, text, "text, bytes a token", 1),
         "answers": (batches, answered, f"answers a second, {most} questions at once", 2),
         "exact": (made, f"{place}.exact", f"scoring all keys of {blocks:,} blocks, ms", 1),
-        "coarse": (made, f"{place}.coarse", f"scoring pooled keys of {blocks:,} blocks, ms", 1),
-        "candidates": (made, candidates, f"scoring {CANDIDATES:,} candidates, ms", 1),
+        "codes": (made, f"{place}.codes", f"comparing codes of {blocks:,} blocks, ms", 1),
+        "words": (made, f"{place}.words", f"finding words in {blocks:,} blocks, ms", 1),
+        "candidates": (
+            made,
+            candidates,
+            f"scoring {CANDIDATES + WORD_CANDIDATES:,} candidates, ms",
+            1,
+        ),
         "open": (grown, f"{opened}.open_s", f"opening a bank of {size:,} blocks, s", 3),
         "memory": (grown, f"{opened}.open_mb", f"memory of {size:,} opened blocks, MB", 1),
     }
@@ -70,7 +77,7 @@ def _plan(scale: Scale) -> str:
         f"Assumed, not measured: machines of {DEVICES} cores with {MEMORY_GB} GB for keys, busy "
         f"{LOAD:.0%} of the time; a bank is read within {DAYS} days. Blocks are full."
     )
-    head = ["tokens", "blocks", "slots", "slots, int8", "pooled keys", "text"]
+    head = ["tokens", "blocks", "slots", "slots, int8", "codes", "text"]
     head += ["core days to read", "machines", "search", f"% of the best {BEST} among candidates"]
     head += ["core s a question, exact", "coarse", "machines for 1 question a second"]
     rows = [_row(scale, values, tokens, tokens) for tokens in SIZES]
@@ -92,14 +99,16 @@ def _row(scale: Scale, costs: dict[str, float], tokens: int, searched: int) -> l
     heads = config.selector_heads
     head_width = config.selector_dim or width // heads
     blocks, of_one = (-(-count // (slots * config.compression)) for count in (tokens, searched))
-    # As selectors keep them on a CPU: all keys in float32, pooled ones in bfloat16.
+    # As selectors keep them on a CPU: all keys in float32, or codes.
     keys = {"exact": 4 * slots * heads * head_width}
-    keys["coarse"] = math.gcd(slots, GROUPS) * heads * vector_bytes(head_width, BFLOAT16)
+    keys["coarse"] = SIGNS * heads * head_width // 8
     sizes = [blocks * slots * vector_bytes(width, dtype) for dtype in (BFLOAT16, "int8")]
     sizes += [blocks * keys["coarse"], round(tokens * costs["text"])]
     largest = max(BANK_SIZES[scale.name])
     seconds = {"exact": of_one * costs["exact"] / largest / 1e3}
-    seconds["coarse"] = (of_one * costs["coarse"] / largest + costs["candidates"]) / 1e3
+    # The words that are read stand in a limited number of blocks.
+    once = costs["words"] + costs["candidates"]
+    seconds["coarse"] = (of_one * costs["codes"] / largest + once) / 1e3
     search = "exact" if of_one <= COARSE_FROM else "coarse"
     days = tokens / costs["read"] / 86400
     # A question must be scored within a second, and every block's keys are in some memory.
@@ -124,7 +133,7 @@ def _recall(scale: Scale, blocks: int) -> str:
     """
     result: dict[str, Any] = made_banks(scale).read(scale) or {}
     best = result["questions"]["limit"] * BEST
-    measured = {int(n): found["recall"][str(CANDIDATES)] for n, found in result["sizes"].items()}
+    measured = {int(n): found["states"]["best_held"] for n, found in result["sizes"].items()}
     hits = np.array([percent / 100 * best + 0.5 for percent in measured.values()])
     line = np.polyfit(np.log([*measured]), np.log(hits / (best + 1 - hits)), 1)
     percent = 100 / (1 + math.exp(-np.polyval(line, math.log(blocks))))

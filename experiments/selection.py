@@ -9,7 +9,7 @@ from experiments.system import paper
 from experiments.system.cells import PEERS, Cell, paper_cell
 from experiments.system.models import full_bank, guided_model, main_model
 from experiments.system.scales import Scale
-from experiments.system.search import BANK_SIZES, BEST, CANDIDATES, COUNTS, DISTRACTORS, POOLED
+from experiments.system.search import BANK_SIZES, BEST, COUNTS, DISTRACTORS
 from experiments.system.tables import Number, entries, mean_of, scores, study
 from sedem.bank import search
 
@@ -81,63 +81,66 @@ def effective_rank(scale: Scale) -> Iterator[Number]:
         yield mean_of("Average", f"{method}, %", printed, sets)
 
 
-@study("What a first search with pooled keys misses", "The paper gives no numbers.", drawn=("%",))
-def coarse_search(scale: Scale) -> Iterator[Number]:
-    """Percentage of the exact best two among the best C by pooled keys, and the search time."""
-    limit = scale.limit if scale.stand_in else 200
-    cell = Cell(
-        "coarse-search", variant=main_model(scale), questions=scale.ablation[0], limit=limit
-    )
-    for groups in POOLED:
-        place = f"by_pooled_keys_of_a_block.{groups}"
-        yield from entries(
-            f"{groups} pooled keys a block",
-            cell,
-            *((f"% of the best 2 among {c:,}", f"{place}.recall.k2.{c}") for c in COUNTS),
-            (
-                "CPU ms a question and 1,000 blocks",
-                f"{place}.cpu_ms_per_question_and_1000_blocks",
-                2,
-            ),
-        )
-
-
 def made_banks(scale: Scale) -> Cell:
     """The measurement of banks whose blocks are made from real ones."""
-    limit = scale.limit if scale.stand_in else 40
+    limit = scale.limit if scale.stand_in else 20
     return Cell("large-banks", questions=scale.ablation[0], limit=limit)
 
 
 @study(
-    "What a first search misses and costs in large banks",
-    "The paper gives no numbers. The blocks are made from real ones.",
+    "What candidates miss in large banks",
+    "The paper gives no numbers. Most blocks are made from real ones.",
+    about=f"{{questions[limit]}} questions, {{real_blocks:,}} real blocks. Candidates are "
+    f"{search.CANDIDATES} blocks by codes and {search.WORD_CANDIDATES} by words.",
     drawn=("%",),
 )
 def large_banks(scale: Scale) -> Iterator[Number]:
-    """Recall and cost by the number of candidates, for each bank size."""
+    """What candidates hold of what an exact search finds, for each bank size."""
     for size in BANK_SIZES[scale.size]:
-        for count in CANDIDATES:
-            yield from entries(
-                f"{size:,} blocks, C={count}",
-                made_banks(scale),
-                (f"% of the best {BEST} among C candidates", f"sizes.{size}.recall.{count}"),
-                ("% of the products of an exact search", f"sizes.{size}.products.{count}"),
-            )
+        columns = []
+        for how, title in (("both", "states and words"), ("states", "states")):
+            place = f"sizes.{size}.{how}"
+            columns += [
+                (f"% with evidence among the exact best {BEST}, {title}", f"{place}.evidence"),
+                ("% of it among candidates", f"{place}.evidence_held"),
+                (f"% of the best {BEST} among candidates", f"{place}.best_held"),
+            ]
+        yield from entries(f"{size:,} blocks", made_banks(scale), *columns)
+
+
+@study(
+    "What codes alone find in large banks",
+    "The paper gives no numbers. Most blocks are made from real ones.",
+    drawn=("%",),
+)
+def codes_alone(scale: Scale) -> Iterator[Number]:
+    """Percentage of the exact best blocks by states among the best C by codes."""
+    for size in BANK_SIZES[scale.size]:
+        columns = [(f"among {c:,}", f"sizes.{size}.best_by_codes.{c}") for c in COUNTS]
+        yield from entries(f"{size:,} blocks", made_banks(scale), *columns)
 
 
 @study(
     "What selecting costs by the number of blocks",
     "The paper gives no numbers of this kind.",
-    about="{questions[limit]} questions scored together, keys in float32. "
-    f"{search.CANDIDATES:,} candidates take {{candidates_cpu_ms_per_question:,.0f}} ms more, at "
-    "any N.",
+    about=f"{{questions[limit]}} questions. Reading and scoring {search.CANDIDATES + search.WORD_CANDIDATES:,} candidates "
+    "takes {candidates_cpu_ms_per_question[int8]:,.0f} ms at any N with keys stored as "
+    "int8, and {candidates_cpu_ms_per_question[memory]:,.0f} ms without stored keys.",
 )
 def selecting(scale: Scale) -> Iterator[Number]:
-    """Processor time per question by the number of blocks N."""
-    for name, key in {"every block": "exact", "pooled keys of every block": "coarse"}.items():
-        for size in BANK_SIZES[scale.size]:
-            column = "CPU ms a question", f"sizes.{size}.cpu_ms_per_question.{key}", 0
-            yield from entries(f"{name}, N={size}", made_banks(scale), column)
+    """Processor time per question by the number of blocks N, and memory."""
+    for size in BANK_SIZES[scale.size]:
+        place = f"sizes.{size}"
+        yield from entries(
+            f"N={size}",
+            made_banks(scale),
+            ("every block, CPU ms", f"{place}.cpu_ms_per_question.exact", 0),
+            ("codes, CPU ms", f"{place}.cpu_ms_per_question.codes"),
+            ("words, CPU ms", f"{place}.cpu_ms_per_question.words"),
+            ("candidates", f"{place}.candidates", 0),
+            ("codes, MB", f"{place}.codes_mb"),
+            ("memory of searching, MB", f"{place}.memory_mb", 0),
+        )
 
 
 @study(

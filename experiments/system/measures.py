@@ -37,7 +37,6 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
     "losses": learning.by_budget,
     "rank": learning.rank,
     "block-recall": search.block_recall,
-    "coarse-search": search.coarse_search,
     "large-banks": search.large_banks,
     "confidence": search.confidence,
     "cost": convention.cost,
@@ -65,7 +64,7 @@ TRAINING = ("search", "probe")
 TIMED = (
     *("bench", "batches", "memories", "kept", "peers", "beside-llama-cpp", "arrivals"),
     *("condition-times", "answer-times", "passages", "tool-servers"),
-    *("preparation", "bank-size", "coarse-search", "large-banks"),
+    *("preparation", "bank-size", "large-banks"),
 )
 """Kinds that measure times, so nothing else may run beside them."""
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

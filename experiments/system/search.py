@@ -6,10 +6,14 @@ F features.
 
 from __future__ import annotations
 
+import multiprocessing
 import random
+import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +24,21 @@ from torch import Tensor
 
 from experiments.system.cells import Cell, checkpoint_of, examples_of
 from experiments.system.scales import SHIPPED, Questions, Scale
+from experiments.system.timing import resident
 from sedem import Document, MemoryBank, SeDeM
 from sedem.answering.requests import encode_questions
-from sedem.bank.blocks import BlockRow
-from sedem.bank.keys import key_index, key_parts, keys_of
-from sedem.bank.search import CANDIDATES as CHOSEN
-from sedem.bank.search import GROUPS, key_scores, pool_keys
+from sedem.bank.blocks import BlockRow, Blocks
+from sedem.bank.codes import CodesFile, CodeSpace, mean_keys
+from sedem.bank.file import BankFile
+from sedem.bank.keys import key_index, keys_of, save_keys
+from sedem.bank.rows import Meta
+from sedem.bank.search import CANDIDATES as BY_CODES
+from sedem.bank.search import WORD_CANDIDATES as BY_WORDS
+from sedem.bank.search import bank_codes, key_scores
+from sedem.bank.words import POSTINGS, score_words
 from sedem.baselines.bm25 import bm25_scores, index_texts
 from sedem.data import labels
-from sedem.data.articles import read_articles
+from sedem.data.examples import Example
 from sedem.evaluation.metrics import (
     BINS,
     RESAMPLES,
@@ -40,7 +50,7 @@ from sedem.evaluation.metrics import (
 from sedem.evaluation.run import sample
 from sedem.guidance.scores import FEATURES, Confidence
 from sedem.method.segments import segment_text
-from sedem.quantization import Quantized, join
+from sedem.quantization import Quantized
 from sedem.training.calibration import (
     read_examples,
     score_examples,
@@ -78,102 +88,22 @@ def _spans(model: SeDeM, document: Document) -> list[tuple[int, int]]:
     return list(zip(cut.starts[:, 0].tolist(), ends.tolist(), strict=True))
 
 
-# A first search with pooled keys, on one large bank
+# Large banks. No set has a million blocks, so most are made: keys and text of each are assembled
+# from runs of neighbouring slots of several blocks of a real bank, and noise is added to every key.
+# The real blocks come first, including the evidence for the questions. Keys are made in small
+# parts, of which only scores and codes are kept. Texts go into a bank of one number per slot.
 
-POOLED = (1, 2, 4, 8, 16)
-"""Pooled keys of a block that are tried."""
-COUNTS = (32, 128, 512, 1024, 2048, 4096)
 TRAINING_PART = Questions("SQuAD, training part", "squad/train-44-articles.json", "squad")
-ARTICLES = ("wikipedia/articles.jsonl.xz", 324)
-"""More texts of the bank at nano: documents of a second set, and first articles of a file."""
-
-
-def coarse_search(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
-    """Which exact selections a first search with pooled keys misses, by pooled keys a block.
-
-    The documents of a set are read into one bank, which is searched for the set's questions: how
-    many of the exact best K blocks are among the best C blocks by pooled keys?
-    """
-    folder, asked = checkpoint_of(cell, scale, data), scale.sets[cell.questions]
-    model = SeDeM.from_pretrained(folder)
-    bank = model.read(_documents(scale, asked, data))
-    every = [example.question for example in asked.examples(data)]
-    sampled = random.Random(0).sample(every, min(cell.limit or len(every), len(every)))
-    return {
-        "by_pooled_keys_of_a_block": _pooled_recall(model, bank, sampled),
-        "bank": {
-            "documents": len(bank.documents),
-            "blocks": len(bank),
-            "tokens": bank.tokens,
-            "dtype": bank.dtype,
-        },
-        "questions": {"data": Path(asked.source).name, "limit": len(sampled), "seed": 0},
-        "checkpoint": folder.name,
-    }
-
-
-def _documents(scale: Scale, asked: Questions, data: Path) -> list[Document]:
-    """Every text of the bank, without duplicates."""
-    nano = scale.name == "nano"
-    sets = [asked, TRAINING_PART] if nano else [asked]
-    texts = [d.text for s in sets for example in s.examples(data) for d in example.documents]
-    if nano:
-        source, count = ARTICLES
-        texts += [text for _, text in read_articles(data / source, slice(count))]
-    return [Document(str(number), text) for number, text in enumerate(dict.fromkeys(texts))]
-
-
-@torch.no_grad()
-def _pooled_recall(model: SeDeM, bank: MemoryBank, questions: list[str]) -> dict[str, Any]:
-    """Recall and time of a first search, by the number of pooled keys per block."""
-    hidden_BQE, mask_BQ = encode_questions(model, model.engine, questions)
-    query_BQRH = model.selector.queries(hidden_BQE)
-    keys, slots = key_index(bank, model.selector), len(bank.blocks[0].slot_tokens)
-    exact: list[Tensor] = []
-    pooled: dict[int, list[Any]] = {groups: [] for groups in POOLED}
-    for indices, part in key_parts(bank, model.selector):
-        padding_P = keys.padding_of(indices, slots)
-        exact.append(key_scores(query_BQRH, mask_BQ, part, padding_P))
-        for groups, parts in pooled.items():
-            parts.append(pool_keys(part, padding_P, groups))
-    exact_BN = torch.cat(exact, 1)
-    found = {}
-    for groups, parts in pooled.items():
-        means, empty = zip(*parts, strict=True)
-        empty_P = torch.cat(empty).flatten().nonzero()[:, 0]
-        started = time.process_time()
-        rough_BN = key_scores(query_BQRH, mask_BQ, join(means), empty_P)
-        milliseconds = 1e3 * (time.process_time() - started) / len(questions)
-        found[str(groups)] = {
-            "recall": {f"k{k}": recall(exact_BN, rough_BN, k, COUNTS) for k in (1, 2, 4, 10)},
-            "cpu_ms_per_question_and_1000_blocks": round(1e3 * milliseconds / len(bank), 3),
-        }
-    return found
-
-
-def recall(
-    exact_BN: Tensor, rough_BN: Tensor, best: int, counts: tuple[int, ...]
-) -> dict[str, float]:
-    """Percentage of the exact best blocks among the best C of a rough order, by C."""
-    best_BK = exact_BN.topk(min(best, exact_BN.shape[1]), 1).indices
-    above_BK = torch.stack(
-        [(rough_BN > rough_BN.gather(1, column_B[:, None])).sum(1) for column_B in best_BK.T], 1
-    )
-    return {str(c): round(100 * (above_BK < c).float().mean().item(), 2) for c in counts}
-
-
-# The same in banks larger than any we can read. Blocks are made as keys, because the selector sees
-# nothing else. Each is assembled from runs of neighbouring slots of several blocks of a real bank,
-# and noise is added to every key. The real blocks come first, including the evidence for the
-# questions. Blocks are made in small parts, and only their scores are kept: for a million 320 MB.
-
-CANDIDATES = (128, 512, 1024, 2048, 4096, 16384)
+COUNTS = (128, 512, 1024, 4096)
+"""Numbers of candidates by codes alone."""
 BEST = 2
 """Number of exact best blocks that are looked for."""
-BANK_SIZES = dict.fromkeys(("nano", "gpu", "paper"), (18_000, 100_000, 300_000, 1_000_000)) | {
+BANK_SIZES = dict.fromkeys(("nano", "gpu", "paper"), (10_000, 100_000, 1_000_000)) | {
     "stand-in": (400, 800)
 }
 """Numbers of blocks by scale, in ascending order; each bank begins with the previous one."""
+REAL = 150
+"""Number of examples whose documents are the real blocks; some of them are asked."""
 RUNS = 4
 """Runs of neighbouring slots in a block, each from another real block."""
 NOISE = 0.5
@@ -182,51 +112,60 @@ NOISES = 2**14
 """Number of noise vectors; drawing a new one for each key would take most of the time."""
 PART = 100
 """Blocks made and scored together; more of them would not fit in the processor's cache."""
+COMMIT = 20
+"""Parts in a commit of the bank that has their texts."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Questions to a large bank.
+
+    Attributes:
+        query_BQRH: their queries.
+        mask_BQ: False for padding.
+        evidence: indices of the real blocks with the evidence of each.
+    """
+
+    questions: list[str]
+    query_BQRH: Tensor
+    mask_BQ: Tensor
+    evidence: list[set[int]]
 
 
 @torch.no_grad()
 def large_banks(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
-    """Recall of the coarse search in banks of increasing size, and its cost against exact search.
+    """How much of what an exact search finds is among the candidates, and the costs, by size.
 
-    A sample of a set is asked, and its documents give the real blocks.
+    A sample of a set is asked, and its documents give the real blocks. Blocks are selected by
+    states and words, and by states alone.
     """
-    sizes, asked = BANK_SIZES[scale.size], scale.sets[cell.questions].examples(data)
-    limit = min(cell.limit or len(asked), len(asked))
+    sizes, every = BANK_SIZES[scale.size], scale.sets[cell.questions].examples(data)
+    examples = random.Random(0).sample(every, min(REAL, len(every)))
+    limit = min(cell.limit or len(examples), len(examples))
     model = SeDeM.from_pretrained(SHIPPED)
-    examples = random.Random(0).sample(asked, limit)
     texts = dict.fromkeys(d.text for example in examples for d in example.documents)
-    bank = model.read([Document(str(number), text) for number, text in enumerate(texts)])
-    states, mask_BQ = encode_questions(model, model.engine, [e.question for e in examples])
-    query_BQRH = model.selector.queries(states)
-    real = keys_of(bank, model.selector, range(len(bank)))
-    padding = key_index(bank, model.selector).padding
-    scores = {kind: torch.empty(limit, sizes[-1]) for kind in ("exact", "coarse")}
-    seconds = dict.fromkeys(scores, 0.0)
+    real = model.read([Document(str(number), text) for number, text in enumerate(texts)])
+    asked = _asked(model, examples[:limit], real, list(texts))
+    scores_BN = torch.empty(limit, sizes[-1])
     found: dict[str, Any] = {}
-    blocks, slots = 0, bank.blocks.slots
-    for keys_NJRH, padding_P in _parts(real, padding, sizes):
-        pooled, is_padding = pool_keys(keys_NJRH, padding_P)
-        empty_P = is_padding.flatten().nonzero()[:, 0]
-        place = slice(blocks, blocks + len(keys_NJRH))
-        for kind, keys in (("exact", (keys_NJRH, padding_P)), ("coarse", (pooled, empty_P))):
+    with tempfile.TemporaryDirectory() as place:
+        file = BankFile(Path(place) / "large.bank")
+        made = MadeBank(model, real, file, sizes)
+        seconds = 0.0
+        for blocks, keys_NJRH, padding_P in made.parts():
             started = time.process_time()
-            scores[kind][:, place] = key_scores(query_BQRH, mask_BQ, *keys)
-            seconds[kind] += time.process_time() - started
-        blocks = place.stop
-        if blocks in sizes:
-            exact_BN, coarse_BN = (scores[kind][:, :blocks] for kind in scores)
-            found[str(blocks)] = {
-                "recall": recall(exact_BN, coarse_BN, BEST, CANDIDATES),
-                # Products of a coarse search as a percentage of those of an exact one.
-                "products": {
-                    str(c): 100 * (GROUPS / slots + min(1, c / blocks)) for c in CANDIDATES
-                },
-                "cpu_ms_per_question": {k: 1e3 * s / limit for k, s in seconds.items()},
-            }
+            scores_BN[:, blocks] = _exact_scores(asked, keys_NJRH, padding_P)
+            seconds += time.process_time() - started
+            if blocks.stop in sizes:
+                exact_ms = 1e3 * seconds / limit
+                found[str(blocks.stop)] = _measured(
+                    model, asked, MemoryBank.open_from(file), scores_BN[:, : blocks.stop], exact_ms
+                )
+        stored = _stored_ms(model, asked, real, Path(place))
     return {
         "sizes": found,
-        "candidates_cpu_ms_per_question": _candidates_ms(query_BQRH, mask_BQ, real, padding),
-        "real_blocks": len(bank),
+        "candidates_cpu_ms_per_question": stored,
+        "real_blocks": len(real),
         "made": {"runs": RUNS, "noise": NOISE, "seed": 0},
         "questions": {
             "data": Path(scale.sets[cell.questions].source).name,
@@ -237,48 +176,211 @@ def large_banks(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     }
 
 
-def _parts(
-    real: Quantized, padding: Tensor, sizes: tuple[int, ...]
-) -> Iterator[tuple[Quantized, Tensor]]:
-    """Keys of the real blocks, then of made ones, with padding indices; no part crosses a size."""
-    yield real, padding
-    generator = torch.Generator().manual_seed(0)
-    slots = real.values.shape[1]
-    whole = torch.ones(len(real), dtype=torch.bool)
-    whole[padding // slots] = False
-    keys_NJRH = real.values[whole].float()
-    noise = torch.randn(NOISES, *keys_NJRH.shape[2:], generator=generator)
-    noise = NOISE * F.normalize(noise, dim=-1)
-    done = len(real)
-    for size in sizes:
-        while done < size:
-            count = min(PART, size - done)
-            made = _made_keys(keys_NJRH, noise, count, generator)
-            yield Quantized(made), torch.zeros(0, dtype=torch.long)
-            done += count
+def _asked(model: SeDeM, examples: list[Example], real: MemoryBank, texts: list[str]) -> Asked:
+    questions = [example.question for example in examples]
+    states, mask_BQ = encode_questions(model, model.engine, questions)
+    number_of = {text: number for number, text in enumerate(texts)}
+    evidence = []
+    for example in examples:
+        spans = [
+            replace(span, document=number_of[example.documents[span.document].text])
+            for span in example.evidence
+        ]
+        evidence.append(set(np.flatnonzero(labels.from_evidence(real.blocks, spans)).tolist()))
+    return Asked(questions, model.selector.queries(states), mask_BQ, evidence)
 
 
-def _made_keys(keys_NJRH: Tensor, noise: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Assemble unit vectors `[count, J, R, H]` from runs of real blocks without padding."""
+class MadeBank:
+    """Real blocks and those made of them; texts are in a file, codes beside it, keys nowhere."""
+
+    def __init__(
+        self, model: SeDeM, real: MemoryBank, file: BankFile, sizes: tuple[int, ...]
+    ) -> None:
+        self._selector, self._real, self._file, self._sizes = model.selector, real, file, sizes
+        self._print, self._slots = model.fingerprint(), real.blocks.slots
+        self._texts: list[list[str]] = []
+        self._means: list[Tensor] = []
+        with file.creating(Meta(self._print, {}, self._slots, 1)):
+            pass
+
+    def parts(self) -> Iterator[tuple[slice, Quantized, Tensor]]:
+        """Yield the place, keys and padding of all blocks in parts; no part crosses a size."""
+        generator = torch.Generator().manual_seed(0)
+        real = keys_of(self._real, self._selector, range(len(self._real)))
+        padding = key_index(self._real, self._selector).padding
+        texts = [self._real.block_text(block) for block in range(len(self._real))]
+        self._add(texts, mean_keys(real, padding))
+        yield slice(0, len(real)), real, padding
+        whole = torch.ones(len(real), dtype=torch.bool)
+        whole[padding // self._slots] = False
+        keys_NJRH, whole_n = real.values[whole].float(), whole.nonzero()[:, 0].tolist()
+        quarters = [_quarters(texts[block]) for block in whole_n]
+        noise = torch.randn(NOISES, *keys_NJRH.shape[2:], generator=generator)
+        noise = NOISE * F.normalize(noise, dim=-1)
+        done, none = len(real), torch.zeros(0, dtype=torch.long)
+        for size in self._sizes:
+            while done < size:
+                count = min(PART, size - done)
+                chosen = torch.randint(len(keys_NJRH), (count, RUNS), generator=generator)
+                made = Quantized(_made_keys(keys_NJRH, noise, chosen, generator))
+                joined = [
+                    " ".join(quarters[block][run] for run, block in enumerate(row))
+                    for row in chosen.tolist()
+                ]
+                self._add(joined, mean_keys(made, none))
+                done += count
+                if done == size or len(self._means) >= COMMIT:
+                    self._commit()
+                yield slice(done - count, done), made, none
+
+    def _add(self, texts: list[str], means_NE: Tensor) -> None:
+        self._texts.append(texts)
+        self._means.append(means_NE)
+
+    def _commit(self) -> None:
+        """Write the texts and codes of the parts since the last commit."""
+        before = self._file.head()
+        documents, starts, ends = [], list[int](), list[int]()
+        for number, texts in enumerate(self._texts):
+            documents.append(Document(f"{before.documents + number}", "\n".join(texts)))
+            last = np.cumsum([len(text) + 1 for text in texts])
+            starts += (last - [len(text) + 1 for text in texts]).tolist()
+            ends += (last - 1).tolist()
+        owners = np.repeat(np.arange(len(documents)), [len(texts) for texts in self._texts])
+        tokens = np.full((len(owners), self._slots), 2, np.uint8)
+        blocks = Blocks(owners, np.array(starts), np.array(ends), tokens)
+        memory = Quantized(torch.zeros(len(owners), self._slots, 1, dtype=torch.bfloat16))
+        self._file.append(self._print, documents, blocks, memory)
+        means_NE = torch.cat(self._means)
+        assert self._file.path is not None
+        with closing(CodesFile(self._file.path, before.id, self._selector.digest())) as codes:
+            space = codes.space(lambda: CodeSpace.fit(means_NE))
+            codes.add(before.blocks + 1 + np.arange(len(owners)), space.codes(means_NE))
+        self._texts, self._means = [], []
+
+
+def _quarters(text: str) -> list[str]:
+    """Cut a text into `RUNS` runs of words."""
+    words = text.split()
+    return [" ".join(part) for part in np.array_split(np.array(words, dtype=object), RUNS)]
+
+
+def _made_keys(keys_NJRH: Tensor, noise: Tensor, chosen: Tensor, generator: Any) -> Tensor:
+    """Assemble unit vectors `[count, J, R, H]` from runs of the chosen blocks `[count, RUNS]`."""
     slots = keys_NJRH.shape[1]
-    chosen = torch.randint(len(keys_NJRH), (count, RUNS), generator=generator)
     sources = chosen.repeat_interleave(-(-slots // RUNS), 1)[:, :slots]
     made = keys_NJRH[sources, torch.arange(slots)]
-    made += noise[torch.randint(len(noise), (count, slots), generator=generator)]
+    made += noise[torch.randint(len(noise), (len(chosen), slots), generator=generator)]
     # In place: `F.normalize` would write all keys once more.
     return made.div_(torch.linalg.vector_norm(made, dim=-1, keepdim=True))
 
 
-def _candidates_ms(
-    query_BQRH: Tensor, mask_BQ: Tensor, keys_NJRH: Quantized, padding_P: Tensor
-) -> float:
-    """Milliseconds to score a question's candidates, one question at a time."""
-    started = time.process_time()
-    for row in range(len(query_BQRH)):
-        question = slice(row, row + 1)
-        key_scores(query_BQRH[question], mask_BQ[question], keys_NJRH, padding_P)
-    spent = time.process_time() - started
-    return 1e3 * spent / len(query_BQRH) * CHOSEN / len(keys_NJRH)
+def _exact_scores(asked: Asked, keys_NJRH: Quantized, padding_P: Tensor) -> Tensor:
+    """Score blocks for all questions at once `[B, N]`; `key_scores` is made for few questions."""
+    lengths = asked.mask_BQ.sum(1).tolist()
+    query_XRH = asked.query_BQRH[asked.mask_BQ]
+    values_NJRH = keys_NJRH.values.float()
+    blocks, slots, heads = values_NJRH.shape[:3]
+    total_XN = torch.zeros(len(query_XRH), blocks)
+    for head in range(heads):
+        cosine_XL = query_XRH[:, head] @ values_NJRH[:, :, head].flatten(0, 1).T
+        cosine_XL.index_fill_(1, padding_P, -torch.inf)
+        total_XN += cosine_XL.view(-1, blocks, slots).amax(-1)
+    return torch.stack([part.sum(0) for part in total_XN.split(lengths)]) / heads
+
+
+def _measured(
+    model: SeDeM, asked: Asked, bank: MemoryBank, states_BN: Tensor, exact_ms: float
+) -> dict[str, Any]:
+    """What candidates hold of what the exact search finds, and the costs of finding them."""
+    codes, size = bank_codes(bank, model.selector), len(bank)
+    # What the first question to a bank reads.
+    bank.snapshot().views[0].rows_of(np.zeros(1, np.int64))
+    found = Counter[str]()
+    spent = Counter[str]()
+    for row, question in enumerate(asked.questions):
+        states_N = states_BN[row]
+        every = score_words(bank, question).scores
+        started = time.process_time()
+        words = score_words(bank, question, POSTINGS)
+        by_words = set(words.scores.topk(min(BY_WORDS, size)).indices.tolist())
+        spent["words"] += time.process_time() - started
+        query_E = asked.query_BQRH[row][asked.mask_BQ[row]].mean(0).flatten()
+        started = time.process_time()
+        by_codes = set(codes.nearest(query_E, min(BY_CODES, size)).tolist())
+        spent["codes"] += time.process_time() - started
+        both_N = states_N + model.config.word_weight * every
+        for how, total_N, held in (
+            ("states", states_N, by_codes),
+            ("both", both_N, by_codes | by_words),
+        ):
+            best = set(total_N.topk(BEST).indices.tolist())
+            found[f"best_{how}"] += len(best & held)
+            evidence = best & asked.evidence[row]
+            found[f"evidence_{how}"] += bool(evidence)
+            found[f"held_{how}"] += bool(evidence & held)
+        found["candidates"] += len(by_codes | by_words)
+        best = set(states_N.topk(BEST).indices.tolist())
+        for count in COUNTS:
+            nearest = codes.nearest(query_E, min(count, size))
+            found[f"codes_{count}"] += len(best & set(nearest.tolist()))
+    count = len(asked.questions)
+    return {
+        **{
+            how: {
+                "evidence": 100 * found[f"evidence_{how}"] / count,
+                "evidence_held": 100 * found[f"held_{how}"] / max(1, found[f"evidence_{how}"]),
+                "best_held": 100 * found[f"best_{how}"] / count / BEST,
+            }
+            for how in ("states", "both")
+        },
+        "best_by_codes": {str(c): 100 * found[f"codes_{c}"] / count / BEST for c in COUNTS},
+        "candidates": found["candidates"] / count,
+        "cpu_ms_per_question": {
+            "exact": exact_ms,
+            **{what: 1e3 * value / count for what, value in spent.items()},
+        },
+        "memory_mb": _memory(bank, asked.questions),
+        "codes_mb": codes.words_WN.nbytes / 1e6,
+    }
+
+
+def _memory(bank: MemoryBank, questions: list[str]) -> float:
+    """Memory of a process that searches a bank, beyond the model's."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_search_memory, (bank.path, questions))
+
+
+def _search_memory(path: Path, questions: list[str]) -> float:
+    model = SeDeM.from_pretrained(SHIPPED)
+    before = resident()
+    bank = MemoryBank.open(path)
+    codes = bank_codes(bank, model.selector)
+    for question in questions:
+        score_words(bank, question, POSTINGS)
+        codes.nearest(torch.ones(len(codes.space.mean_E)), BY_CODES)
+    return (resident() - before) / 1e6
+
+
+def _stored_ms(model: SeDeM, asked: Asked, real: MemoryBank, place: Path) -> dict[str, float]:
+    """Milliseconds to read and score all candidates, by how their keys are stored."""
+    found = {}
+    for kind in ("memory", "int8"):
+        real.save(place / f"{kind}.bank")
+        if kind != "memory":
+            save_keys(real, model.selector, kind)
+        opened = MemoryBank.open(place / f"{kind}.bank")
+        count = min(BY_CODES + BY_WORDS, len(opened))
+        generator, started = random.Random(0), time.process_time()
+        for row in range(len(asked.questions)):
+            some = sorted(generator.sample(range(len(opened)), count))
+            padding_P = (opened.slot_tokens(some).flatten() == 0).nonzero()[:, 0]
+            question = slice(row, row + 1)
+            keys_NJRH = keys_of(opened, model.selector, some)
+            key_scores(asked.query_BQRH[question], asked.mask_BQ[question], keys_NJRH, padding_P)
+        spent = time.process_time() - started
+        found[kind] = 1e3 * spent * (BY_CODES + BY_WORDS) / count / len(asked.questions)
+    return found
 
 
 # How well scores predict whether the evidence is there, on articles not used for fitting

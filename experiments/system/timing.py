@@ -400,14 +400,14 @@ def _reload(store: BankFile, commits: int) -> float:
 
 def _open(path: Path) -> dict[str, float]:
     """Processor time and memory to open a bank, in a process that has imported everything."""
-    before, start = _resident(), time.process_time()
+    before, start = resident(), time.process_time()
     bank = MemoryBank.open(path)
     seconds = time.process_time() - start
-    found = {"open_s": seconds, "open_mb": (_resident() - before) / 1e6}
-    before, start = _resident(), time.process_time()
+    found = {"open_s": seconds, "open_mb": (resident() - before) / 1e6}
+    before, start = resident(), time.process_time()
     count = len(bank.blocks)
     found["spans_s"] = time.process_time() - start
-    found["spans_mb"] = (_resident() - before) / 1e6
+    found["spans_mb"] = (resident() - before) / 1e6
     drawn = np.random.default_rng(0).integers(count, size=(QUESTIONS, SELECTED)).tolist()
     start = time.process_time()
     for blocks in drawn:
@@ -416,7 +416,8 @@ def _open(path: Path) -> dict[str, float]:
     return found
 
 
-def _resident() -> float:
+def resident() -> float:
+    """Bytes of memory of this process, without mapped files."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     line = next(line for line in status.splitlines() if line.startswith("RssAnon"))
     return 1024 * float(line.split()[1])

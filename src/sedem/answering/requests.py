@@ -633,7 +633,7 @@ def best_by_words(words: Words | None) -> Tensor:
     """Return the blocks of a large bank to compare by states because of their words, in order."""
     if words is None or words.count <= search.COARSE_FROM:
         return torch.zeros(0, dtype=torch.long)
-    best_N = words.scores.topk(search.CANDIDATES)
+    best_N = words.scores.topk(min(search.WORD_CANDIDATES, words.count))
     return best_N.indices[best_N.values > 0].sort().values
 
 

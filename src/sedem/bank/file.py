@@ -475,10 +475,11 @@ def _close(idle: list[apsw.Connection]) -> None:
 
 
 def delete(path: Path) -> None:
-    """Delete the file of a bank, what SQLite keeps beside it, and its kept keys and values."""
-    # The file itself last: a log without it would be replayed into the next bank at this place.
-    for suffix in (*(f".kept{suffix}" for suffix in SUFFIXES), ".kept", *SUFFIXES, ""):
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    """Delete the file of a bank, what SQLite keeps beside it, and its derived data."""
+    for derived in (".kept", ".codes", ""):
+        # The file itself last: a log without it would be replayed into the next bank at this place.
+        for suffix in (*SUFFIXES, ""):
+            path.with_name(path.name + derived + suffix).unlink(missing_ok=True)
 
 
 def _exchanged(file: BankFile) -> BankError:

@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import threading
-import weakref
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from pathlib import Path
 
 import apsw
@@ -22,15 +19,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sedem.bank.database import (
-    check_no_link,
-    connect,
-    database_errors,
-    free_space,
-    has_tables,
-    prepare_empty,
-    query,
-)
+from sedem.bank.database import free_space, query
+from sedem.bank.derived import DerivedFile
 from sedem.errors import BankError
 from sedem.quantization import Quantized, empty
 
@@ -71,7 +61,7 @@ def memory_digest(memory_JD: Quantized) -> bytes:
     return digest.digest()
 
 
-class KeptFile:
+class KeptFile(DerivedFile):
     """The kept keys and values of one decoder beside a bank; threads may share it.
 
     Args:
@@ -87,41 +77,16 @@ class KeptFile:
     def __init__(
         self, bank: Path, decoder: str, shape: tuple[int, int, int], *, create: bool = False
     ) -> None:
-        self.path, self.decoder, self.shape = kept_path(bank), decoder, shape
-        self._lock = threading.Lock()
-        check_no_link(self.path)
-        with database_errors(self.path):
-            self._connection = connect(self.path.parent.resolve() / self.path.name, create=create)
-        weakref.finalize(self, self._connection.close)
-        with self._using() as connection:
-            # A killed process may have left a file without a table.
-            if create and not has_tables(connection):
-                prepare_empty(connection, 2**20)
-                with connection:
-                    connection.execute(f"PRAGMA application_id = {_APPLICATION}; {_TABLE}")
-            if create:
-                # Derived data need not survive a power cut, but must not be damaged by one.
-                connection.pragma("journal_mode", "wal")
-                connection.execute("PRAGMA synchronous = NORMAL")
-            found = query(connection, "SELECT sql FROM sqlite_master WHERE sql NOT NULL")
-            if connection.pragma("application_id") != _APPLICATION or len(found) != 1:
-                raise BankError(f"'{self.path}' is not a file of kept keys and values; remove it")
-
-    @contextmanager
-    def _using(self) -> Iterator[apsw.Connection]:
-        with self._lock, database_errors(self.path):
-            yield self._connection
-
-    def close(self) -> None:
-        """Close the file."""
-        self._connection.close()
+        path = kept_path(bank)
+        super().__init__(path, "kept keys and values", _APPLICATION, _TABLE, 2**20, create)
+        self.decoder, self.shape = decoder, shape
 
     def entry(self, memory_JD: Quantized, states: int) -> Quantized | None:
         """Return keys and values `[L, 2, G, U, H]` of a block; None if they cannot be used."""
         layers, heads, width = self.shape
         shape = (layers, 2, heads, states, width)
         try:
-            with self._using() as connection:
+            with self.using() as connection:
                 row, dtype = self._row(connection, memory_JD)
                 if dtype not in _TYPES:
                     return None
@@ -136,7 +101,7 @@ class KeptFile:
 
     def holds(self, memory_JD: Quantized, dtype: torch.dtype) -> bool:
         """Whether there is an entry of this type for a block with this memory."""
-        with self._using() as connection:
+        with self.using() as connection:
             return self._row(connection, memory_JD)[1] == _name(dtype)
 
     def put(self, memory_JD: Quantized, entry: Quantized) -> None:
@@ -146,7 +111,7 @@ class KeptFile:
             BankError: the disk is full, or the file cannot be written.
         """
         row = self.decoder, memory_digest(memory_JD), _name(entry.values.dtype), *entry.raw()
-        with self._using() as connection:
+        with self.using() as connection:
             connection.execute("INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?, ?)", row)
 
     def keep_only(self, memories: Collection[bytes], dtype: torch.dtype) -> None:
@@ -155,7 +120,7 @@ class KeptFile:
         `memories` are the digests of the memory of all blocks.
         """
         kept = self.decoder, _name(dtype)
-        with self._using() as connection:
+        with self.using() as connection:
             rows = query(connection, "SELECT rowid, memory, decoder, dtype FROM kept")
             gone = [(row,) for row, memory, *of in rows if (*of,) != kept or memory not in memories]
             connection.executemany("DELETE FROM kept WHERE rowid = ?", gone)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from sedem.bank.blocks import scan_ranges
+from sedem.bank.codes import Codes
 from sedem.bank.database import query
 from sedem.bank.file import BankFile
 from sedem.bank.memory_bank import BankReader, Snapshot
@@ -57,14 +58,14 @@ class KeyIndex:
         padding: indices of padding among the bank's N * J slots, in order.
         stored: the keys that the bank's file has.
         cached: keys of all blocks `[N, J, R, H]` on the selector's device.
-        pooled: pooled keys for the coarse search, and the indices of padding among them.
+        codes: codes of all blocks.
     """
 
     selector: str
     padding: Tensor
     stored: StoredKeys
     cached: Quantized | None = None
-    pooled: tuple[Quantized, Tensor] | None = None
+    codes: Codes | None = None
 
     def padding_of(self, indices: range, slots: int) -> Tensor:
         """Indices of padding among the slots of some blocks, counted from the first of them."""
@@ -168,7 +169,7 @@ def save_keys(bank: BankReader, selector: Selector, dtype: str = BFLOAT16) -> No
     digest, now = selector.digest(), Snapshot([View.newest(file)], file)
     with file.writing() as connection:
         connection.execute("DELETE FROM keys WHERE (selector, dtype) <> (?, ?)", (digest, dtype))
-    ids, missing = now.views[0].columns.ids, np.flatnonzero(StoredKeys(now, selector).row_of < 0)
+    ids, missing = now.views[0].columns.ids, np.flatnonzero(StoredKeys(now, selector).type_of < 0)
     heads, width = _heads(selector)
     step = max(1, ROW_BYTES // (now.meta.slots * heads * vector_bytes(width, dtype)))
     for start in range(0, len(missing), step):
@@ -199,13 +200,13 @@ class StoredKeys:
     """The keys of one selector in the file of a bank, as of one snapshot.
 
     Attributes:
-        row_of: row of the table that has the keys of each block `[N]`; -1 if none has.
-        place_of: place of each block in its row `[N]`.
+        type_of: type of each block's keys `[N]`, as an index of `DTYPES`; -1 if it has none.
     """
 
     def __init__(self, bank: Snapshot, selector: Selector) -> None:
-        self.row_of, self.place_of = np.full(len(bank), -1), np.zeros(len(bank), np.int64)
-        self._types: dict[int, tuple[str, int]] = {}
+        self.type_of = np.full(len(bank), -1, np.int8)
+        self._row_of, self._place_of = (np.zeros(len(bank), np.int64) for _ in range(2))
+        self._counts: dict[int, int] = {}
         self._shape = bank.meta.slots, *_heads(selector)
         self._file = file = bank.store
         if not isinstance(file, BankFile) or len(bank.views) > 1 or not len(bank):
@@ -222,32 +223,32 @@ class StoredKeys:
             wanted = np.frombuffer(blocks, "<i8")
             found = order[np.searchsorted(ids, wanted, sorter=order).clip(max=len(ids) - 1)]
             places = np.flatnonzero(ids[found] == wanted)
-            self.row_of[found[places]], self.place_of[found[places]] = row, places
-            self._types[row] = dtype, len(wanted)
+            self.type_of[found[places]] = [*DTYPES].index(dtype)
+            self._row_of[found[places]], self._place_of[found[places]] = row, places
+            self._counts[row] = len(wanted)
 
     def read(self, blocks: Sequence[int]) -> Quantized:
-        """Return the keys `[n, J, R, H]` of blocks that are all in one row.
+        """Return the keys `[n, J, R, H]` of blocks whose keys have one type.
 
         Raises:
-            BankError: the row is damaged, or the bank was compacted since.
+            BankError: a row is damaged, or the bank was compacted since.
         """
-        row = int(self.row_of[blocks[0]])
-        dtype, count = self._types[row]
-        keys = empty((len(blocks), *self._shape), DTYPES[dtype])
+        rows = self._row_of[list(blocks)].tolist()
+        keys = empty((len(blocks), *self._shape), [*DTYPES.values()][self.type_of[blocks[0]]])
         assert isinstance(self._file, BankFile)
         gone = BankError("keys of the bank were replaced; open the bank again")
         with self._file.reading() as connection:
             for column, rooms in zip(("vectors", "scales"), keys.raw(), strict=True):
                 if rooms is None:
                     continue
-                blobs = open_values(connection, "keys", column, [row] * len(blocks), gone)
-                for blob, block, room in zip(blobs, blocks, rooms, strict=True):
-                    if blob.length() != count * room.nbytes:
+                blobs = open_values(connection, "keys", column, rows, gone)
+                for blob, row, block, room in zip(blobs, rows, blocks, rooms, strict=True):
+                    if blob.length() != self._counts[row] * room.nbytes:
                         raise BankError(
                             "stored keys of the bank do not fit its blocks; store them again with "
                             "'sedem build BANK FILE... --keys TYPE'"
                         )
-                    blob.seek(int(self.place_of[block]) * room.nbytes)
+                    blob.seek(int(self._place_of[block]) * room.nbytes)
                     blob.read_into(room.data)
         return keys
 
@@ -263,8 +264,8 @@ def _project(selector: Selector, memory_NJD: Quantized) -> Tensor:
 def _keys(
     bank: BankReader, selector: Selector, index: KeyIndex, blocks: Sequence[int]
 ) -> Quantized:
-    """Return keys of blocks that are all in one row of stored keys, or in none."""
-    if index.stored.row_of[blocks[0]] < 0:
+    """Return keys of blocks that are all stored, as one type, or all not."""
+    if index.stored.type_of[blocks[0]] < 0:
         return Quantized(_project(selector, bank.stored(blocks)))
     return index.stored.read(blocks)
 
@@ -273,7 +274,7 @@ def _runs(index: KeyIndex, blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Split `blocks` into runs of at most `SCAN` for `_keys`; yields start and stop."""
     # Arrays, because lists of a million numbers would take more memory than a part's keys.
     chosen = slice(blocks.start, blocks.stop) if isinstance(blocks, range) else list(blocks)
-    ends = (np.flatnonzero(np.diff(index.stored.row_of[chosen])) + 1).tolist()
+    ends = (np.flatnonzero(np.diff(index.stored.type_of[chosen])) + 1).tolist()
     for start, stop in pairwise([0, *ends, len(blocks)]):
         for part in scan_ranges(stop - start):
             yield start + part.start, start + part.stop

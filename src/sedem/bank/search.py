@@ -1,36 +1,42 @@
 """Score a bank's blocks for some questions: every block, or only a large bank's candidates.
 
 Late-interaction scores of several questions are computed together, in bounded memory. In a large
-bank, pooled keys give the candidates: the keys of neighbouring slots in a block are averaged and
-scaled to unit length. A question is compared with them in the same way as with keys.
-docs/performance.md reports how many of the best blocks were measured to be among the candidates.
+bank, the candidates are the blocks whose codes are nearest to a question (`codes`), and those with
+its words. docs/performance.md reports how much of the evidence was measured to be among them.
 
 Letters: B questions, Q question tokens, X question tokens of all questions, N blocks, J slots of a
-block, L slots of all blocks, P padded slots, G pooled keys of a block, R heads, H width of a head.
+block, L slots of all blocks, P padded slots, R heads, H width of a head, W words of a code.
 """
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 
+import numpy as np
 import torch
-import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sedem.bank.blocks import scan_ranges
+from sedem.bank.codes import ROW, SAMPLE, Codes, CodesFile, CodeSpace, codes_path, mean_keys
+from sedem.bank.file import delete
 from sedem.bank.keys import key_index, key_parts, keys_of
-from sedem.bank.memory_bank import BankReader
-from sedem.errors import BankError
+from sedem.bank.memory_bank import BankReader, Snapshot
+from sedem.errors import BankError, DamagedBankError
 from sedem.method.selector import Selector
-from sedem.quantization import BFLOAT16, Quantized, join, quantize
+from sedem.quantization import Quantized, join
+
+logger = logging.getLogger(__name__)
 
 COARSE_FROM = 100_000
 """Largest bank in which all blocks are scored; larger banks are searched for candidates."""
-CANDIDATES = 4096
-"""Candidates for each question."""
-GROUPS = 8
-"""Pooled keys per block, G; see `pool_keys` for the case that it does not divide J."""
+CANDIDATES = 512
+"""Candidates of each question by codes."""
+WORD_CANDIDATES = 256
+"""Candidates of each question by words: evidence that has them is among the first."""
 COLUMNS = 64
 """On a CPU, a product has a multiple of this many columns: leftover columns would be summed in
 another order. So a block's score is bit-identical in any part of its bank."""
@@ -86,13 +92,14 @@ def _candidate_scores(
     also: Sequence[Tensor],
 ) -> Tensor:
     """Score each question's candidates exactly `[B, N]`; other blocks score -inf."""
-    coarse_BN = key_scores(query_BQRH, mask_BQ, *_pooled(bank, selector))
-    scores_BN = torch.full_like(coarse_BN, -torch.inf)
-    for row, coarse_N in enumerate(coarse_BN):
-        best_n = coarse_N.topk(min(CANDIDATES, len(bank))).indices
+    codes = bank_codes(bank, selector)
+    scores_BN = query_BQRH.new_full((len(query_BQRH), len(bank)), -torch.inf, dtype=torch.float32)
+    for row, (query_QRH, mask_Q) in enumerate(zip(query_BQRH, mask_BQ, strict=True)):
+        query_E = query_QRH[: int(mask_Q.sum())].float().mean(0).flatten().cpu()
+        found_n = codes.nearest(query_E, min(CANDIDATES, len(bank)))
         if also:
-            best_n = torch.cat([best_n, also[row].to(best_n)])
-        candidates = best_n.unique().tolist()
+            found_n = torch.cat([found_n, also[row]])
+        candidates = found_n.unique().tolist()
         padding_P = (bank.slot_tokens(candidates).flatten() == 0).nonzero()[:, 0]
         keys_NJRH = keys_of(bank, selector, candidates)
         question = slice(row, row + 1)
@@ -101,48 +108,81 @@ def _candidate_scores(
     return scores_BN
 
 
-def _pooled(bank: BankReader, selector: Selector) -> tuple[Quantized, Tensor]:
-    """Return pooled keys of all blocks, and the indices of padding among them."""
-    index, slots = key_index(bank, selector), bank.blocks.slots
-    if index.pooled is None:
-        # Pooling converts to float32, so cached keys, which are one part, are split into ranges.
-        parts = [
-            pool_keys(
-                part[rows.start : rows.stop],
-                index.padding_of(blocks[rows.start : rows.stop], slots),
-            )
-            for blocks, part in key_parts(bank, selector)
-            for rows in scan_ranges(len(part))
-        ]
-        pooled, is_padding = zip(*parts, strict=True)
-        index.pooled = join(pooled), torch.cat(is_padding).flatten().nonzero()[:, 0]
-    return index.pooled
+@torch.no_grad()
+def bank_codes(bank: BankReader, selector: Selector) -> Codes:
+    """Return the codes of all blocks, and keep them in a file beside a bank that is one file.
 
-
-def pool_keys(
-    keys_NJRH: Quantized, padding_P: Tensor, most: int = GROUPS
-) -> tuple[Quantized, Tensor]:
-    """Average each block's keys over G groups of neighbouring slots.
-
-    Args:
-        keys_NJRH: unit vectors.
-        padding_P: indices of padding among the N * J slots.
-        most: G is the greatest common divisor of this and J.
-
-    Returns:
-        The means over real slots, scaled to unit vectors `[N, G, R, H]` in bfloat16, and which
-        groups hold only padding `[N, G]`, on the CPU.
+    Only the codes of blocks that are new are made. Without a place for the file they are made
+    again by the next process.
     """
-    blocks, slots = keys_NJRH.values.shape[:2]
-    groups = math.gcd(slots, most)
-    real_L = torch.ones(blocks * slots, dtype=torch.bool)
-    real_L[padding_P] = False
-    real_NGS = real_L.view(blocks, groups, -1)
-    keys_NGSRH = keys_NJRH.dequantize().float().unflatten(1, (groups, -1))
-    weights_NGS = (real_NGS / real_NGS.sum(-1, keepdim=True).clamp_min(1)).to(keys_NGSRH)
-    means_NGRH = torch.einsum("ngsrh,ngs->ngrh", keys_NGSRH, weights_NGS)
-    # A mean of dissimilar keys is short; unscaled, it would lose to a mean of similar keys.
-    return quantize(F.normalize(means_NGRH, dim=-1), BFLOAT16), ~real_NGS.any(-1)
+    now = bank.snapshot()
+    index = key_index(now, selector)
+    if index.codes is None:
+        index.codes = _stored_codes(now, selector)
+    if index.codes is None:
+        space = _fit(now, selector)
+        parts = [_codes_of(now, selector, space, part_n) for part_n in _rows(np.arange(len(now)))]
+        index.codes = Codes.of(space, np.concatenate(parts))
+    return index.codes
+
+
+def _stored_codes(now: Snapshot, selector: Selector, *, again: bool = True) -> Codes | None:
+    """Return the codes in the file beside a bank, which gets those it lacks; None without one.
+
+    A damaged file is deleted and made again.
+    """
+    path = now.path
+    if path is None:
+        return None
+    (view,) = now.views
+    ids_N = view.columns.ids[now.held.start : now.held.stop]
+    try:
+        with closing(CodesFile(path, view.head.id, selector.digest())) as file:
+            space = file.space(lambda: _fit(now, selector))
+            codes_NW, is_known_N = file.read(ids_N, space.words)
+            missing_n = np.flatnonzero(~is_known_N)
+            if len(missing_n):
+                logger.warning(
+                    "making codes of %s blocks of bank '%s'", f"{len(missing_n):,}", path
+                )
+            for part_n in _rows(missing_n):
+                codes_NW[part_n] = _codes_of(now, selector, space, part_n)
+                file.add(ids_N[part_n], codes_NW[part_n])
+    except DamagedBankError:
+        delete(codes_path(path))
+        return _stored_codes(now, selector, again=False) if again else None
+    except BankError as error:
+        logger.warning("%s; the codes of the bank are not stored", error)
+        return None
+    return Codes.of(space, codes_NW)
+
+
+def _fit(bank: Snapshot, selector: Selector) -> CodeSpace:
+    """Fit a space of codes to blocks from all over a bank."""
+    sample_n = np.linspace(0, len(bank) - 1, min(SAMPLE, len(bank))).astype(np.int64)
+    return CodeSpace.fit(_means(bank, selector, sample_n))
+
+
+def _codes_of(
+    bank: Snapshot, selector: Selector, space: CodeSpace, blocks_n: NDArray[np.int64]
+) -> NDArray[np.uint64]:
+    return space.codes(_means(bank, selector, blocks_n))
+
+
+def _means(bank: Snapshot, selector: Selector, blocks_n: NDArray[np.int64]) -> Tensor:
+    """Return the mean keys of some blocks `[n, E]`."""
+    parts = []
+    for part in scan_ranges(len(blocks_n)):
+        blocks = blocks_n[part.start : part.stop].tolist()
+        padding_P = (bank.slot_tokens(blocks).flatten() == 0).nonzero()[:, 0]
+        parts.append(mean_keys(keys_of(bank, selector, blocks), padding_P))
+    return torch.cat(parts)
+
+
+def _rows(blocks_n: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """Split blocks into what a row of the file holds."""
+    for start in range(0, len(blocks_n), ROW):
+        yield blocks_n[start : start + ROW]
 
 
 def key_scores(

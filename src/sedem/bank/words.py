@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -162,10 +163,11 @@ def _in_file(
 
     A word of the document's name counts beside the same word in the block.
     """
-    shares = np.zeros((len(words), len(view)))
+    places = []
     with view.file.reading() as connection:
         [(indexed,)] = query(connection, "SELECT count(*) FROM words_docsize")
-        for shares_N, word in zip(shares, words, strict=True):
+        for word in words:
+            rows, shares = [], []
             for column in ("name", "text"):
                 found = query(
                     connection,
@@ -176,14 +178,17 @@ def _in_file(
                 # FTS5 weighs a word by what one file holds, removed blocks included.
                 others = max(0, indexed - len(found))
                 own_weight = max(1e-6, math.log((others + 0.5) / (len(found) + 0.5)))
-                shares_N[rows_n[rows_n >= 0]] -= scores_n[rows_n >= 0] / own_weight
-    return [(held_n := shares_N.nonzero()[0], shares_N[held_n]) for shares_N in shares]
+                rows.append(rows_n[rows_n >= 0])
+                shares.append(-scores_n[rows_n >= 0] / own_weight)
+            held_n, place_n = np.unique(np.concatenate(rows), return_inverse=True)
+            places.append((held_n, np.bincount(place_n, np.concatenate(shares), len(held_n))))
+    return places
 
 
 def _numbers(view: View, found: Sequence[Any]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return rows of blocks, -1 for those that are not in this version, and their scores."""
     try:
-        ids_n, scores_n = np.array(found, np.float64).reshape(-1, 2).T
+        ids_n, scores_n = np.fromiter(chain.from_iterable(found), np.float64).reshape(-1, 2).T
     except (TypeError, ValueError):
         raise damaged(view.file, "its index of words holds more than numbers") from None
     return view.rows_of(ids_n.astype(np.int64)), scores_n

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
+from sedem.bank import search
 from sedem.bank.blocks import partition, to_blocks
 from sedem.bank.database import WAIT
 from sedem.bank.file import BankFile
@@ -109,6 +110,8 @@ def build_bank(
     bank = MemoryBank.open(path)
     if keys is not None:
         save_keys(bank, model.selector, keys)
+    if bank.path is not None and len(bank) > search.COARSE_FROM:
+        search.bank_codes(bank, model.selector)
     return Report(taken.added, taken.replaced, taken.unchanged, len(bank.documents), len(bank))
 
 

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 REFRESH_SECONDS = 2.0
 """Minimum time between two checks of the operator's banks."""
 _BANK = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}-[0-9a-f]{8}\.bank")
-_OF_BANK = re.compile(rf"\.?({_BANK.pattern})(\.partial|(\.kept)?(-wal|-shm|-journal)?)")
+_OF_BANK = re.compile(rf"\.?({_BANK.pattern})(\.partial|(\.kept|\.codes)?(-wal|-shm|-journal)?)")
 """A bank, or what lies beside one; in earlier releases it was a folder, at first a hidden one."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from sedem import Document, MemoryBank, SeDeM
 from sedem.answering.requests import Request, Scores, encode_questions, score_requests
 from sedem.bank import blocks, search
 from sedem.bank.keys import prepare, save_keys
-from sedem.bank.search import key_scores, pool_keys
+from sedem.bank.search import key_scores
 from sedem.method.selector import block_scores
 from sedem.quantization import DTYPES, Quantized, quantize
 
@@ -63,41 +64,26 @@ def test_scores_are_float32_under_autocast() -> None:
     assert torch.equal(found_BN, key_scores(*arguments))
 
 
-def test_pooled_keys_are_means_of_real_slots_and_groups_of_padding_are_marked() -> None:
-    keys = torch.randn(2, 4, 3, 5)
-    pooled, empty = pool_keys(Quantized(keys), torch.tensor([3, 6, 7]), 2)
-    expected = [[keys[0, :2].mean(0), keys[0, 2]], [keys[1, :2].mean(0), torch.zeros(3, 5)]]
-    stacked = torch.stack([torch.stack(row) for row in expected])
-    assert torch.equal(pooled.values, torch.nn.functional.normalize(stacked, dim=-1).bfloat16())
-    assert empty.tolist() == [[False, False], [False, True]]
-
-
 @pytest.mark.parametrize("keys", ["made", "cached", "stored"])
-def test_the_best_blocks_are_candidates_with_exact_scores(
-    keys: str, model: SeDeM, bank: MemoryBank, tmp_path: object, monkeypatch: pytest.MonkeyPatch
+def test_candidates_have_exact_scores(
+    keys: str, model: SeDeM, bank: MemoryBank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = []
-
-    def spied(keys: Quantized, padding: torch.Tensor) -> object:
-        sizes.append(len(keys))
-        return pool_keys(keys, padding)
-
     monkeypatch.setattr(blocks, "SCAN", 3)
-    monkeypatch.setattr(search, "pool_keys", spied)
     if keys == "cached":
         prepare(bank, model.selector)
     elif keys == "stored":
-        bank.save(f"{tmp_path}/a.bank")
-        bank = MemoryBank.open(f"{tmp_path}/a.bank")
+        bank.save(tmp_path / "a.bank")
+        bank = MemoryBank.open(tmp_path / "a.bank")
         save_keys(bank, model.selector)
     exact = model.scores(bank, RENT)
     found = scored(model, Request(bank, RENT, k=2))[0].total
     is_candidate = found > -torch.inf
-    assert is_candidate.sum() == 5
+    assert is_candidate.sum() == 5 < len(bank)
     torch.testing.assert_close(found[is_candidate], exact[is_candidate])
-    # There are as many pooled keys as slots.
-    assert found.topk(3).indices.tolist() == exact.topk(3).indices.tolist()
-    assert max(sizes) == 3 < len(bank) == sum(sizes)
+    codes = search.bank_codes(bank, model.selector)
+    states, _ = encode_questions(model, model.engine, [RENT])
+    query_E = model.selector.queries(states)[0].mean(0).flatten().detach()
+    assert set(codes.nearest(query_E, 5).tolist()) == set(is_candidate.nonzero()[:, 0].tolist())
 
 
 @pytest.mark.parametrize(
@@ -112,7 +98,7 @@ def test_small_banks_and_requests_that_need_it_get_every_score(
     torch.testing.assert_close(found, model.scores(bank, RENT))
 
 
-def test_pooled_keys_follow_an_append(model: SeDeM, bank: MemoryBank) -> None:
+def test_codes_follow_an_append(model: SeDeM, bank: MemoryBank) -> None:
     scored(model, Request(bank, RENT, k=2))
     bank.append(model.read([Document("other.txt", "The rent is low. " * 9)]))
     found = scored(model, Request(bank, RENT, k=2))[0].total

@@ -1,0 +1,72 @@
+"""A file of derived data beside a bank: it may be deleted at any time."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import apsw
+
+from sedem.bank.database import (
+    check_no_link,
+    connect,
+    database_errors,
+    has_tables,
+    prepare_empty,
+    query,
+)
+from sedem.errors import BankError
+
+
+class DerivedFile:
+    """A SQLite file beside a bank; threads may share it.
+
+    Args:
+        path: the file.
+        what: its content, for messages.
+        application: `application_id` of such files.
+        tables: the statements that create its tables.
+        row_bytes: size of its rows.
+        create: create the file if it does not exist.
+
+    Raises:
+        BankError: the file is damaged, cannot be written, or is something else.
+    """
+
+    def __init__(
+        self, path: Path, what: str, application: int, tables: str, row_bytes: int, create: bool
+    ) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        other = BankError(f"'{path}' is not a file of {what}; remove it")
+        check_no_link(path)
+        with database_errors(path):
+            self._connection = connect(path.parent.resolve() / path.name, create=create)
+        weakref.finalize(self, self._connection.close)
+        with self.using() as connection:
+            # A killed process may have left a file without a table.
+            if create and not has_tables(connection):
+                prepare_empty(connection, row_bytes)
+                with connection:
+                    connection.execute(f"PRAGMA application_id = {application}; {tables}")
+            if create:
+                # Derived data need not survive a power cut, but must not be damaged by one.
+                connection.pragma("journal_mode", "wal")
+                connection.execute("PRAGMA synchronous = NORMAL")
+            found = query(connection, "SELECT sql FROM sqlite_master WHERE sql NOT NULL")
+            is_one = connection.pragma("application_id") == application
+            if not is_one or len(found) != tables.count("CREATE TABLE"):
+                raise other
+
+    @contextmanager
+    def using(self) -> Iterator[apsw.Connection]:
+        """Yield the connection to one thread at a time."""
+        with self._lock, database_errors(self.path):
+            yield self._connection
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
