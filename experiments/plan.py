@@ -28,6 +28,8 @@ SIZES = tuple(10**power for power in range(7, 13))
 """Sizes of the banks, in tokens."""
 MANY = 10**7
 """Tokens of each of many banks; a question searches one of them."""
+MOST = CANDIDATES + WORD_CANDIDATES
+"""Candidates of a question in a large bank."""
 DEVICES, MEMORY_GB, LOAD, DAYS = 16, 64, 0.7, 7
 """Assumed, not measured: cores and GB for keys of a machine, and how much and long it works."""
 

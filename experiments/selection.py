@@ -123,9 +123,10 @@ def codes_alone(scale: Scale) -> Iterator[Number]:
 @study(
     "What selecting costs by the number of blocks",
     "The paper gives no numbers of this kind.",
-    about=f"{{questions[limit]}} questions. Reading and scoring {search.CANDIDATES + search.WORD_CANDIDATES:,} candidates "
-    "takes {candidates_cpu_ms_per_question[int8]:,.0f} ms at any N with keys stored as "
-    "int8, and {candidates_cpu_ms_per_question[memory]:,.0f} ms without stored keys.",
+    about="{questions[limit]} questions. Reading and scoring "
+    f"{search.CANDIDATES + search.WORD_CANDIDATES} candidates takes "
+    "{candidates_cpu_ms_per_question[int8]:,.0f} ms at any N with keys stored as int8, and "
+    "{candidates_cpu_ms_per_question[memory]:,.0f} ms without stored keys.",
 )
 def selecting(scale: Scale) -> Iterator[Number]:
     """Processor time per question by the number of blocks N, and memory."""
