@@ -88,8 +88,8 @@ class CodeSpace:
     def fit(cls, means_NE: Tensor) -> CodeSpace:
         """Fit directions to the mean keys of a sample of blocks.
 
-        Questions and keys differ most along the bank's own mean, which would rank all blocks alike
-        for every question. So that direction is left out.
+        What all questions have in common lies mostly along the mean key, and would favour the same
+        blocks for each of them. So that direction is left out.
         """
         mean_E = means_NE.mean(0)
         common_E = torch.nn.functional.normalize(mean_E, dim=0)

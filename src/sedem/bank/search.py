@@ -22,6 +22,7 @@ from torch import Tensor
 
 from sedem.bank.blocks import scan_ranges
 from sedem.bank.codes import ROW, SAMPLE, Codes, CodesFile, CodeSpace, codes_path, mean_keys
+from sedem.bank.database import damaged
 from sedem.bank.file import delete
 from sedem.bank.keys import key_index, key_parts, keys_of
 from sedem.bank.memory_bank import BankReader, Snapshot
@@ -139,12 +140,12 @@ def _stored_codes(now: Snapshot, selector: Selector, *, again: bool = True) -> C
     try:
         with closing(CodesFile(path, view.head.id, selector.digest())) as file:
             space = file.space(lambda: _fit(now, selector))
+            if len(space.mean_E) != selector.w_key.out_features:
+                raise damaged(file.path, "its mean is not that of this selector's keys")
             codes_NW, is_known_N = file.read(ids_N, space.words)
             missing_n = np.flatnonzero(~is_known_N)
             if len(missing_n):
-                logger.warning(
-                    "making codes of %s blocks of bank '%s'", f"{len(missing_n):,}", path
-                )
+                logger.warning("making codes of %d blocks of bank '%s'", len(missing_n), path)
             for part_n in _rows(missing_n):
                 codes_NW[part_n] = _codes_of(now, selector, space, part_n)
                 file.add(ids_N[part_n], codes_NW[part_n])

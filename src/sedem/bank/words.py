@@ -181,7 +181,8 @@ def _in_file(
                 rows.append(rows_n[rows_n >= 0])
                 shares.append(-scores_n[rows_n >= 0] / own_weight)
             held_n, place_n = np.unique(np.concatenate(rows), return_inverse=True)
-            places.append((held_n, np.bincount(place_n, np.concatenate(shares), len(held_n))))
+            total_n = np.bincount(place_n, np.concatenate(shares), len(held_n))
+            places.append((held_n, total_n.astype(np.float64)))
     return places
 
 

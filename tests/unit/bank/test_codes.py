@@ -11,9 +11,10 @@ import torch
 
 from sedem import Document, MemoryBank, SeDeM
 from sedem.bank import codes, search
-from sedem.bank.codes import Codes, CodeSpace, codes_path, mean_keys
+from sedem.bank.codes import Codes, CodesFile, CodeSpace, codes_path, mean_keys
 from sedem.bank.file import delete
 from sedem.quantization import Quantized
+from sedem.reading.building import build_bank
 
 Made = list[list[int]]
 LEASE = Document("lease.txt", "The rent is 900 euros. The tenant pays for water and for heat. " * 6)
@@ -167,6 +168,19 @@ def test_a_damaged_file_is_made_again(
     assert not made
 
 
+def test_a_file_with_a_mean_of_other_keys_is_made_again(
+    model: SeDeM, path: Path, made: Made
+) -> None:
+    bank = MemoryBank.open(path)
+    id = bank.snapshot().views[0].head.id
+    file = CodesFile(path, id, model.selector.digest())
+    file.space(lambda: CodeSpace(torch.ones(3), torch.ones(64, 3)))
+    file.close()
+    found = search.bank_codes(bank, model.selector)
+    assert made
+    assert len(found.space.mean_E) == model.selector.w_key.out_features
+
+
 def test_without_a_place_for_the_file_codes_are_made_in_memory(
     model: SeDeM, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -184,3 +198,15 @@ def test_the_file_goes_with_its_bank(model: SeDeM, path: Path) -> None:
     assert codes_path(path).exists()
     delete(path)
     assert [*path.parent.iterdir()] == []
+
+
+def test_a_build_makes_the_codes_of_a_large_bank(
+    model: SeDeM, tmp_path: Path, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "COARSE_FROM", 3)
+    bank = tmp_path / "b.bank"
+    build_bank(model, model.engine, bank, [LEASE])
+    assert [*range(len(MemoryBank.open(bank)))] in made
+    made.clear()
+    search.bank_codes(MemoryBank.open(bank), model.selector)
+    assert not made

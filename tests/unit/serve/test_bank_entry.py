@@ -143,8 +143,9 @@ def test_the_next_server_removes_what_a_killed_one_left(
     entry = library.get("flat")
     assert entry.bank is not None
     kept, folder = banks(settings), settings.folder / "banks"
-    # Deleted just before the kill; it was compacted before that, and asked with kept values.
-    for name in ("a-00000000.bank", "a-00000000.bank-wal", "b-00000000.bank.kept", "d-00000000.bank.codes"):
+    # Deleted just before the kill; it was compacted before that, and had derived data.
+    beside = "a-00000000.bank-wal", "b-00000000.bank.kept", "d-00000000.bank.codes-wal"
+    for name in ("a-00000000.bank", *beside):
         (folder / name).write_bytes(b"of a deleted bank")
     # In folders of earlier releases.
     for name in ("c-00000000.bank", ".c-00000000.bank.partial"):
