@@ -101,9 +101,9 @@ def large_banks(scale: Scale) -> Iterator[Number]:
         for how, title in (("both", "states and words"), ("states", "states")):
             place = f"sizes.{size}.{how}"
             columns += [
-                (f"% with evidence among the exact best {BEST}, {title}", f"{place}.evidence"),
-                ("% of it among candidates", f"{place}.evidence_held"),
-                (f"% of the best {BEST} among candidates", f"{place}.best_held"),
+                (f"{title}: % with evidence among the exact best {BEST}", f"{place}.evidence"),
+                (f"{title}: % of it among candidates", f"{place}.evidence_held"),
+                (f"{title}: % of the best {BEST} among candidates", f"{place}.best_held"),
             ]
         yield from entries(f"{size:,} blocks", made_banks(scale), *columns)
 
@@ -127,6 +127,7 @@ def codes_alone(scale: Scale) -> Iterator[Number]:
     f"{search.CANDIDATES + search.WORD_CANDIDATES} candidates takes "
     "{candidates_cpu_ms_per_question[int8]:,.0f} ms at any N with keys stored as int8, and "
     "{candidates_cpu_ms_per_question[memory]:,.0f} ms without stored keys.",
+    drawn=("CPU",),
 )
 def selecting(scale: Scale) -> Iterator[Number]:
     """Processor time per question by the number of blocks N, and memory."""
