@@ -148,7 +148,9 @@ def keys_of(bank: BankReader, selector: Selector, blocks: Sequence[int]) -> Quan
         _keys(bank, selector, index, blocks[start:stop]).to(device)
         for start, stop in _runs(index, blocks)
     ]
-    # Stored keys and keys made now may differ in type.
+    if len({part.values.dtype for part in parts}) == 1:
+        return join(parts)
+    # Stored keys and keys made now differ in type.
     return Quantized(torch.cat([part.dequantize().float() for part in parts]))
 
 

@@ -140,7 +140,7 @@ def word_weight(total: int, count: int) -> float:
 
 def _rarest(now: Snapshot, words: Sequence[str], postings: int) -> list[str]:
     """Return the rarest words, which stand in at most so many blocks together."""
-    counts = {word: sum(_count(view, word) for view in now.views) for word in words}
+    counts = {word: sum(_count(view, word, postings + 1) for view in now.views) for word in words}
     kept, total = [], 0
     for word in sorted(words, key=counts.__getitem__):
         total += counts[word]
@@ -150,10 +150,11 @@ def _rarest(now: Snapshot, words: Sequence[str], postings: int) -> list[str]:
     return kept
 
 
-def _count(view: View, word: str) -> int:
+def _count(view: View, word: str, most: int) -> int:
+    """Count the blocks of a file with a word, up to `most`: a frequent one stands in millions."""
     with view.file.reading() as connection:
-        statement = "SELECT count(*) FROM words WHERE words MATCH ?"
-        return int(query(connection, statement, _pattern(word))[0][0])
+        statement = "SELECT count(*) FROM (SELECT 1 FROM words WHERE words MATCH ? LIMIT ?)"
+        return int(query(connection, statement, _pattern(word), most)[0][0])
 
 
 def _in_file(
