@@ -358,7 +358,7 @@ def _search_memory(path: Path, questions: list[str]) -> float:
     codes = bank_codes(bank, model.selector)
     for question in questions:
         score_words(bank, question, POSTINGS)
-        codes.nearest(torch.ones(len(codes.space.mean_E)), BY_CODES)
+        codes.nearest(torch.ones(len(codes.space.mean_E)), min(BY_CODES, len(bank)))
     return (resident() - before) / 1e6
 
 
