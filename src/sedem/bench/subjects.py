@@ -214,8 +214,9 @@ def _open_model(settings: MethodSettings, plan: Plan, weights: str, keeping: str
     )
     if plan.block_context is not None:
         model.config = model.config.with_changes(block_context=plan.block_context)
-    # The same prompt for all methods, and one end token, which the bench disables.
-    model.config = model.config.with_changes(chat_template=False)
+    # The same prompt for all methods, and one end token, which the bench disables. A quotation
+    # comes as a whole, so it would have no first token.
+    model.config = model.config.with_changes(chat_template=False, answer="free")
     budget = NOTHING if keeping == "cold" else None
     model.engine = open_engine(plan.engine, model, budget=budget, weights=weights)
     auto_budget(model, plan.k)
