@@ -27,7 +27,7 @@ from sedem.config import AnswerBy, Condition, Hops, SelectBy
 from sedem.engine.device import Clock, device_lock, fill, mask_of
 from sedem.engine.interface import AnswerInputs, Engine
 from sedem.errors import ConfigError, DataError
-from sedem.guidance.hops import behind_first, open_features
+from sedem.guidance.hops import open_features, reordered
 from sedem.guidance.scores import (
     AUTO,
     Auto,
@@ -323,7 +323,7 @@ def combine_hops(
     named_N = nothing_N if named is None else named.scores
     total_N = model.second_hop(again_N, states_N, words_N, named_N)
     total_N = of_documents(request.bank, request.documents, total_N)
-    return replace(scores, total=behind_first(scores.total, total_N, first))
+    return replace(scores, total=reordered(scores.total, total_N, first))
 
 
 def second_hop_from(

@@ -19,8 +19,8 @@ from sedem.method.selector import Selector
 PARTS = ("states", "words", "named")
 """What the scores of a second hop are added to: s_n, BM25 of the question's words, and BM25 of the
 words of the first block."""
-WEIGHTS = (0.5, 0.4, 0.15)
-"""The usual weights of `PARTS`."""
+WEIGHTS = (0.0, 0.05, 0.05)
+"""Weights of `PARTS` at the start of training."""
 RANK = 8
 """Rank of the difference between the two W_Q."""
 
@@ -54,31 +54,28 @@ class SecondHop(nn.Module):
     def forward(
         self, again_N: Tensor, states_N: Tensor, words_N: Tensor, named_N: Tensor
     ) -> Tensor:
-        """What the other blocks are selected by `[N]`, given their scores and `PARTS`.
-
-        The states of both hops count as one s_n together.
-        """
+        """What the other blocks are ordered by `[N]`, given their scores and `PARTS`."""
         states, words, named = self.weights
-        both_N = again_N + states * states_N + words * words_N + named * named_N
-        return both_N / (1.0 + states)
+        return again_N + states * states_N + words * words_N + named * named_N
 
 
-def behind_first(total_N: Tensor, again_N: Tensor, first: int) -> Tensor:
+def reordered(total_N: Tensor, again_N: Tensor, first: int) -> Tensor:
     """What blocks are selected and guided by after a second hop `[N]`.
 
-    The second hop orders the others, the first one says how far they are behind its best block:
-    that block shares its words with the states that were made from them, so its own score of the
-    second hop would suppress all others.
+    The second hop orders the others: the best of them gets the second best total of the first hop,
+    and so on. Its scores are not on the scale for which guidance was trained, and that of the first
+    block, of whose words its queries were made, would suppress all others.
 
     Args:
         total_N: what the first hop selects by, best at `first`; -inf for non-candidates.
-        again_N: what the second one selects the others by.
+        again_N: what the second one orders the others by.
     """
-    is_first_N = torch.arange(len(total_N)) == first
-    best, best_again = (one_N[~is_first_N].max() for one_N in (total_N, again_N))
-    if best == -torch.inf:
-        return total_N
-    return total_N.where(is_first_N, again_N + (best - best_again))
+    is_other_N = torch.arange(len(total_N)) != first
+    others_N = is_other_N.nonzero()[:, 0]
+    order_N = others_N[again_N[others_N].argsort(descending=True, stable=True)]
+    found_N = total_N.clone()
+    found_N[order_N] = total_N[others_N].sort(descending=True).values
+    return found_N
 
 
 def open_features(

@@ -18,7 +18,7 @@ from sedem.bank.keys import keys_of
 from sedem.bank.words import score_words
 from sedem.engine.device import Clock
 from sedem.errors import ConfigError
-from sedem.guidance.hops import SecondHop, behind_first, open_features
+from sedem.guidance.hops import SecondHop, open_features, reordered
 from sedem.method.encoder import encode
 from sedem.method.selector import block_scores
 
@@ -42,7 +42,7 @@ def selected(model: SeDeM, bank: MemoryBank, **options: object) -> Selection:
     return prepared.selection
 
 
-def test_the_second_hop_orders_the_others_as_far_behind_the_first_block_as_they_were(
+def test_the_second_hop_orders_the_others_which_keep_the_totals_of_the_first(
     hopping: SeDeM,
 ) -> None:
     bank, part = hopping.read(DOCUMENTS), hopping.second_hop
@@ -67,12 +67,13 @@ def test_the_second_hop_orders_the_others_as_far_behind_the_first_block_as_they_
     a, b, c = part.weights.tolist()
     assert once.states is not None and once.words is not None
     named_N = score_words(bank, bank.block_text(first)).scores
-    expected_N = (again_N + a * once.states + b * once.words.scores + c * named_N) / (1 + a)
-    others = [n for n in every if n != first]
-    expected_N += once.total[others].max() - expected_N[others].max()
-    expected_N[first] = once.total[first]
+    order_N = again_N + a * once.states + b * once.words.scores + c * named_N
+    others = sorted((n for n in every if n != first), key=lambda n: -order_N[n])
+    expected_N = once.total.clone()
+    for block, total in zip(others, sorted(once.total[others].tolist(), reverse=True), strict=True):
+        expected_N[block] = total
     twice = selected(hopping, bank, hops=2)
-    torch.testing.assert_close(twice.scores.total, expected_N, atol=2e-3, rtol=1e-3)
+    assert torch.equal(twice.scores.total, expected_N)
     assert twice.ranked[0] == first
     assert twice.confidence == selected(hopping, bank, hops=1).confidence
 
@@ -118,10 +119,7 @@ def test_it_begins_with_the_queries_of_the_selector(model: SeDeM) -> None:
 def test_blocks_of_other_documents_stay_out_of_both_hops() -> None:
     total_N = torch.tensor([-torch.inf, 7.0, 4.0, 5.0])
     again_N = torch.tensor([-torch.inf, 90.0, 30.0, 20.0])
-    found_N = behind_first(total_N, again_N, 1)
-    assert found_N.tolist() == [-torch.inf, 7.0, 5.0, -5.0]
-    alone_N = torch.tensor([-torch.inf, 7.0])
-    assert behind_first(alone_N, torch.tensor([-torch.inf, 90.0]), 1).equal(alone_N)
+    assert reordered(total_N, again_N, 1).tolist() == [-torch.inf, 7.0, 5.0, 4.0]
 
 
 def test_features_say_how_much_the_first_block_covers_and_how_far_others_are_behind() -> None:

@@ -58,10 +58,10 @@ def test_it_learns_which_block_the_question_leads_to_and_when_one_is_enough() ->
     torch.manual_seed(0)
     selector = Selector(HEADS * WIDTH, HEADS * WIDTH, HEADS, WIDTH).requires_grad_(False)
     own = selector.w_query.weight
-    turned = own + own.std() * torch.randn(len(own), 2) @ torch.randn(2, own.shape[1])
+    turned = own + 3 * own.std() * torch.randn(len(own), 2) @ torch.randn(2, own.shape[1])
     questions = made(60, turned, selector, 1)
     assert mean(all_found(SecondHop(selector), selector, questions, 2)["2"]) < 0.7
-    part = fit_second_hop(selector, made(300, turned, selector, 0))
+    part = fit_second_hop(selector, made(900, turned, selector, 0))
     assert not any(parameter.requires_grad for parameter in part.parameters())
     found = all_found(part, selector, questions, 2)
     assert mean(found["1"]) == pytest.approx(1 / 3)
@@ -81,7 +81,7 @@ def test_the_loss_is_that_of_one_of_the_blocks_being_next(model: SeDeM) -> None:
     [question] = made(2, torch.eye(HEADS * WIDTH), selector, 3)[1:]
     question = replace(question, left=torch.tensor([False, True, False, False, True, False]))
     part = SecondHop(selector).requires_grad_(False)
-    logits_N = question.scores(part, selector)[1:] / (0.07 * 3)
+    logits_N = question.scores(part, selector)[1:] / (0.015 * 3)
     share_N = logits_N.exp() / logits_N.exp().sum()
     expected = -torch.log(share_N[0] + share_N[3])
     torch.testing.assert_close(question.loss(part, selector), expected)
