@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from experiments.quality import LIMITS, by_k, guided_answers
+from experiments.system.answers import HOP_BUDGETS, HOPS
 from experiments.system.cells import Cell
 from experiments.system.models import guided_model
 from experiments.system.scales import SMOL, Scale
@@ -22,9 +23,13 @@ QUESTIONS = {
     "household": 22,
 }
 """Number of questions of each set."""
+HOP_QUESTIONS = 40
+"""Number of questions of each set that are asked with two hops."""
 MAIN, LONG = "squad-10", 30
 """The set that is read in more ways, and the number of its questions with all of a context as text,
 which takes seconds."""
+TWO_STEPS = ("hotpotqa", "2wiki", "musique", "two-steps")
+"""Sets of questions whose evidence is in several documents."""
 METRICS = ("f1", "em")
 SHOWN = {"squad-10": METRICS, "exact-facts": ("em",), "household": ("em",)}
 """Metrics of a set; of others F1."""
@@ -46,7 +51,7 @@ def _asked(scale: Scale, questions: str) -> Cell:
         "ways",
         variant=guided_model(scale, SMOL),
         questions=questions,
-        limit=QUESTIONS[questions],
+        limit=QUESTIONS.get(questions),
         max_new_tokens=32,
         dtype="float32",
     )
@@ -91,6 +96,25 @@ def real_selection(scale: Scale) -> Iterator[Number]:
         for k in (1, 2, 4):
             number = f"ways.K=4.recall@{k}"
             yield Number(scale.sets[key].title, f"recall@{k}", None, _asked(scale, key), number)
+
+
+@study(
+    "A second hop",
+    "The paper selects once, and gives no numbers.",
+    about="Questions with evidence in several documents. The evidence counts as found if each of "
+    "these documents has a block among the K.",
+)
+def second_hop(scale: Scale) -> Iterator[Number]:
+    """How often all the evidence is selected, and F1, by set and hops."""
+    for key in TWO_STEPS if SMOL in scale.shipped else ():
+        cell = replace(_asked(scale, key), measure="hops", limit=HOP_QUESTIONS)
+        for label in HOPS:
+            columns = []
+            for k in HOP_BUDGETS:
+                way = f"K={k}, {label}"
+                columns.append((f"K={k}: all the evidence, %", f"all_found.{way}"))
+                columns.append((f"K={k}: F1", f"answers.{way}.f1"))
+            yield from entries(f"{scale.sets[key].title}, {label}", cell, *columns)
 
 
 @study(

@@ -9,24 +9,30 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import torch
 from tqdm.auto import tqdm
 
 from experiments.system.cells import SELECTING, Cell, answer_tokens, checkpoint_of, examples_of
 from experiments.system.models import FORMS, PAPER_FORM, budget, recipe_of
 from experiments.system.scales import ROOT, SHIPPED, Scale
 from experiments.system.stand_in import SHORTER, fitted
+from sedem import SeDeM
 from sedem.baselines.registry import TRAINED
 from sedem.checkpoint.folder import embedded
+from sedem.config import Hops
 from sedem.data.examples import Example
+from sedem.data.labels import gold_documents
 from sedem.data.question_sets import identify, open_examples, sniff
 from sedem.data.tokenizer import open_tokenizer
 from sedem.evaluation.command import run_evaluation
 from sedem.evaluation.compare import compare
 from sedem.evaluation.config import EvaluationConfig, MethodSettings
-from sedem.evaluation.metrics import normalize, token_f1
+from sedem.evaluation.metrics import normalize, summarize, token_f1
 from sedem.evaluation.readers import SedemMethod, evaluate_reader, open_sedem
 from sedem.evaluation.records import Record, measure, to_record
 from sedem.guidance.scores import Budget
+from sedem.training.calibration import hop_questions, read_examples
+from sedem.training.hops import all_found
 from sedem.training.recipe import DataSource, load_recipe, read_entries
 from sedem.training.sources import located
 from sedem.training.stages import Stage2Recipe
@@ -34,6 +40,8 @@ from sedem.types import Answer, Document
 
 BUDGETS: tuple[Budget, ...] = (1, 2, 4, 8, "all")
 BATCH = 16
+RECALLS = ("recall@1", "recall@2", "recall@4")
+"""The metrics of selection that are committed, of the two dozen of `sedem eval`."""
 
 
 def answers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
@@ -63,7 +71,8 @@ def answers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     own = f"{cell.method}{cell.setting}" if cell.method in TRAINED else cell.variant.name
     shipped = folder.parent == SHIPPED.parent
     result["settings"]["checkpoint"] = folder.name if shipped else own
-    return {**result, "training": budget(folder)}
+    few = {name: value for name, value in result.items() if "@" not in name or name in RECALLS}
+    return {**few, "training": budget(folder)}
 
 
 def budgets(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
@@ -72,10 +81,9 @@ def budgets(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     All blocks as text do not fit a small decoder's positions, so text has no K "all".
     """
     condition = cell.condition or None
-    tried = [k for k in BUDGETS if k != "all" or condition != "text"]
-    return _by_way(
-        cell, scale, data, "budgets", {str(k): {"k": k, "condition": condition} for k in tried}
-    )
+    budgets = [k for k in BUDGETS if k != "all" or condition != "text"]
+    tried = {str(k): {"k": k, "condition": condition} for k in budgets}
+    return _by_way(cell, scale, data, "budgets", tried, examples_of(cell, scale, data))
 
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -93,10 +101,38 @@ WAYS: dict[str, dict[str, Any]] = {
 
 def ways(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     """Scores of every one of `WAYS`, and paired differences to the first."""
-    return _by_way(cell, scale, data, "ways", WAYS)
+    return _by_way(cell, scale, data, "ways", WAYS, examples_of(cell, scale, data))
 
 
-WAY_METRICS = ("f1", "em", "recall@1", "recall@2", "recall@4", "conditioning")
+HOP_BUDGETS = (4, 8)
+HOPS: dict[str, Hops] = {"one hop": 1, "two hops": 2, "auto": "auto"}
+
+
+def hops(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    """Scores by K and hops, and how often all documents with evidence are among the K blocks.
+
+    Only questions whose evidence is in several documents are asked.
+    """
+    several = [one for one in examples_of(cell, scale, data) if len(gold_documents(one)) > 1]
+    tried = {
+        f"K={k}, {label}": {"k": k, "hops": often, "answer": "auto"}
+        for k in HOP_BUDGETS
+        for label, often in HOPS.items()
+    }
+    found = _by_way(cell, scale, data, "answers", tried, several)
+    model = SeDeM.from_pretrained(checkpoint_of(cell, scale, data), dtype=torch.float32, light=True)
+    assert model.second_hop is not None
+    questions = hop_questions(model, several, read_examples(model, several))
+    found["all_found"] = {
+        f"K={k}, {label}": summarize([100.0 * one for one in all_of[str(often)]])
+        for k in HOP_BUDGETS
+        for all_of in [all_found(model.second_hop, model.selector, questions, k)]
+        for label, often in HOPS.items()
+    }
+    return found
+
+
+WAY_METRICS = ("f1", "em", *RECALLS, "conditioning")
 """The metrics of a way that are committed: eight ways with all of them would be long."""
 
 
@@ -105,7 +141,12 @@ def _shown(measured: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _by_way(
-    cell: Cell, scale: Scale, data: Path, name: str, tried: Mapping[str, dict[str, Any]]
+    cell: Cell,
+    scale: Scale,
+    data: Path,
+    name: str,
+    tried: Mapping[str, dict[str, Any]],
+    examples: Sequence[Example],
 ) -> dict[str, Any]:
     """Scores by way over the same banks: blocks are read once, and what is kept is reused."""
     dtype = cell.dtype or scale.dtype
@@ -120,7 +161,6 @@ def _by_way(
     method = open_sedem(settings)
     assert isinstance(method, SedemMethod)
     records: dict[str, list[Record]] = {way: [] for way in tried}
-    examples = examples_of(cell, scale, data)
     for start in tqdm(range(0, len(examples), BATCH), desc=cell.name, unit="batch"):
         batch = examples[start : start + BATCH]
         asked = list(zip(method.requests(batch), batch, strict=True))

@@ -31,6 +31,7 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
     "constant": answers.constant,
     "budgets": answers.budgets,
     "ways": answers.ways,
+    "hops": answers.hops,
     "lengths": answers.lengths,
     "memory": learning.memory,
     "loss": learning.loss,

@@ -178,6 +178,7 @@ def condition_times(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
 
 ASKED: dict[str, dict[str, Any]] = {
     "free": {"answer": "free"},
+    "free, two hops": {"answer": "free", "hops": 2},
     "quoted": {"answer": "span"},
 }
 """Ways, with fields of their questions."""

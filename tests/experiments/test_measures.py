@@ -39,7 +39,8 @@ def test_every_kind_has_a_study() -> None:
     # The first two are measured like "bench", but only at nano scale, as are ways to answer; the
     # paper has its learning rates.
     assert set(MEASURES) == set(KINDS) | {
-        *("peers", "beside-llama-cpp", "ways", "search", "answer-times", "passages", "tool-servers")
+        *("peers", "beside-llama-cpp", "ways", "hops", "search"),
+        *("answer-times", "passages", "tool-servers"),
     }
 
 

@@ -25,6 +25,7 @@ OF_SMALL_BACKBONES = (
     "beside_llama_cpp",
     "real_model",
     "real_selection",
+    "second_hop",
     "answering_times",
     "passage_search",
     "tool_servers",
