@@ -4,7 +4,7 @@ BIN := .venv/bin
 
 FACTOR := 1
 
-.PHONY: demo test test-all test-faults test-scale load check fmt docs setup
+.PHONY: demo test test-all test-faults test-scale load attack check fmt docs setup
 setup: .venv/test
 
 # A demo needs little; what tests need is added to the same environment.
@@ -40,6 +40,10 @@ test-scale: setup
 # Bounded, over loopback alone; the long form is FACTOR=5. REPORT=--report renews experiments/load.md.
 load: setup
 	HF_HUB_OFFLINE=1 PYTHONPATH=tests $(BIN)/python -m load $(FACTOR) $(if $(ONLY),--only "$(ONLY)") $(REPORT)
+
+# At full size, over loopback alone. REPORT=--report renews the second table of experiments/faults.md.
+attack: setup
+	HF_HUB_OFFLINE=1 PYTHONPATH=tests $(BIN)/python -m hostile $(FACTOR) $(if $(ONLY),--only "$(ONLY)") $(REPORT)
 
 check: setup
 	$(BIN)/ruff format --check .

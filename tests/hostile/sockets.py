@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
-from urllib.parse import urlsplit
 
 LISTEN = "0A"
 
@@ -22,13 +21,6 @@ def listening(process: int) -> list[tuple[str, int]]:
             if fields[3] == LISTEN and fields[9] in inodes:
                 address, _, port = fields[1].partition(":")
                 found.append((address_of(bytes.fromhex(address)), int(port, 16)))
-    return found
-
-
-def server_at(url: str) -> int:
-    """The process that listens on the port of an address, among those that this one started."""
-    port, others = urlsplit(url).port, family(os.getpid()) - {os.getpid()}
-    [found] = [one for one in others if port in [number for _, number in listening(one)]]
     return found
 
 

@@ -5,20 +5,14 @@ from __future__ import annotations
 import errno
 import json
 import logging
-import os
-import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import httpx
 import pytest
-from hostile.sockets import server_at
-from hostile.wire import connect, exchange, received, watching
+from hostile.wire import connect, exchange, received
 from servers import Served, serving
 from serving import SECRET, bearer
 from starlette.requests import Request
@@ -35,38 +29,6 @@ SECONDS = 60.0
 def served(tmp_path: Path, model: SeDeM) -> Iterator[Served]:
     with serving(Settings(folder=tmp_path / "server"), model) as running:
         yield running
-
-
-@contextmanager
-def apart(folder: Path, *arguments: str, files: int | None = None) -> Iterator[str]:
-    """Run the command in a process of its own, so that attackers do not share its lock; the URL."""
-    command = [sys.executable, "-c", "from sedem.cli.main import app; app()"]
-    command += ["serve", "-m", "sedem-nano"]
-    command += ["--folder", str(folder), "--port", "0", *arguments]
-    if files:
-        command = ["bash", "-c", f'ulimit -n {files}; exec "$@"', "bash", *command]
-    environment = {**os.environ, "SEDEM_API_KEY": SECRET}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
-    ) as process:
-        try:
-            assert process.stdout
-            found = re.search(r"http://[\d.]+:\d+", process.stdout.readline())
-            assert found, "the server did not start"
-            end, known = time.monotonic() + SECONDS, bearer(SECRET)
-            while not httpx.get(f"{found[0]}/ready", headers=known).is_success:
-                assert time.monotonic() < end, "the server did not start"
-                time.sleep(0.1)
-            yield found[0]
-        finally:
-            process.terminate()
-
-
-def peak_bytes(process: int) -> int:
-    """The most memory that a process has used."""
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
-    assert found
-    return int(found[1]) * 1024
 
 
 # Heads
@@ -107,16 +69,6 @@ def test_what_is_not_http_is_one_sentence(served: Served) -> None:
     answer = exchange(served.url, b"\x16\x03\x01\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
-
-
-@pytest.mark.slow
-def test_health_answers_while_heads_without_end_arrive(tmp_path: Path) -> None:
-    with apart(tmp_path) as url, watching(url) as seen, ThreadPoolExecutor(4) as attackers:
-        endless = [HEAD, b"X-Long: ", *[b"a" * 2**20] * 500]
-        for _ in range(20):
-            for answer in attackers.map(lambda _: exchange(url, *endless), range(4)):
-                assert answer.startswith(b"HTTP/1.1 431 ")
-    assert seen.median < 0.2
 
 
 # Half-sent requests
@@ -177,15 +129,6 @@ def test_half_sent_requests_make_room_for_others(
         assert len(served.server.server_state.connections) <= 17
         for _ in range(20):
             assert httpx.get(f"{served.url}/health").is_success
-
-
-@pytest.mark.slow
-def test_health_answers_at_the_limit_of_descriptors(tmp_path: Path) -> None:
-    with apart(tmp_path, files=256) as url, half_sent(url, 512):
-        time.sleep(1)  # the last of them are accepted meanwhile
-        with watching(url) as seen:
-            time.sleep(3)
-    assert seen.median < 0.2
 
 
 # Bodies
@@ -250,29 +193,6 @@ def test_a_long_text_is_no_large_number_of_values(served: Served) -> None:
         f"{served.api}/chat/completions", json=body, headers=bearer(SECRET), timeout=SECONDS
     )
     assert told.status_code in (400, 404) and told.json()["error"]["code"] != "too_many_values"
-
-
-@pytest.mark.slow
-def test_others_are_served_while_large_bodies_arrive(tmp_path: Path) -> None:
-    """The peak of memory, and the latency of those who ask nothing large."""
-    headers = {**bearer(SECRET), "Content-Type": "application/json"}
-    with apart(tmp_path) as url, ThreadPoolExecutor(8) as attackers:
-        with watching(url) as before:
-            time.sleep(3)
-        process, peak = server_at(url), None
-        start = peak_bytes(process)
-        with watching(url) as seen:
-            for _ in range(3):
-                sent = attackers.map(
-                    lambda body: httpx.post(
-                        f"{url}/v1/chat/completions", content=body, headers=headers, timeout=SECONDS
-                    ),
-                    MANY.values(),
-                )
-                assert {one.status_code for one in sent} == {400}
-        peak = peak_bytes(process)
-    assert peak - start < 400 * 2**20
-    assert seen.median < 0.2, (before.median, seen.median)
 
 
 # What is logged, and what is quoted

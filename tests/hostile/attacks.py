@@ -1,0 +1,292 @@
+"""Attacks at full size, and what they cost: seconds, and the most memory that was used."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from campaign import Report, Result
+from hostile.test_checkpoints import (
+    HOSTILE_TEMPLATES,
+    backtracks,
+    beyond,
+    changed,
+    decodes_doubled,
+    device,
+    doubles,
+    panics,
+    pipe,
+    sparse,
+)
+from hostile.test_documents import attributes, endless_pdf, tall_table, wide_cell
+from hostile.test_server import HEAD, MANY, half_sent, headers
+from hostile.wire import exchange, watching
+from load.target import Target, serving
+
+from sedem.checkpoint.folder import seal
+from sedem.checkpoint.manifest import MANIFEST
+from sedem.errors import SedemError
+
+HEALTH_SECONDS = 0.2
+"""Median time in which /health is to answer during an attack."""
+SERVER_BYTES = 400 * 2**20
+"""Memory that an attack may add to a server."""
+CASE_SECONDS, CASE_BYTES = 150, 3 * 2**30
+"""What one file may cost: the limits of its process, its start and what the library needs."""
+NANO = Path(__file__).parents[2] / "checkpoints" / "sedem-nano"
+
+
+@dataclass(frozen=True)
+class Attack:
+    """Something that a stranger may send.
+
+    Attributes:
+        run: makes a number of cases in a folder, from a seed.
+        points: cases of the bounded form.
+        meaning: what is shown, for the report.
+    """
+
+    run: Callable[[int, Path, int], Result]
+    points: int
+    meaning: str
+
+
+# Against a server
+
+
+def peak_bytes(process: int) -> int:
+    """The most memory that a process has used."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
+    assert found
+    return int(found[1]) * 1024
+
+
+@contextmanager
+def attacked(target: Target, result: Result) -> Iterator[None]:
+    """Note what the block costs a server and those who ask it for /health."""
+    before, began = peak_bytes(target.process.pid), time.monotonic()
+    with watching(target.url) as seen:
+        yield
+    added = peak_bytes(target.process.pid) - before
+    result.figures |= {
+        "seconds": f"{time.monotonic() - began:.1f}",
+        "/health, median": f"{1e3 * seen.median:.0f} ms",
+        "/health, slowest": f"{1e3 * max(seen):.0f} ms",
+        "memory added at most": f"{added / 2**20:.0f} MB",
+    }
+    result.require(seen.median < HEALTH_SECONDS, f"/health took {seen.median:.2f} s")
+    result.require(added < SERVER_BYTES, f"the server took {added / 2**20:.0f} MB")
+
+
+HEADS = {
+    "header of 500 MB": (HEAD, b"X-Long: ", *[b"a" * 2**20] * 500),
+    "path of 500 MB": (b"GET /", *[b"a" * 2**20] * 500),
+    "100,000 headers": (HEAD, headers(100_000)),
+}
+
+
+def heads(points: int, folder: Path, seed: int) -> Result:
+    """Send heads without a key, several at once."""
+    result = Result("requests")
+
+    def send(kind: str) -> None:
+        with result.case(kind, kind):
+            answer = exchange(target.url, *HEADS[kind])
+            assert answer.startswith(b"HTTP/1.1 431 "), answer[:100]
+
+    with serving(folder) as target, attacked(target, result), ThreadPoolExecutor(4) as attackers:
+        list(attackers.map(send, islice(cycle(HEADS), points)))
+    return result
+
+
+def half_requests(points: int, folder: Path, seed: int) -> Result:
+    """Hold connections whose requests never arrive."""
+    result = Result("connections")
+    with serving(folder) as target, half_sent(target.url, points), attacked(target, result):
+        result.cases["half a request"] += points
+        time.sleep(5)
+    return result
+
+
+def bodies(points: int, folder: Path, seed: int) -> Result:
+    """Send bodies of 8 MiB with a key, several at once, also to the tools."""
+    result = Result("requests")
+    long = {"name": "search", "arguments": {"question": "a" * (8 * 2**20 - 500)}}
+    calls = {
+        "a long question to a tool": {"method": "tools/call", "params": long},
+        "a method that is long": {"method": "a" * (8 * 2**20 - 500)},
+    }
+    wire = {kind: json.dumps({"jsonrpc": "2.0", "id": 1, **one}) for kind, one in calls.items()}
+    kinds = [*((kind, "/v1/chat/completions") for kind in MANY)]
+    kinds += [(kind, "/mcp") for kind in (*MANY, *wire)]
+
+    def send(case: tuple[str, str]) -> None:
+        kind, path = case
+        with result.case(f"{kind}, {path}", kind):
+            known = {**target.headers, "Content-Type": "application/json"}
+            known["Accept"] = "application/json, text/event-stream"
+            body = wire.get(kind) or MANY[kind]
+            told = httpx.post(target.url + path, content=body, headers=known, timeout=60)
+            assert told.status_code < 500 and "Traceback" not in told.text, told
+            assert told.status_code != 200 or '"isError":true' in told.text, told
+
+    with serving(folder) as target, attacked(target, result), ThreadPoolExecutor(4) as attackers:
+        list(attackers.map(send, islice(cycle(kinds), points)))
+    return result
+
+
+# Files, each opened in a process of its own
+
+
+def opened(
+    result: Result, kind: str, work: Callable[[Path], object], path: Path, usual: Path
+) -> None:
+    """Note what opening a file costs beyond a usual one, and whether an error is one sentence."""
+    with result.case(kind, kind), multiprocessing.get_context("spawn").Pool(1) as pool:
+        pool.apply(_told, (work, usual))
+        process = psutil.Process(pool.apply(os.getpid))
+        before, peak, began = resident(process), 0, time.monotonic()
+        pending = pool.apply_async(_told, (work, path))
+        while not pending.ready():
+            peak = max(peak, resident(process) - before)
+            pending.wait(0.02)
+        told, seconds = pending.get(), time.monotonic() - began
+        result.figures[kind] = f"{seconds:.1f} s, {peak / 2**20:.0f} MB" + (
+            "" if told is None else ", rejected"
+        )
+        assert told is None or "\n" not in told, told
+        assert seconds < CASE_SECONDS and peak < CASE_BYTES, result.figures[kind]
+
+
+def resident(process: psutil.Process) -> int:
+    """Resident bytes of a process and those that it started."""
+    found = 0
+    for one in (process, *process.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            found += one.memory_info().rss
+    return found
+
+
+def _told(work: Callable[[Path], object], path: Path) -> str | None:
+    """Open a file; the error, if there is one."""
+    try:
+        work(path)
+    except SedemError as error:
+        return str(error)
+    return None
+
+
+def _read(path: Path) -> None:
+    from sedem.data.documents import read_document
+
+    read_document(path)
+
+
+DOCUMENTS: dict[str, tuple[str, Callable[[], bytes]]] = {
+    "a cell that spans 10^9 columns": ("a.docx", wide_cell),
+    "a table of 90,000 cells": ("a.docx", lambda: tall_table(900, 100)),
+    "a page of 4,000,000 commands": ("a.pdf", endless_pdf),
+    "500,000 attributes": ("a.html", lambda: attributes(500_000)),
+    "1,000,000 open elements": ("a.html", lambda: b"<b>a" * 10**6),
+}
+
+
+def documents(points: int, folder: Path, seed: int) -> Result:
+    """Read documents, with the usual limits."""
+    result, usual = Result("files"), folder / "usual.txt"
+    usual.write_text("The rent is 900 euros.")
+    for kind, (name, content) in islice(DOCUMENTS.items(), points):
+        path = folder / name
+        path.write_bytes(content())
+        opened(result, kind, _read, path, usual)
+    return result
+
+
+def _open(folder: Path) -> None:
+    from sedem import SeDeM
+
+    assert SeDeM.from_pretrained(folder).decoder.chat
+
+
+TOKENIZERS = (doubles, decodes_doubled, backtracks, panics, beyond)
+PUT = (pipe, device, sparse)
+
+
+def checkpoints(points: int, folder: Path, seed: int) -> Result:
+    """Open checkpoints with a hostile template, tokenizer or file."""
+    result = Result("checkpoints")
+
+    def template(text: str) -> Callable[[Path], object]:
+        return lambda copy: (copy / "backbone" / "chat_template.jinja").write_text(text)
+
+    def file(put: Callable[[Path], str]) -> Callable[[Path], object]:
+        return lambda copy: ((copy / MANIFEST).unlink(), put(copy / MANIFEST))
+
+    def tokenizer(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], object]:
+        return lambda copy: changed(copy / "backbone", change)
+
+    prepared = {
+        **{f"template: {kind}": template(text) for kind, (text, _) in HOSTILE_TEMPLATES.items()},
+        **{f"tokenizer: {change.__name__}": tokenizer(change) for change in TOKENIZERS},
+        **{f"manifest: {put.__name__}": file(put) for put in PUT},
+    }
+    # Nothing that was tried before is known.
+    os.environ["SEDEM_CACHE"] = str(folder / "cache")
+    for number, (kind, change) in enumerate(islice(prepared.items(), points)):
+        copy = Path(shutil.copytree(NANO, folder / str(number)))
+        change(copy)
+        if not kind.startswith("manifest"):
+            seal(copy)
+        opened(result, kind, _open, copy, NANO)
+    return result
+
+
+CAMPAIGNS = {
+    "heads": Attack(
+        heads,
+        48,
+        "Heads of 500 MB and of 100,000 headers without a key, four at once: each is answered with "
+        "431, and /health within 0.2 s",
+    ),
+    "half-sent requests": Attack(
+        half_requests, 2000, "Connections that send half a request: /health answers within 0.2 s"
+    ),
+    "bodies": Attack(
+        bodies,
+        54,
+        "Bodies of 8 MiB with as many values as they hold, four at once, also to /mcp: each is "
+        "rejected, and /health answers within 0.2 s",
+    ),
+    "documents": Attack(
+        documents,
+        len(DOCUMENTS),
+        "Files whose parsers need much: read, or rejected in one sentence, within the limits",
+    ),
+    "checkpoints": Attack(
+        checkpoints,
+        len(HOSTILE_TEMPLATES) + len(TOKENIZERS) + len(PUT),
+        "Templates and tokenizers that loop, grow or fail, pipes, devices and files of a terabyte: "
+        "opened, or rejected in one sentence, within the limits",
+    ),
+}
+REPORT = Report(
+    Path(__file__).with_name("report.json"),
+    Path(__file__).parents[2] / "experiments" / "faults.md",
+    "attack",
+    CAMPAIGNS,
+    ("h11", "pypdf", "python-docx", "lxml", "tokenizers", "jinja2"),
+    long=5,
+)
