@@ -100,9 +100,8 @@ def real_selection(scale: Scale) -> Iterator[Number]:
 
 @study(
     "A second hop",
-    "The paper selects once, and gives no numbers.",
-    about="Questions with evidence in several documents. The evidence counts as found if each of "
-    "these documents has a block among the K.",
+    "The paper selects once, and gives no numbers. Questions with evidence in several documents. "
+    "The evidence counts as found if each of these documents has a block among the K.",
 )
 def second_hop(scale: Scale) -> Iterator[Number]:
     """How often all the evidence is selected, and F1, by set and hops."""
