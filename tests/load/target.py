@@ -19,7 +19,7 @@ import psutil
 from sedem import Document, SeDeM
 from sedem.demo import DOCUMENTS
 
-BANK = "demo"
+BANK, MODEL = "demo", "sedem-nano"
 TEXTS = tuple(sorted(DOCUMENTS.glob("*.txt")))
 SECONDS = 120.0
 """How long the server may take to be ready."""
@@ -70,7 +70,7 @@ def build_bank(folder: Path, texts: Sequence[Path] = TEXTS) -> Path:
     path = folder / f"{BANK}.bank"
     if not path.exists():
         documents = [Document(text.name, text.read_text("utf-8")) for text in texts]
-        SeDeM.from_pretrained("sedem-nano").read(documents).save(path)
+        SeDeM.from_pretrained(MODEL).read(documents).save(path)
     return path
 
 
@@ -89,7 +89,7 @@ def serving(
     """
     bank, secret = build_bank(folder, texts), secrets.token_urlsafe(32)
     command = [
-        sys.executable, "-m", "load.failures", "serve", "--bank", f"{BANK}={bank}",
+        sys.executable, "-m", "load.failures", "serve", "-m", MODEL, "--bank", f"{BANK}={bank}",
         "--folder", str(folder / "server"), "--port", "0", *flags,
     ]  # fmt: skip
     if not failing:
@@ -105,7 +105,7 @@ def serving(
         def fail(what: str) -> None:
             process.send_signal(SIGNALS[what])
 
-        target = Target(url, secret, "sedem-nano", psutil.Process(process.pid), fail)
+        target = Target(url, secret, MODEL, psutil.Process(process.pid), fail)
         _wait_until_ready(target, process, log)
         yield target
         if process.poll() is not None:
