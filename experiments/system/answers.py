@@ -120,6 +120,10 @@ def hops(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         for label, often in HOPS.items()
     }
     found = _by_way(cell, scale, data, "answers", tried, several)
+    found["answers"] = {
+        way: {name: measured[name] for name in ("f1", "em")}
+        for way, measured in found["answers"].items()
+    }
     model = SeDeM.from_pretrained(checkpoint_of(cell, scale, data), dtype=torch.float32, light=True)
     assert model.second_hop is not None
     questions = hop_questions(model, several, read_examples(model, several))
