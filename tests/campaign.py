@@ -66,6 +66,21 @@ class Campaign(Protocol):
     def points(self) -> int: ...
 
 
+@dataclass(frozen=True)
+class Cases:
+    """A campaign that needs nothing prepared.
+
+    Attributes:
+        run: makes a number of cases in a folder, from a seed.
+        points: cases of the bounded form.
+        meaning: what is shown, for the report.
+    """
+
+    run: Callable[[int, Path, int], Result]
+    points: int
+    meaning: str
+
+
 def run_campaigns(
     campaigns: Mapping[str, Campaign],
     write_report: Callable[[str, dict[str, Any]], None],

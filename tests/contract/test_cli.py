@@ -275,7 +275,7 @@ BAD_FILES = {
     "noise.txt": (b"\x89PNG\r\n\x1a\n\0\0\0\xff", r"'noise\.txt' holds binary data, not text"),
     "nul.txt": (b"text\0text", r"'nul\.txt' holds binary data, not text"),
     "latin.txt": (b"Caf\xe9 in G\xf6rlitz", r"not utf-8 text \(byte 3\); .* --encoding latin-1"),
-    "paper.pdf": (b"%PDF-1.7", r"'paper\.pdf' cannot be read as PDF, it is damaged or of another"),
+    "paper.pdf": (b"%PDF-1.7", r"'paper\.pdf' cannot be read as PDF, it is damaged, too large or"),
     "README": (b"text", r"'README' is without an ending; \.txt, \.md, .* can be read"),
 }
 

@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
-from campaign import Report, Result
+from campaign import Cases, Report, Result
 from hostile.test_checkpoints import (
     HOSTILE_TEMPLATES,
     backtracks,
@@ -47,21 +47,6 @@ SERVER_BYTES = 400 * 2**20
 CASE_SECONDS, CASE_BYTES = 150, 3 * 2**30
 """What one file may cost: the limits of its process, its start and what the library needs."""
 NANO = Path(__file__).parents[2] / "checkpoints" / "sedem-nano"
-
-
-@dataclass(frozen=True)
-class Attack:
-    """Something that a stranger may send.
-
-    Attributes:
-        run: makes a number of cases in a folder, from a seed.
-        points: cases of the bounded form.
-        meaning: what is shown, for the report.
-    """
-
-    run: Callable[[int, Path, int], Result]
-    points: int
-    meaning: str
 
 
 # Against a server
@@ -135,7 +120,7 @@ def bodies(points: int, folder: Path, seed: int) -> Result:
 
     def send(case: tuple[str, str]) -> None:
         kind, path = case
-        with result.case(f"{kind}, {path}", kind):
+        with result.case(path, kind):
             known = {**target.headers, "Content-Type": "application/json"}
             known["Accept"] = "application/json, text/event-stream"
             body = wire.get(kind) or MANY[kind]
@@ -152,11 +137,20 @@ def bodies(points: int, folder: Path, seed: int) -> Result:
 
 
 def opened(
-    result: Result, kind: str, work: Callable[[Path], object], path: Path, usual: Path
+    result: Result,
+    kind: str,
+    work: Callable[[Path], object],
+    path: Path,
+    usual: Path,
+    words: str = "",
 ) -> None:
-    """Note what opening a file costs beyond a usual one, and whether an error is one sentence."""
-    with result.case(kind, kind), multiprocessing.get_context("spawn").Pool(1) as pool:
-        pool.apply(_told, (work, usual))
+    """Note what opening a file costs beyond a usual one, and whether it is rejected as it should.
+
+    Args:
+        words: a pattern that the one sentence of the error must have; empty means it is opened.
+    """
+    with result.case("opened", kind), multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(_told, (work, usual)) is None
         process = psutil.Process(pool.apply(os.getpid))
         before, peak, began = resident(process), 0, time.monotonic()
         pending = pool.apply_async(_told, (work, path))
@@ -164,10 +158,11 @@ def opened(
             peak = max(peak, resident(process) - before)
             pending.wait(0.02)
         told, seconds = pending.get(), time.monotonic() - began
-        result.figures[kind] = f"{seconds:.1f} s, {peak / 2**20:.0f} MB" + (
-            "" if told is None else ", rejected"
-        )
-        assert told is None or "\n" not in told, told
+        result.figures[kind] = f"{seconds:.1f} s, {peak / 2**20:.0f} MB"
+        if words:
+            assert told and "\n" not in told and re.search(words, told), told
+        else:
+            assert told is None, told
         assert seconds < CASE_SECONDS and peak < CASE_BYTES, result.figures[kind]
 
 
@@ -195,12 +190,12 @@ def _read(path: Path) -> None:
     read_document(path)
 
 
-DOCUMENTS: dict[str, tuple[str, Callable[[], bytes]]] = {
-    "a cell that spans 10^9 columns": ("a.docx", wide_cell),
-    "a table of 90,000 cells": ("a.docx", lambda: tall_table(900, 100)),
-    "a page of 4,000,000 commands": ("a.pdf", endless_pdf),
-    "500,000 attributes": ("a.html", lambda: attributes(500_000)),
-    "1,000,000 open elements": ("a.html", lambda: b"<b>a" * 10**6),
+DOCUMENTS: dict[str, tuple[str, Callable[[], bytes], str]] = {
+    "a cell that spans 10^9 columns": ("a.docx", wide_cell, ""),
+    "a table of 90,000 cells": ("a.docx", lambda: tall_table(900, 100), ""),
+    "a page of 4,000,000 commands": ("a.pdf", endless_pdf, "maximum number of tokens"),
+    "500,000 attributes": ("a.html", lambda: attributes(500_000), "needs more than"),
+    "1,000,000 open elements": ("a.html", lambda: b"<b>a" * 10**6, "Excessive depth"),
 }
 
 
@@ -208,78 +203,97 @@ def documents(points: int, folder: Path, seed: int) -> Result:
     """Read documents, with the usual limits."""
     result, usual = Result("files"), folder / "usual.txt"
     usual.write_text("The rent is 900 euros.")
-    for kind, (name, content) in islice(DOCUMENTS.items(), points):
+    for kind, (name, content, words) in islice(DOCUMENTS.items(), points):
         path = folder / name
         path.write_bytes(content())
-        opened(result, kind, _read, path, usual)
+        opened(result, kind, _read, path, usual, words)
     return result
 
 
 def _open(folder: Path) -> None:
     from sedem import SeDeM
 
-    assert SeDeM.from_pretrained(folder).decoder.chat
+    decoder = SeDeM.from_pretrained(folder).decoder
+    if decoder.chat_tokenizer.chat_template:
+        assert decoder.chat
 
 
-TOKENIZERS = (doubles, decodes_doubled, backtracks, panics, beyond)
+TOKENIZERS = {
+    doubles: "makes a text more than 64 times as long",
+    decodes_doubled: "makes a text more than 64 times as long",
+    backtracks: "cannot be read",
+    panics: "cannot be read",
+    beyond: "has the id 70000",
+}
 PUT = (pipe, device, sparse)
+
+
+def _with_template(text: str, words: str, copy: Path) -> str:
+    (copy / "backbone" / "chat_template.jinja").write_text(text)
+    seal(copy)
+    return words
+
+
+def _with_tokenizer(change: Callable[[dict[str, Any]], None], copy: Path) -> str:
+    changed(copy / "backbone", change)
+    seal(copy)
+    return TOKENIZERS[change]
+
+
+def _with_manifest(put: Callable[[Path], str], copy: Path) -> str:
+    (copy / MANIFEST).unlink()
+    return put(copy / MANIFEST)
+
+
+CHECKPOINTS: dict[str, Callable[[Path], str]] = {
+    **{
+        f"template that {kind}": partial(_with_template, text, words.replace("4 s", "30 s"))
+        for kind, (text, words) in HOSTILE_TEMPLATES.items()
+    },
+    **{f"tokenizer: {change.__name__}": partial(_with_tokenizer, change) for change in TOKENIZERS},
+    **{f"manifest: {put.__name__}": partial(_with_manifest, put) for put in PUT},
+}
+"""What makes a checkpoint hostile; it returns the words of the error."""
 
 
 def checkpoints(points: int, folder: Path, seed: int) -> Result:
     """Open checkpoints with a hostile template, tokenizer or file."""
     result = Result("checkpoints")
-
-    def template(text: str) -> Callable[[Path], object]:
-        return lambda copy: (copy / "backbone" / "chat_template.jinja").write_text(text)
-
-    def file(put: Callable[[Path], str]) -> Callable[[Path], object]:
-        return lambda copy: ((copy / MANIFEST).unlink(), put(copy / MANIFEST))
-
-    def tokenizer(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], object]:
-        return lambda copy: changed(copy / "backbone", change)
-
-    prepared = {
-        **{f"template: {kind}": template(text) for kind, (text, _) in HOSTILE_TEMPLATES.items()},
-        **{f"tokenizer: {change.__name__}": tokenizer(change) for change in TOKENIZERS},
-        **{f"manifest: {put.__name__}": file(put) for put in PUT},
-    }
     # Nothing that was tried before is known.
     os.environ["SEDEM_CACHE"] = str(folder / "cache")
-    for number, (kind, change) in enumerate(islice(prepared.items(), points)):
+    for number, (kind, change) in enumerate(islice(CHECKPOINTS.items(), points)):
         copy = Path(shutil.copytree(NANO, folder / str(number)))
-        change(copy)
-        if not kind.startswith("manifest"):
-            seal(copy)
-        opened(result, kind, _open, copy, NANO)
+        words = change(copy)
+        opened(result, kind, _open, copy, NANO, words)
     return result
 
 
 CAMPAIGNS = {
-    "heads": Attack(
+    "heads": Cases(
         heads,
         48,
         "Heads of 500 MB and of 100,000 headers without a key, four at once: each is answered with "
         "431, and /health within 0.2 s (median)",
     ),
-    "half-sent requests": Attack(
+    "half-sent requests": Cases(
         half_requests,
         2000,
         "Connections that send half a request: /health answers within 0.2 s (median)",
     ),
-    "bodies": Attack(
+    "bodies": Cases(
         bodies,
         54,
         "Bodies of 8 MiB with as many values as they hold, four at once, also to /mcp: each is "
         "rejected, and /health answers within 0.2 s (median)",
     ),
-    "documents": Attack(
+    "documents": Cases(
         documents,
         len(DOCUMENTS),
         "Files whose parsers need much: read, or rejected in one sentence, within the limits",
     ),
-    "checkpoints": Attack(
+    "checkpoints": Cases(
         checkpoints,
-        len(HOSTILE_TEMPLATES) + len(TOKENIZERS) + len(PUT),
+        len(CHECKPOINTS),
         "Templates and tokenizers that loop, grow or fail, pipes, devices and files of a terabyte: "
         "opened, or rejected in one sentence, within the limits",
     ),

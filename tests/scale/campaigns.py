@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 import psutil
-from campaign import Report, Result
+from campaign import Cases, Report, Result
 from scale.building import (
     build_alone,
     build_and_lose,
@@ -261,58 +261,43 @@ def hosts_lost_serving(points: int, folder: Path, seed: int) -> Result:
     return result
 
 
-@dataclass(frozen=True)
-class ScaleCampaign:
-    """A kind of case.
-
-    Attributes:
-        run: makes a number of cases in a folder, from a seed.
-        points: cases of the bounded form.
-        meaning: what is shown, for the report.
-    """
-
-    run: Callable[[int, Path, int], Result]
-    points: int
-    meaning: str
-
-
-CAMPAIGNS: Mapping[str, ScaleCampaign] = {
-    "building": ScaleCampaign(
+CAMPAIGNS: Mapping[str, Cases] = {
+    "building": Cases(
         throughput,
         60,
         "Documents read with sedem-nano by one and by two workers of a Ray cluster; the banks are "
         "the same to the bit",
     ),
-    "workers killed": ScaleCampaign(
+    "workers killed": Cases(
         workers_killed,
         3,
         "SIGKILL to all workers after a random commit; every other bank is in parts: the bank is "
         "that of one machine, to the bit",
     ),
-    "drivers killed": ScaleCampaign(
+    "drivers killed": Cases(
         drivers_killed,
         3,
         "SIGKILL to the command after a random commit; it is given again: the same",
     ),
-    "hosts lost while building": ScaleCampaign(
+    "hosts lost while building": Cases(
         hosts_lost_building,
         2,
         "A host (a network namespace) loses its link and its processes after a random commit: the "
         "same",
     ),
-    "partitions": ScaleCampaign(
+    "partitions": Cases(
         partitions,
         100,
         "Each question to 1, 2 and 4 partitions: text, citations, scores and confidence are those "
         "of one machine, to the bit",
     ),
-    "replicas killed": ScaleCampaign(
+    "replicas killed": Cases(
         replicas_killed,
         24,
         "SIGKILL to an engine or a selector while answers are streamed: no answer is another one; "
         "a stream that had begun may end with an error",
     ),
-    "hosts lost while serving": ScaleCampaign(
+    "hosts lost while serving": Cases(
         hosts_lost_serving, 24, "A host with an engine and selectors is lost: the same"
     ),
 }

@@ -271,8 +271,8 @@ def _parsing(path: Path, kind: str) -> Iterator[None]:
             raise MemoryError from None
         reason = " ".join(str(error).split())[:100] or type(error).__name__
         raise DataError(
-            f"'{path}' cannot be read as {kind}, it is damaged or of another type ({reason}); save "
-            "it again or as plain text"
+            f"'{path}' cannot be read as {kind}, it is damaged, too large or of another type "
+            f"({reason}); save it again or as plain text"
         ) from None
 
 
