@@ -107,10 +107,15 @@ def test_a_process_killed_while_it_writes_a_checkpoint_resumes_from_the_one_befo
             os.kill(os.getpid(), signal.SIGKILL)
         seal(folder)
 
+    def run() -> None:
+        # torch's own pool of threads does not survive a fork, and is renewed by one thread alone.
+        torch.set_num_threads(1)
+        train(recipe)
+
     # Forked, so that nothing is imported again.
     with monkeypatch.context() as patch:
         patch.setattr(trainer, "seal", killed)
-        process = multiprocessing.get_context("fork").Process(target=train, args=[recipe])
+        process = multiprocessing.get_context("fork").Process(target=run)
         process.start()
         process.join(120)
     assert process.exitcode == -signal.SIGKILL
