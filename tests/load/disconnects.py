@@ -15,10 +15,11 @@ from load.client import PATH, QUEUE_FULL, Reply, ask, bodies, clients, milliseco
 from load.target import TEXTS, Target
 
 READERS = 32
-ROUND, ROUNDS = 250, 10
+ROUND, ROUNDS = 250, 20
 """Requests of a round of the warm-up, and most rounds."""
-STEADY = 0.005
-"""The warm-up ends after two rounds in which memory grew by no more: then all buffers are full."""
+STEADY, STEADY_ROUNDS = 0.005, 4
+"""The warm-up ends after so many rounds in a row in which memory grew by no more: then all buffers
+are full."""
 GROWTH = 0.02
 IDLE_SECONDS = 10.0
 """Within this time after the last reader went, nothing may wait or run."""
@@ -118,7 +119,7 @@ class Readers:
 async def _warm_up(target: Target, readers: Readers, size: int) -> int:
     """Make requests until the memory of the server is steady; how many were made."""
     last, steady, made = target.memory(), 0, 0
-    while steady < 2 and made < ROUNDS * size:
+    while steady < STEADY_ROUNDS and made < ROUNDS * size:
         await readers.go_away(size, Result("requests"))
         now = target.memory()
         steady = steady + 1 if now <= (1 + STEADY) * last else 0

@@ -19,8 +19,9 @@ from sedem.engine.interface import WIDE, AnswerInputs
 from sedem.engine.kept import Kept
 from sedem.errors import ConfigError
 
-IDLE_BYTES = 2**30
-"""Limit in bytes of idle batches kept for later answers of their size; higher on a large GPU."""
+IDLE_BYTES, IDLE_GRAPH_BYTES = 2**28, 2**30
+"""Limits in bytes of idle batches kept for later answers of their size, without graphs and with
+them: a graph takes long to capture again. The second is higher on a large GPU."""
 IDLE_SHARE = 16
 """Divisor of a GPU's memory for that limit."""
 FIRST_STEPS = 64
@@ -65,7 +66,7 @@ class Batches:
         self.active.remove(batch)
         if not self._exceeds(batch.bucket.slots):
             self.idle.append(batch)
-        limit = max(IDLE_BYTES, self._idle_share)
+        limit = max(IDLE_GRAPH_BYTES, self._idle_share) if self._graphs else IDLE_BYTES
         while len(self.idle) > 1 and _bytes(self.idle) > limit:
             del self.idle[0]
 
