@@ -44,6 +44,7 @@ LABELS = {
     "text, K=4": "the same four blocks as text, never quoted",
 }
 """Ways in the order of the table."""
+QUOTING_NANO = "sedem-nano, K=4, selecting by words too and quoting"
 
 
 def _asked(scale: Scale, questions: str) -> Cell:
@@ -78,6 +79,10 @@ def real_model(scale: Scale) -> Iterator[Number]:
 
 def _more_ways(scale: Scale) -> Iterator[Number]:
     cell = replace(_asked(scale, MAIN), measure="answers", limit=LONG)
+    nano = replace(_asked(scale, MAIN), variant=guided_model(scale))
+    for metric in METRICS:
+        column = f"{scale.sets[MAIN].title} {metric.upper()}"
+        yield Number(QUOTING_NANO, column, None, nano, f"ways.auto, K=4.{metric}")
     rows = {
         "every block as text (full context, tuned), never quoted": replace(
             cell, k="all", condition="text"

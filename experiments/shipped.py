@@ -94,7 +94,7 @@ def shipped_beside_paper(scale: Scale) -> Iterator[Number]:
 
 @study("What one command prints of the shipped model", "The paper gives no numbers.")
 def shipped_command(scale: Scale) -> list[Number]:
-    """`sedem eval sedem --data FILE -k 2 --limit 200`: float32 and the set's own answer limit."""
+    """`sedem eval sedem -k 2 --limit 200` in the paper's form, with the set's own answer limit."""
     key, limit = scale.ablation[0], scale.limit if scale.stand_in else 200
     cell = Cell(variant=guided_model(scale), questions=key, k=2, dtype="float32", limit=limit)
     metrics = ("f1", "em", "rouge_l", "recall@1", "recall@2")

@@ -62,7 +62,8 @@ def answers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         shift=cell.shift // SHORTER if scale.stand_in else cell.shift,
         max_new_tokens=answer_tokens(cell, scale),
         dtype=cell.dtype or scale.dtype,
-        answer="free" if cell.method == "sedem" else None,
+        # In the paper's form, whatever the shipped model's own is.
+        **({"answer": "free", "selection": "states"} if cell.method == "sedem" else {}),
         **({"memory": cell.slots} if cell.slots else {}),
     )
     result = run_evaluation(config, out=scale.runs / "evaluation" / cell.name)
@@ -82,7 +83,8 @@ def budgets(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     """
     condition = cell.condition or None
     budgets = [k for k in BUDGETS if k != "all" or condition != "text"]
-    tried = {str(k): {"k": k, "condition": condition} for k in budgets}
+    form = {"condition": condition, "answer": "free", "selection": "states"}
+    tried = {str(k): {"k": k, **form} for k in budgets}
     return _by_way(cell, scale, data, "budgets", tried, examples_of(cell, scale, data))
 
 

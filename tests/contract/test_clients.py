@@ -31,6 +31,8 @@ def name(one: dict[str, Any]) -> str:
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     folder = tmp_path_factory.mktemp("server")
     model = SeDeM.from_pretrained("sedem-nano", light=True)
+    # A quotation ignores more options.
+    model.config = model.config.model_copy(update={"answer": "free"})
     bank = model.read([Document("lease.txt", LEASE), Document("recipe.txt", RECIPE)])
     bank.save(folder / "lease.bank")
     banks = {"lease": folder / "lease.bank"}
