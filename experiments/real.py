@@ -79,10 +79,6 @@ def real_model(scale: Scale) -> Iterator[Number]:
 
 def _more_ways(scale: Scale) -> Iterator[Number]:
     cell = replace(_asked(scale, MAIN), measure="answers", limit=LONG)
-    nano = replace(_asked(scale, MAIN), variant=guided_model(scale))
-    for metric in METRICS:
-        column = f"{scale.sets[MAIN].title} {metric.upper()}"
-        yield Number(QUOTING_NANO, column, None, nano, f"ways.auto, K=4.{metric}")
     rows = {
         "every block as text (full context, tuned), never quoted": replace(
             cell, k="all", condition="text"
@@ -92,6 +88,10 @@ def _more_ways(scale: Scale) -> Iterator[Number]:
     }
     for row, one in rows.items():
         yield from scores(row, scale.sets[MAIN].title, one, METRICS)
+    nano = replace(_asked(scale, MAIN), variant=guided_model(scale))
+    for metric in METRICS:
+        column = f"{scale.sets[MAIN].title} {metric.upper()}"
+        yield Number(QUOTING_NANO, column, None, nano, f"ways.auto, K=4.{metric}")
 
 
 @study("Evidence that sedem-smol selects", "The paper gives no numbers.")

@@ -72,7 +72,8 @@ def answers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     own = f"{cell.method}{cell.setting}" if cell.method in TRAINED else cell.variant.name
     shipped = folder.parent == SHIPPED.parent
     result["settings"]["checkpoint"] = folder.name if shipped else own
-    few = {name: value for name, value in result.items() if "@" not in name or name in RECALLS}
+    of_selection = {name for name in result if "@" in name or name == "mrr"}
+    few = {name: result[name] for name in result if name not in of_selection or name in RECALLS}
     return {**few, "training": budget(folder)}
 
 
