@@ -88,6 +88,9 @@ class SedemConfig(Settings):
         hops: how often blocks are selected. With 2, the best one is read with the question to find
             those that only it leads to; "auto" does so if it seems to leave something open.
         second_hop: whether the checkpoint was trained for a second hop.
+        read_once: whether blocks are selected by the decoder's own states of the question at the
+            injection layer, so that the encoder need not read it, too. Blocks are then independent,
+            and the question's positions do not depend on them.
         answer: "free" decodes any words, as in the paper; "span" quotes the text of the selected
             blocks; "auto" quotes it unless the question seems to need other words.
         spans: whether the checkpoint has fitted weights for comparing spans.
@@ -132,6 +135,7 @@ class SedemConfig(Settings):
     selection: SelectBy = "states"
     hops: Hops = 1
     second_hop: Flag = False
+    read_once: Flag = False
     answer: AnswerBy = "free"
     spans: Flag = False
     word_weight: NumberFrom0 = 0.75
@@ -171,6 +175,12 @@ class SedemConfig(Settings):
             )
         if self.hops != 1 and not self.second_hop:
             raise ValueError(f"hops is {self.hops}, but second_hop is false; set hops to 1")
+        if self.read_once and (self.block_context != "independent" or self.cross_model):
+            raise ValueError(
+                "read_once is true, which needs independent blocks and one backbone that reads and "
+                f"answers; block_context is '{self.block_context}', encoder '{self.encoder}', "
+                f"decoder '{self.decoder or self.encoder}'"
+            )
         if self.auto_min > self.auto_max:
             raise ValueError(
                 f"auto_min is {self.auto_min} but auto_max {self.auto_max}; the fewest blocks "
@@ -192,6 +202,11 @@ class SedemConfig(Settings):
     def slots_per_block(self) -> int:
         """N_B: slots of one selectable block."""
         return self.block_slots or self.slots
+
+    @property
+    def states_per_block(self) -> int:
+        """The most restored states of one block."""
+        return self.slots_per_block * self.compression
 
     @property
     def extract_layer(self) -> int:

@@ -13,6 +13,7 @@ from sedem.backbone.decoder import Backbone
 from sedem.config import SedemConfig
 from sedem.errors import ConfigError
 from sedem.guidance.hops import SecondHop
+from sedem.guidance.queries import READ_ONCE_RANK, Queries
 from sedem.guidance.scores import Confidence, Guidance
 from sedem.guidance.spans import SpanScorer
 from sedem.method.compressor import build_compressor
@@ -51,6 +52,7 @@ class SedemModules(nn.Module):
         self.guidance = Guidance() if config.guidance else None
         self.confidence = Confidence() if config.confidence else None
         self.second_hop = SecondHop(self.selector) if config.second_hop else None
+        self.read_once = Queries(self.selector, READ_ONCE_RANK) if config.read_once else None
         self.spans = SpanScorer()
         self._digest: tuple[tuple[int, ...], str] | None = None
 
@@ -73,9 +75,17 @@ class SedemModules(nn.Module):
             parts["confidence"] = self.confidence
         if self.second_hop is not None:
             parts["second_hop"] = self.second_hop
+        if self.read_once is not None:
+            parts["read_once"] = self.read_once
         if self.config.spans:
             parts["spans"] = self.spans
         return nn.ModuleDict(parts)
+
+    def queries(self, hidden_BQE: Tensor) -> Tensor:
+        """Unit queries `[B, Q, R, H]` from the states of questions that blocks are selected by."""
+        if self.read_once is None:
+            return self.selector.queries(hidden_BQE)
+        return self.read_once.queries(self.selector, hidden_BQE)
 
     def fingerprint(self) -> str:
         """Hash of all that memory depends on: encoder, tokenizer, `made_by` and trained weights.

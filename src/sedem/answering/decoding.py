@@ -33,6 +33,8 @@ UNANSWERABLE = "The documents do not say."
 Turn = tuple[str, str]
 """A role, "system", "user" or "assistant", and the words."""
 
+QUESTION = "Question: "
+"""Precedes a question in its prompt."""
 SEPARATOR = "\n\n"
 """Separates documents from each other, and a context from the question."""
 
@@ -44,7 +46,7 @@ def question_prompt(question: str) -> str:
 
 def question_words(question: str) -> str:
     """Return the same without the leading separator, as used in a user's turn."""
-    return f"Question: {question.strip()}\nAnswer:"
+    return f"{QUESTION}{question.strip()}\nAnswer:"
 
 
 def context_prompt(texts: Sequence[str]) -> str:
@@ -66,6 +68,17 @@ def question_ids(
     check_question(question)
     (ids,) = all_question_ids(backbone, [question], chat=chat)
     return with_texts(backbone, ids, texts, chat=chat)
+
+
+def own_tokens(backbone: Backbone, question: str, *, chat: bool = False) -> slice:
+    """Return which of the tokens of `question_ids` without texts are the question's own."""
+    words = (question_words if chat else question_prompt)(question)
+    own = question.strip()
+    start = words.index(own, words.index(QUESTION) + len(QUESTION))
+    (offsets,) = backbone.tokenize([words], offsets=True)["offset_mapping"]
+    inside = [n for n, (a, b) in enumerate(offsets) if a < start + len(own) and b > start]
+    first = context_place(backbone, chat=chat)
+    return slice(first + inside[0], first + inside[-1] + 1)
 
 
 def check_question(question: str) -> None:

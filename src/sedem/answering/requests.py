@@ -17,8 +17,9 @@ from typing import TypedDict
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from sedem.answering.decoding import SEPARATOR, question_ids, with_texts
+from sedem.answering.decoding import SEPARATOR, own_tokens, question_ids, with_texts
 from sedem.bank import search
 from sedem.bank.file import unknown_document
 from sedem.bank.memory_bank import BankReader
@@ -239,6 +240,8 @@ def encode_questions(
 ) -> tuple[Tensor, Tensor]:
     """Encode questions at the extraction layers (section 3.2), without the start token.
 
+    If the model reads questions once, these are the decoder's states at the injection layer.
+
     Returns:
         States `[B, Q, E]`, padded on the right, and a mask `[B, Q]` that is False for padding. The
         mask is on the CPU, so that question lengths are known without waiting for a GPU.
@@ -247,6 +250,8 @@ def encode_questions(
         DataError: a question is empty, not Unicode text or longer than the encoder can read.
     """
     limit = model.encoder.max_positions - 1
+    if model.read_once is not None:
+        limit -= model.config.states_per_block
     rows = []
     for question in questions:
         check_unicode(question, "the question")
@@ -259,11 +264,27 @@ def encode_questions(
                 "ask something shorter and put long text into a document"
             )
         rows.append(torch.tensor(ids))
+    if model.read_once is not None:
+        rows = prompt_states(model, engine, questions)
+        lengths = [len(row) for row in rows]
+        mask_BQ = torch.from_numpy(mask_of(lengths, max(lengths)))
+        return pad_sequence(rows, batch_first=True), mask_BQ
     lengths = [len(row) for row in rows]
     mask_BQ = torch.from_numpy(mask_of(lengths, max(lengths)))
     ids_BQ = torch.empty(mask_BQ.shape, dtype=torch.long)
     fill(ids_BQ, rows)
     return model.mixture(engine.encode_questions(ids_BQ).float()), mask_BQ
+
+
+def prompt_states(model: SedemModules, engine: Engine, questions: Sequence[str]) -> list[Tensor]:
+    """States of each question's own tokens `[Q, D]` at the injection layer, in its prompt."""
+    decoder, chat = model.decoder, model.config.chat_template
+    prompts = [question_ids(decoder, question, chat=chat) for question in questions]
+    found = engine.read_prefixes([torch.tensor(ids) for ids in prompts])
+    return [
+        hidden_PD[own_tokens(decoder, question, chat=chat)].float()
+        for hidden_PD, question in zip(found, questions, strict=True)
+    ]
 
 
 @torch.no_grad()
@@ -520,6 +541,8 @@ def check_fits(
     apart = model.config.block_context == "independent"
     ends = list(accumulate(sizes, max if apart else None))
     states = ends[-1] if ends else 0
+    if ends and model.config.read_once:
+        states = model.config.states_per_block
     if states + prefix + limit <= max_positions:
         return
     largest_k = sum(end + prefix + limit <= max_positions for end in ends)
@@ -561,7 +584,7 @@ def score_requests(
         together = len(rows) == len(requests)
         asked = (hidden_BQE, mask_BQ) if together else (hidden_BQE[rows], mask_BQ[rows])
         also = [best_by_words(words[row]) for row in rows]
-        query_BQRH = model.selector.queries(asked[0])
+        query_BQRH = model.queries(asked[0])
         scores_BN = search.score_questions(
             model.selector, bank, query_BQRH, asked[1], every=every, also=also
         )

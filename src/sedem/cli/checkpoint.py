@@ -121,6 +121,10 @@ def calibrate(
         str,
         typer.Option(metavar="1|2|auto", help="How often to select, if a second hop is trained."),
     ] = "1",
+    read_once: Annotated[
+        bool,
+        typer.Option("--read-once", help="Let the decoder's states of a question select, too."),
+    ] = False,
     engine: EngineOption = "auto",
     as_json: Json = False,
 ) -> None:
@@ -129,8 +133,8 @@ def calibrate(
     Every question is scored against its documents with and without those that have its evidence,
     and answered. Give questions that neither training nor an evaluation uses, in a file or as
     data.calibration of the recipe. The second hop is trained on data.hops of a recipe, if it has
-    any. The last quarter is not fitted to; the figures are measured on
-    it.
+    any, and --read-once on its data.training. The last quarter is not fitted to; the figures are
+    measured on it.
     """
     from sedem.backbone.loading import hide_bars
     from sedem.checkpoint.folder import copy_with_parts, locate
@@ -138,7 +142,7 @@ def calibrate(
     from sedem.data.question_sets import open_examples
     from sedem.evaluation.run import sample
     from sedem.model import SeDeM
-    from sedem.training.calibration import K, hop_examples, recipe_examples
+    from sedem.training.calibration import K, recipe_examples, training_examples
     from sedem.training.calibration import calibrate as fit
     from sedem.training.recipe import load_recipe
     from sedem.training.stages import Stage2Recipe
@@ -149,10 +153,15 @@ def calibrate(
     by, how = cast(SelectBy, selection), cast(AnswerBy, answer)
     often = cast(Hops, hops_of(hops))
     two_steps: list[Example] = []
+    taught: list[Example] = []
     if data is None:
         used = load_recipe(Stage2Recipe, recipe_path(recipe, config), overrides or ())
         examples = recipe_examples(used, limit, seed)
-        two_steps = hop_examples(used, limit, seed)
+        two_steps = training_examples(used, used.data.hops, limit, seed)
+        if read_once:
+            taught = training_examples(used, used.data.training, limit, seed)
+    elif read_once:
+        raise typer.BadParameter("--read-once needs a recipe, from whose data.training it learns")
     elif recipe is not None or config is not None:
         raise typer.BadParameter("give either --data, or a recipe with --recipe or --config")
     else:
@@ -162,7 +171,10 @@ def calibrate(
     folder = locate(checkpoint)
     model = SeDeM.from_pretrained(folder, engine=engine)
     with output.progress("reading, answering") as report_progress:
-        found = fit(model, examples, by, how, report_progress, two_steps=two_steps, hops=often)
+        found = fit(
+            model, examples, by, how, report_progress,
+            two_steps=two_steps, hops=often, read_once=taught,
+        )  # fmt: skip
     copy_with_parts(folder, out, found.parts, **found.settings)
     shares = ", ".join(f"{share:.3f} by {by}" for by, share in found.recall.items())
     found_all = ", ".join(f"{share:.3f} with {hops}" for hops, share in found.all_found.items())

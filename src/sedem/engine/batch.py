@@ -28,6 +28,7 @@ from sedem.engine.device import Pool, Replay, Shape, Upload, fill, fill_lengths
 from sedem.engine.fused import FusedDecoder, biases_of, in_reading_order, run_layers
 from sedem.engine.interface import AnswerInputs
 from sedem.engine.kept import Kept
+from sedem.engine.prefixes import Prefixes, ReadPrefix
 from sedem.errors import ConfigError
 from sedem.guidance.branches import branch_columns
 from sedem.guidance.independent import prefix_positions
@@ -474,7 +475,9 @@ class IndependentBatch(StaticBatch):
 
     Attributes:
         memory_positions: position of each restored state within its block `[B, U]`, from 1.
-        longest: number of states of the longest block of each row `[B, 1]`.
+        longest: number of states of the longest block of each row `[B, 1]`, or for which the
+            prefix's positions leave room.
+        read: what is already computed for the prefix of each row; empty if any is missing.
     """
 
     def __init__(
@@ -482,11 +485,13 @@ class IndependentBatch(StaticBatch):
         decoder: FusedDecoder,
         bucket: Bucket,
         kept: Kept,
+        prefixes: Prefixes,
         *,
         graph: bool = False,
         pool: Pool = None,
     ) -> None:
-        self.kept = kept
+        self.kept, self.prefixes = kept, prefixes
+        self.read: list[ReadPrefix] = []
         super().__init__(decoder, bucket, graph=graph, pool=pool)
         inputs = self.upload.device
         self.memory_positions, self.longest = inputs["memory_positions"], inputs["longest"]
@@ -515,7 +520,12 @@ class IndependentBatch(StaticBatch):
         nothing = torch.zeros(0, dtype=torch.long)
         places = [torch.cat([nothing, *(torch.arange(1, n + 1) for n in row)]) for row in sizes]
         fill(host["memory_positions"], places)
-        host["longest"].copy_(torch.tensor([[max(row, default=0)] for row in sizes]))
+        room = self.decoder.config.states_per_block if self.decoder.config.read_once else None
+        longest = [max(row, default=0) if room is None or not row else room for row in sizes]
+        host["longest"].copy_(torch.tensor(longest)[:, None])
+        found = [self.prefixes.find(row.prefix) if row.blocks else None for row in rows]
+        self.read = [] if self._graph else [one for one in found if one is not None]
+        self.read = self.read if len(self.read) == len(rows) else []
         self._load_blocks(rows, sizes)
         for index, row in enumerate(rows):
             column, together = 0, self.kept.walk.together
@@ -525,6 +535,19 @@ class IndependentBatch(StaticBatch):
                     block = entry.dequantize()
                     self.upper.store_memory(index, column, block)
                     column += block.shape[-2]
+
+    def _run_lower(self, prefix_BP: Tensor) -> Tensor:
+        if not self.read:
+            return super()._run_lower(prefix_BP)
+        self.lower.begin(prefix_BP, self.prefix_valid, span=self._span)
+        width = self.decoder.embedding.shape[1]
+        hidden_BPD = self.read[0].hidden.new_zeros(*prefix_BP.shape, width)
+        for row, one in enumerate(self.read):
+            columns = slice(0, len(one.hidden))
+            hidden_BPD[row, columns] = one.hidden
+            self.lower.keys[:, row, :, columns] = one.keys
+            self.lower.values[:, row, :, columns] = one.values
+        return hidden_BPD
 
     def _run_prefill(self) -> None:
         """Run the prefixes; above injection they also see the columns of memory."""

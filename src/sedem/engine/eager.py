@@ -57,6 +57,18 @@ class Eager:
         with self._modules_lock:
             return encode(self.model.encoder, ids_BT, self.model.config.extract_layers)
 
+    @torch.no_grad()
+    def read_prefixes(self, prefixes: Sequence[Tensor]) -> list[Tensor]:
+        """Return the decoder's states of prefixes at the injection layer; nothing is reused."""
+        decoder, config = self.model.decoder, self.model.config
+        with self._modules_lock:
+            return [
+                independent.read_prefix(
+                    decoder, config.inject_layer, ids_P, config.states_per_block
+                )
+                for ids_P in prefixes
+            ]
+
     @contextmanager
     def open_rows(self, count: int) -> Iterator[Rows]:
         """Open rows; those that join together run together."""
@@ -240,4 +252,5 @@ def _independent(
         real_NU.view(batch, -1),
         None if bias_BK is None else bias_BK.repeat_interleave(real_NU.shape[1], dim=1),
         cache,
+        model.config.states_per_block if model.config.read_once else None,
     )

@@ -3,7 +3,8 @@
 An engine belongs to one model. Reading documents needs `encode`. Questions are encoded, and their
 answers share rows, which each begin and end on their own:
 
-    hidden = engine.encode_questions(ids)                  # to score blocks with
+    hidden = engine.encode_questions(ids)                  # to score blocks with, or
+    hidden = engine.read_prefixes(prefixes)                # if the question is read once
     with engine.open_rows(count) as rows:
         logits = rows.join([row], [inputs], [limit])       # decompress, inject, prefill
         logits = rows.branches(row, tokens)                # several continuations of one row
@@ -115,6 +116,14 @@ class Engine(Protocol):
 
     def encode_questions(self, ids_BT: Tensor) -> Tensor:
         """Return the same for questions, which are short; their ids are on the CPU."""
+        ...
+
+    def read_prefixes(self, prefixes: Sequence[Tensor]) -> list[Tensor]:
+        """Return the decoder's states at the injection layer `[P, D]` of some prefixes `[P]`.
+
+        Their positions leave room for a block, as `SedemConfig.read_once` requires, so that answers
+        to them may reuse what was computed.
+        """
         ...
 
     def open_rows(self, count: int) -> AbstractContextManager[Rows]:

@@ -17,6 +17,7 @@ from sedem.engine.device import device_bytes, free_bytes, new_pool, round_up, st
 from sedem.engine.fused import FusedDecoder
 from sedem.engine.interface import WIDE, AnswerInputs
 from sedem.engine.kept import Kept
+from sedem.engine.prefixes import Prefixes
 from sedem.errors import ConfigError
 
 IDLE_BYTES, IDLE_GRAPH_BYTES = 2**28, 2**30
@@ -36,11 +37,13 @@ class Batches:
     Attributes:
         pool: memory that graphs share; None without graphs.
         idle: batches that no answer uses, the most recently used last.
+        prefixes: those that were read before their blocks were selected.
     """
 
     def __init__(self, decoder: FusedDecoder, kept: Kept, *, graphs: bool) -> None:
         self.decoder, self.kept = decoder, kept
         self.pool = new_pool() if graphs else None
+        self.prefixes = Prefixes(decoder)
         self.idle: list[StaticBatch] = []
         self.active: list[StaticBatch] = []
         self._graphs = graphs
@@ -108,7 +111,8 @@ class Batches:
                 f"{free:,} are free; use a smaller k"
             )
         if self.independent:
-            return IndependentBatch(decoder, bucket, self.kept, graph=graph, pool=pool)
+            read = self.prefixes
+            return IndependentBatch(decoder, bucket, self.kept, read, graph=graph, pool=pool)
         return StaticBatch(decoder, bucket, graph=graph, pool=pool)
 
 

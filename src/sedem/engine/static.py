@@ -8,7 +8,7 @@ Letters: B batch, T tokens, E encoder width, V vocabulary, X extraction layers.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -169,6 +169,13 @@ class Static:
                 del self._question_buffers[next(iter(self._question_buffers))]
             return buffers.encode(ids_BT)
 
+    @torch.no_grad()
+    def read_prefixes(self, prefixes: Sequence[Tensor]) -> list[Tensor]:
+        """Return the decoder's states of prefixes at the injection layer; answers reuse them."""
+        with self.device_lock():
+            self._check_not_moved()
+            return [self.batches.prefixes.read(ids_P) for ids_P in prefixes]
+
     @contextmanager
     def open_rows(self, count: int) -> Iterator[Rows]:
         """Open rows of a running batch; see `interface.Engine`."""
@@ -200,6 +207,7 @@ class Static:
         with self.device_lock():
             self.kept.clear()
             self._question_buffers = {}
+            self.batches.prefixes.clear()
             self.batches.release()
 
     @contextmanager

@@ -4,8 +4,7 @@
 question shares no word with. The encoder therefore reads the best block and then the question
 again. The question's states now know the block, and queries of another W_Q look for what is left.
 
-Letters: B questions, Q question tokens, E encoder width, R heads, H width of a head, N blocks, F
-features.
+Letters: N blocks, F features.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from sedem.guidance.queries import Queries
 from sedem.guidance.scores import Confidence
 from sedem.method.selector import Selector
 
@@ -25,31 +25,21 @@ RANK = 8
 """Rank of the difference between the two W_Q."""
 
 
-class SecondHop(nn.Module):
+class SecondHop(Queries):
     """W_Q of the second hop, and how its scores join those of the first.
 
     Args:
         selector: the selector whose keys it is compared with, and whose W_Q it begins as.
 
     Attributes:
-        down, up: what is added to the selector's W_Q, of low rank.
         weights: units of its scores that one unit of each of `PARTS` is worth.
         open: the probability that a question needs a second hop.
     """
 
     def __init__(self, selector: Selector) -> None:
-        super().__init__()
-        own = selector.w_query
-        self.down = nn.Linear(own.in_features, RANK, bias=False)
-        self.up = nn.Linear(RANK, own.out_features, bias=False)
+        super().__init__(selector, RANK)
         self.weights = nn.Parameter(torch.tensor(WEIGHTS))
         self.open = Confidence(3)
-        nn.init.zeros_(self.up.weight)
-
-    def queries(self, selector: Selector, hidden_BQE: Tensor) -> Tensor:
-        """Queries `[B, Q, R, H]` from the states of a question after the first block."""
-        hidden_BQE = selector.norm_query(hidden_BQE)
-        return selector.unit_heads(selector.w_query(hidden_BQE) + self.up(self.down(hidden_BQE)))
 
     def forward(
         self, again_N: Tensor, states_N: Tensor, words_N: Tensor, named_N: Tensor

@@ -57,6 +57,18 @@ def keys_values(backbone: Backbone, inject_layer: int, restored_NUD: Tensor) -> 
     return [(layer.keys[:, :, 1:], layer.values[:, :, 1:]) for layer in layers]
 
 
+def read_prefix(backbone: Backbone, inject_layer: int, ids_P: Tensor, longest: int) -> Tensor:
+    """States of a prefix at the injection layer `[P, D]`, before its blocks are known.
+
+    Args:
+        longest: number of states for which its positions leave room.
+    """
+    ids_1P = ids_P[None].to(backbone.device)
+    valid_1P = torch.ones_like(ids_1P, dtype=torch.bool)
+    positions_1P = prefix_positions(valid_1P, torch.full_like(ids_1P[:, :1], longest))
+    return backbone.run(backbone.embed(ids_1P), 0, inject_layer, positions_1P)[0]
+
+
 def prefix_positions(valid_BP: Tensor, longest_B1: Tensor) -> Tensor:
     """Positions of a prefix: the start token is at 0, the question after the longest block.
 
@@ -81,6 +93,7 @@ def prefill(
     memory_valid_BU: Tensor,
     bias_BU: Tensor | None = None,
     cache: DynamicCache | None = None,
+    longest: int | None = None,
 ) -> Prefilled:
     """Run a prefix through all layers; the upper ones also attend to the blocks.
 
@@ -93,6 +106,8 @@ def prefill(
         memory_valid_BU: False where a state is padding, which may be anywhere.
         bias_BU: added to the attention logits on each state.
         cache: an empty cache for later calls of `injection.step`; None if there are none.
+        longest: number of states for which positions of the prefix leave room, if there is any
+            memory; None means those of the longest block.
 
     Returns:
         States of the prefix; `restored` is empty, because those states are not computed.
@@ -100,6 +115,8 @@ def prefill(
     from transformers import DynamicCache
 
     longest_B1 = (positions_BU * memory_valid_BU).amax(1, keepdim=True)
+    if longest is not None:
+        longest_B1 = longest * (longest_B1 > 0)
     prefix_BP = prefix_positions(valid_BP, longest_B1)
     padded = not (bool(valid_BP.all()) and bool(memory_valid_BU.all()))
     span = ids_BP.shape[1] + positions_BU.shape[1]

@@ -323,7 +323,7 @@ class EngineReplica:
         words = await asyncio.to_thread(find_words, model, request)
         if select_by(model, request) != "words":
             every = needs_every_score(model, request)
-            query_1QRH = model.selector.queries(hidden_1QE)
+            query_1QRH = model.queries(hidden_1QE)
             states_N = await self._ask(version, query_1QRH, every, best_by_words(words))
         return combine(model, request, states_N, words)
 

@@ -27,6 +27,7 @@ from sedem.answering.requests import (
     encode_questions,
     first_features,
     prepare,
+    prompt_states,
 )
 from sedem.answering.spans import SpanSearch
 from sedem.bank.blocks import BlockRow
@@ -54,6 +55,7 @@ from sedem.guidance.spans import SpanScorer
 from sedem.model import SeDeM
 from sedem.reading.encoding import Progress
 from sedem.training.hops import HopQuestion, all_found, fit_second_hop
+from sedem.training.queries import QueryQuestion, fit_queries
 from sedem.training.recipe import DataSource
 from sedem.training.sources import located
 from sedem.training.stages import Stage2Recipe
@@ -146,9 +148,11 @@ class ScoredQuestion:
         return torch.stack([confidence_features(scores_N, self.tokens) for scores_N in scores])
 
 
-def hop_examples(recipe: Stage2Recipe, limit: int, seed: int) -> list[Example]:
-    """Read the examples from which a recipe trains a second hop, at most so many of each set."""
-    return [one for own in _samples(recipe, recipe.data.hops, limit, seed) for one in own]
+def training_examples(
+    recipe: Stage2Recipe, sources: Sequence[DataSource], limit: int, seed: int
+) -> list[Example]:
+    """Read the examples of some sources of a recipe, at most so many of each."""
+    return [one for own in _samples(recipe, sources, limit, seed) for one in own]
 
 
 def recipe_examples(recipe: Stage2Recipe, limit: int, seed: int) -> list[Example]:
@@ -190,6 +194,7 @@ def calibrate(
     *,
     two_steps: Sequence[Example] = (),
     hops: Hops = 1,
+    read_once: Sequence[Example] = (),
 ) -> Calibration:
     """Fit to the first questions of a set, and measure on the last ones.
 
@@ -201,10 +206,19 @@ def calibrate(
         answer: how the model is to answer; spans are fitted unless it is "free".
         two_steps: questions from which a second hop is trained; none leave the model without one.
         hops: how often the model is to select, if it has a second hop.
+        read_once: questions from which it learns to select by the decoder's states; none leave it
+            as it is.
 
     Raises:
         DataError: too few questions can be used.
     """
+    parts: dict[str, nn.Module] = {}
+    settings: dict[str, Any] = {}
+    if read_once:
+        model.config = model.config.with_changes(read_once=True)
+        questions = query_questions(model, read_once, read_examples(model, read_once, progress))
+        parts["read_once"] = model.read_once = fit_queries(model.selector, questions)
+        settings["read_once"] = True
     read = read_examples(model, examples, progress)
     questions = score_examples(model, examples, read)
     if len(questions) < LEAST:
@@ -214,7 +228,7 @@ def calibrate(
         )
     held_out = round(HELD_OUT * len(questions))
     fitted, measured = questions[:-held_out], questions[-held_out:]
-    settings: dict[str, Any] = {"selection": selection}
+    settings["selection"] = selection
     if selection == "both":
         settings["word_weight"] = fit_word_weight(fitted)
     config = model.config.with_changes(**settings)
@@ -226,7 +240,7 @@ def calibrate(
     features_BF, present_B = with_and_without_evidence(measured)
     with torch.no_grad():
         confidence_B = part(features_BF)
-    parts: dict[str, nn.Module] = {"confidence": part}
+    parts["confidence"] = part
     settings |= {"confidence": True, "answer": answer}
     f1: dict[str, float] = {}
     found_all: dict[str, float] = {}
@@ -364,19 +378,46 @@ def score_examples(
 
 
 @torch.no_grad()
+def query_questions(
+    model: SeDeM, examples: Sequence[Example], read: ReadExamples
+) -> list[QueryQuestion]:
+    """Read questions by the decoder; those with no evidence or only it are left out."""
+    bank, questions = read.bank, []
+    every = range(len(bank))
+    keys_MJRH = keys_of(bank, model.selector, every).dequantize().half().cpu()
+    slots_MJ = torch.as_tensor(bank.slot_tokens(every)) > 0
+    for example in examples:
+        owners = _owners(example, read)
+        gold_N = torch.tensor(_gold(bank, example, list(owners), list(owners.values())))
+        if gold_N.any() and not gold_N.all():
+            [hidden_QE] = prompt_states(model, model.engine, [example.question])
+            blocks_N = torch.tensor(list(owners))
+            questions.append(
+                QueryQuestion(hidden_QE.half().cpu(), blocks_N, gold_N, keys_MJRH, slots_MJ)
+            )
+    return questions
+
+
+def _owners(example: Example, read: ReadExamples) -> dict[int, int]:
+    """The document of each block of an example."""
+    owner = {
+        index: number
+        for number, document in enumerate(example.documents)
+        for index in read.blocks[document.text]
+    }
+    return dict(sorted(owner.items()))
+
+
+@torch.no_grad()
 def hop_questions(
     model: SeDeM, examples: Sequence[Example], read: ReadExamples
 ) -> list[HopQuestion]:
     """Take the first hop of questions, each among its own documents."""
     bank, questions = read.bank, []
     for example in examples:
-        owner = {
-            index: number
-            for number, document in enumerate(example.documents)
-            for index in read.blocks[document.text]
-        }
-        indices = sorted(owner)
-        documents_N = torch.tensor([owner[index] for index in indices])
+        owners = _owners(example, read)
+        indices = list(owners)
+        documents_N = torch.tensor(list(owners.values()))
         evidence = frozenset(span.document for span in example.evidence)
         if len(indices) < 2 or not evidence:
             continue
@@ -438,7 +479,7 @@ def _scores(
     """Scores of the given blocks `[N]` on the CPU, and the number of question tokens."""
     hidden_BQE, mask_BQ = encode_questions(model, model.engine, [question])
     padding_P = (bank.slot_tokens(indices).flatten() == 0).nonzero()[:, 0]
-    query_BQRH = model.selector.queries(hidden_BQE)
+    query_BQRH = model.queries(hidden_BQE)
     keys_NJRH = keys_of(bank, model.selector, indices)
     scores_BN = key_scores(query_BQRH, mask_BQ, keys_NJRH, padding_P)
     return scores_BN[0].cpu(), int(mask_BQ.sum())

@@ -1,8 +1,7 @@
 """Training the second hop: its W_Q, the weights of its scores, and when it is needed.
 
-Everything else is frozen, so a question is encoded once and the training takes seconds. Questions
-teach W_Q if documents besides that of their first block have evidence: their blocks are what is to
-be found. All questions teach when there is something left to find.
+Questions teach W_Q if documents besides that of their first block have evidence: their blocks are
+what is to be found. All questions teach when there is something left to find.
 
 Letters: Q question tokens, E encoder width, N blocks of a question's documents, J slots of a block,
 R heads, H width of a head, F features.
@@ -19,9 +18,9 @@ from torch import Tensor
 
 from sedem.guidance.hops import SecondHop
 from sedem.method.selector import Selector, block_scores
+from sedem.training.queries import RATE, descend
 
-EPOCHS, BATCH = 4, 8
-RATE, WEIGHTS_RATE = 3e-3, 1e-2
+WEIGHTS_RATE = 1e-2
 TEMPERATURE = 0.015
 """Of a score divided by the number of question tokens. With that of stage 2, 0.07, the second hop
 finds less."""
@@ -93,22 +92,15 @@ def fit_second_hop(selector: Selector, questions: Sequence[HopQuestion]) -> Seco
     if judged:
         left_B = torch.arange(2 * several) < several
         part.open.fit(torch.stack([one.features for one in judged]), left_B)
-    optimizer = torch.optim.AdamW(
+    descend(
         [
             {"params": [part.down.weight, part.up.weight], "lr": RATE},
             {"params": [part.weights], "lr": WEIGHTS_RATE, "weight_decay": 0.0},
-        ]
+        ],
+        taught,
+        lambda one: one.loss(part, selector),
+        rng,
     )
-    steps = EPOCHS * -(-len(taught) // BATCH)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
-    for _ in range(EPOCHS):
-        rng.shuffle(taught)
-        for start in range(0, len(taught), BATCH):
-            losses = [one.loss(part, selector) for one in taught[start : start + BATCH]]
-            torch.stack(losses).mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            schedule.step()
     return part.requires_grad_(False)
 
 

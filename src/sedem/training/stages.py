@@ -198,13 +198,15 @@ def open_model(config: SedemConfig, optimization: Optimization, start_from: str 
 
     Raises:
         ConfigError: the checkpoint has another shape or other backbones than the recipe, or the
-            recipe asks for a confidence, or for compiled layers on a machine without a compiler.
+            recipe asks for what is fitted afterwards, or for compiled layers on a machine without a
+            compiler.
     """
-    if config.confidence:
-        raise ConfigError(
-            "model.confidence is true in the recipe, but training does not fit it; leave it out "
-            "and run 'sedem calibrate' on the trained checkpoint"
-        )
+    for part in ("confidence", "second_hop", "read_once"):
+        if getattr(config, part):
+            raise ConfigError(
+                f"model.{part} is true in the recipe, but training does not fit it; leave it out "
+                "and run 'sedem calibrate' on the trained checkpoint"
+            )
     if optimization.compile:
         check_compiler(processes().device, "optimization.compile")
     model = _opened(config, optimization, start_from)
@@ -226,7 +228,9 @@ def _opened(config: SedemConfig, optimization: Optimization, start_from: str | N
     free |= {"block_context", "guidance", "condition", "chat_template"}
     # What was fitted to the scores of one selector does not fit those of another.
     free |= {"confidence", "selection", "word_weight", "answer", "spans", "hops", "second_hop"}
-    model.confidence, model.second_hop, model.spans = None, None, SpanScorer()
+    free |= {"read_once"}
+    model.confidence, model.second_hop, model.read_once = None, None, None
+    model.spans = SpanScorer()
     if not model.decoder.has_lora:
         free |= {"lora_rank", "lora_alpha"}
     check_start(config, model.config, free, start_from)
