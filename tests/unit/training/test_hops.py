@@ -14,7 +14,12 @@ from sedem import SeDeM
 from sedem.data.examples import Evidence, ExampleSet
 from sedem.guidance.hops import SecondHop
 from sedem.method.selector import Selector
-from sedem.training.calibration import calibrate, hop_examples, hop_questions, read_examples
+from sedem.training.calibration import (
+    calibrate,
+    hop_questions,
+    read_examples,
+    training_examples,
+)
 from sedem.training.hops import HopQuestion, all_found, fit_second_hop
 from sedem.training.recipe import DataSource
 from sedem.training.stages import Stage2Recipe
@@ -103,6 +108,5 @@ def test_calibration_trains_a_second_hop(model: SeDeM, examples: ExampleSet) -> 
 
 
 def test_a_recipe_names_the_questions_of_the_second_hop(stage2_recipe: Stage2Recipe) -> None:
-    assert hop_examples(stage2_recipe, 10, 0) == []
-    data = stage2_recipe.data.with_changes(hops=(DataSource(path="squad.json"),))
-    assert hop_examples(stage2_recipe.with_changes(data=data), 3, 0)
+    assert training_examples(stage2_recipe, stage2_recipe.data.hops, 10, 0) == []
+    assert training_examples(stage2_recipe, [DataSource(path="squad.json")], 3, 0)

@@ -1,0 +1,144 @@
+"""Questions that are read once: by the decoder's lower layers, whose states also select."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from answers import RENT, engine_of, opened
+from conftest import LEASE, RECIPE
+
+from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
+from sedem.answering.decoding import own_tokens, question_ids
+from sedem.answering.requests import Request, encode_questions, prepare
+from sedem.bank.keys import keys_of
+from sedem.engine.batch import IndependentBatch
+from sedem.engine.device import Clock
+from sedem.engine.prefixes import MOST
+from sedem.errors import ConfigError, DataError
+from sedem.method.selector import block_scores
+
+DOCUMENTS = [Document("lease.txt", LEASE), Document("recipe.txt", RECIPE)]
+SETTINGS = {"block_context": "independent", "guidance": True, "read_once": True}
+
+
+def read_once(config: SedemConfig, engine: str) -> SeDeM:
+    model = opened(config, engine, lora=True, **SETTINGS)
+    assert model.read_once is not None
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(1)
+        up = model.read_once.up.weight
+        up.copy_(torch.randn(up.shape, generator=generator))
+    return model
+
+
+@pytest.fixture(params=["eager", "static"])
+def model(request: pytest.FixtureRequest, config: SedemConfig) -> SeDeM:
+    return read_once(config, request.param)
+
+
+@pytest.fixture
+def bank(model: SeDeM) -> MemoryBank:
+    return model.read(DOCUMENTS)
+
+
+def test_scores_come_from_the_decoders_states_of_the_question(
+    model: SeDeM, bank: MemoryBank
+) -> None:
+    part, config, decoder = model.read_once, model.config, model.decoder
+    assert part is not None
+    ids = question_ids(decoder, RENT)
+    # The start token is at 0, the question after a full block.
+    positions = [0, *range(config.segment_length + 1, config.segment_length + len(ids))]
+    hidden_1PD = decoder.embed(torch.tensor([ids]))
+    hidden_1PD = decoder.run(hidden_1PD, 0, config.inject_layer, torch.tensor([positions]))
+    text = decoder.tokenizer.decode(ids[own_tokens(decoder, RENT)])
+    assert text.strip() == RENT
+    hidden_QD = hidden_1PD[0, own_tokens(decoder, RENT)]
+    weight = model.selector.w_query.weight + part.up.weight @ part.down.weight
+    projected = model.selector.norm_query(hidden_QD) @ weight.T
+    heads = projected.unflatten(-1, (model.selector.heads, -1))
+    every = range(len(bank))
+    expected_1N = block_scores(
+        (heads / heads.norm(dim=-1, keepdim=True))[None],
+        torch.ones(1, len(hidden_QD), dtype=torch.bool),
+        keys_of(bank, model.selector, every).dequantize()[None],
+        torch.as_tensor(bank.slot_tokens(every))[None] > 0,
+    )
+    torch.testing.assert_close(model.scores(bank, RENT), expected_1N[0], rtol=1e-4, atol=1e-4)
+
+
+def test_an_answer_reuses_what_was_computed_and_stays_the_same(
+    config: SedemConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, fast = read_once(config, "eager"), read_once(config, "static")
+    bank, decoding = slow.read(DOCUMENTS), Decoding(6)
+    questions = [RENT, "How many eggs?"]
+    expected = [slow.answer(bank, question, k=2, decoding=decoding) for question in questions]
+    reused: list[int] = []
+    run = IndependentBatch._run_lower
+
+    def counted(batch: IndependentBatch, prefix_BP: torch.Tensor) -> torch.Tensor:
+        reused.append(len(batch.read))
+        return run(batch, prefix_BP)
+
+    monkeypatch.setattr(IndependentBatch, "_run_lower", counted)
+    requests = [Request(bank, question, 2) for question in questions]
+    together = fast.answer_requests(requests, decoding)
+    assert reused == [2]
+    assert [one.text for one in together] == [one.text for one in expected]
+    for options in ({"blocks": []}, {"k": 2, "condition": "text"}):
+        answers = [one.answer(bank, RENT, decoding=decoding, **options) for one in (slow, fast)]
+        assert answers[0].text == answers[1].text
+    assert reused == [2, 0, 0]
+    monkeypatch.setattr(engine_of(fast).batches.prefixes, "find", lambda ids_P: None)
+    again = fast.answer(bank, RENT, k=2, decoding=decoding)
+    assert again.text == expected[0].text and reused[-1] == 0
+
+
+def test_only_the_last_prefixes_are_kept(config: SedemConfig) -> None:
+    model = read_once(config, "static")
+    prefixes = engine_of(model).batches.prefixes
+    rows = [torch.tensor([1, number]) for number in range(2, MOST + 4)]
+    model.engine.read_prefixes(rows)
+    assert [prefixes.find(ids) is None for ids in rows] == [True] * 2 + [False] * MOST
+    model.engine.release()
+    assert prefixes.find(rows[-1]) is None
+
+
+@pytest.mark.parametrize(
+    "question", ["  Who is Zoë Ünal?\n", "日本の首都は？", "Question: Answer:", "?"]
+)
+def test_the_own_tokens_of_a_question_spell_it(model: SeDeM, question: str) -> None:
+    decoder = model.decoder
+    own = question_ids(decoder, question)[own_tokens(decoder, question)]
+    assert decoder.tokenizer.decode(own).strip() == question.strip()
+    hidden_1QE, mask_1Q = encode_questions(model, model.engine, [question])
+    assert hidden_1QE.shape[1] == len(own) == int(mask_1Q.sum())
+
+
+def test_a_question_that_is_empty_or_leaves_no_room_for_a_block_is_refused(
+    model: SeDeM, bank: MemoryBank
+) -> None:
+    with pytest.raises(DataError, match="the question is empty"):
+        model.answer(bank, " ")
+    room = model.decoder.max_positions - model.config.segment_length
+    with pytest.raises(DataError, match=f"the model reads at most {room - 1:,}"):
+        model.answer(bank, "why " * room)
+
+
+def test_a_question_counts_with_room_for_a_full_block(model: SeDeM) -> None:
+    short = model.read([Document("a.txt", "900 euros.")])
+    request = Request(short, RENT, 1)
+    limit = model.decoder.max_positions - model.config.segment_length
+    prompt = len(question_ids(model.decoder, RENT))
+    clock = Clock(model.device)
+    prepare(model, model.engine, [request], [limit - prompt], clock)
+    with pytest.raises(ConfigError, match="positions, the decoder has"):
+        prepare(model, model.engine, [request], [limit - prompt + 1], clock)
+
+
+def test_it_needs_independent_blocks_and_one_backbone(config: SedemConfig) -> None:
+    with pytest.raises(ConfigError, match="needs independent blocks and one backbone"):
+        config.with_changes(block_context="joint", read_once=True)
+    with pytest.raises(ConfigError, match="needs independent blocks and one backbone"):
+        config.with_changes(**SETTINGS, decoder="another")
