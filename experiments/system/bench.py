@@ -456,7 +456,7 @@ def _selection(plan: Plan, sizes: Sequence[int]) -> dict[str, Any]:
         assert isinstance(reader, BoundSedem)
         model = reader.model
         hidden_1QE, mask_1Q = encode_questions(model, model.engine, QUESTIONS[:1])
-        query_1QRH = model.selector.queries(hidden_1QE)
+        query_1QRH = model.queries(hidden_1QE)
         found = {}
         for count in sizes:
             keys_NJRH, times = _synthetic_keys(model, count), []

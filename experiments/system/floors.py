@@ -129,11 +129,12 @@ def sedem_work(model: SeDeM, answer: Answer, question: str, *, found: bool = Fal
     project = 2 * slots * to_keys.weight.numel()
     key_bytes = slots * to_keys.out_features * cache_dtype(to_keys.weight.device).itemsize
     asking = _bytes(model.selector) - _bytes(to_keys)
+    asking += 0 if config.read_once else reading
     return {
         "read": [Work(own["read"], reading + _bytes(model.compressor))],
         "first": [Work(project, _bytes(to_keys) + answer.stored_bytes)],
         "answer": [
-            Work(own["select"] - project, reading + asking + key_bytes),
+            Work(own["select"] - project, asking + key_bytes),
             *restoring,
             Work(prefill, answering + read_kept),
         ],

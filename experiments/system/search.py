@@ -187,7 +187,7 @@ def _asked(model: SeDeM, examples: list[Example], real: MemoryBank, texts: list[
             for span in example.evidence
         ]
         evidence.append(set(np.flatnonzero(labels.from_evidence(real.blocks, spans)).tolist()))
-    return Asked(questions, model.selector.queries(states), mask_BQ, evidence)
+    return Asked(questions, model.queries(states), mask_BQ, evidence)
 
 
 class MadeBank:

@@ -166,7 +166,8 @@ def count_flops(
     stages = {
         "read": config.extract_layer * segments * layer_flops(encoder, T + 1)
         + counted(lambda: compressor(hidden_STE, every_ST)),
-        "select": config.extract_layer * layer_flops(encoder, prefix)
+        # The decoder reads the question anyway.
+        "select": (0 if config.read_once else config.extract_layer * layer_flops(encoder, prefix))
         + counted(
             lambda: torch.einsum(
                 "qrh,jrh->rqj", selector.queries(question_QE), selector.keys(slots_JD)
