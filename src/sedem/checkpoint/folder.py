@@ -323,8 +323,9 @@ def copy_with_parts(
 ) -> None:
     """Write a copy of a checkpoint with some parts added or replaced.
 
-    All other weights keep their bytes, so banks of the model stay valid. A damaged source is
-    refused, because the copy's manifest would otherwise describe the damage.
+    All other weights keep their bytes, so banks of the model stay valid. Matrices become int8 rows
+    if those of the source are. A damaged source is refused, because the copy's manifest would
+    otherwise describe the damage.
 
     Args:
         folder: folder of the copy; the same one changes the checkpoint itself.
@@ -340,6 +341,8 @@ def copy_with_parts(
         for name, part in parts.items()
         for key, tensor in part.state_dict().items()
     }
+    if any(tensor.dtype == torch.int8 for tensor in kept.values()):
+        added = quantize_int8(added)
     with unfinished(folder) as place:
         shutil.copytree(source, place, dirs_exist_ok=True)
         config.save(
