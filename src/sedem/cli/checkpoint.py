@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -23,6 +24,9 @@ from sedem.cli.train import Overrides, RecipeFile, RecipeName, recipe_path
 from sedem.config import AnswerBy, Hops, SelectBy
 from sedem.errors import CheckpointError
 from sedem.validation import check_choice
+
+if TYPE_CHECKING:
+    from sedem.training.calibration import Calibration
 
 MOST = 2000
 """Questions of a sample by default: a few parameters need no more, and reading takes time."""
@@ -142,7 +146,7 @@ def calibrate(
     from sedem.data.question_sets import open_examples
     from sedem.evaluation.run import sample
     from sedem.model import SeDeM
-    from sedem.training.calibration import K, recipe_examples, training_examples
+    from sedem.training.calibration import recipe_examples, training_examples
     from sedem.training.calibration import calibrate as fit
     from sedem.training.recipe import load_recipe
     from sedem.training.stages import Stage2Recipe
@@ -176,23 +180,33 @@ def calibrate(
             two_steps=two_steps, hops=often, read_once=taught,
         )  # fmt: skip
     copy_with_parts(folder, out, found.parts, **found.settings)
-    shares = ", ".join(f"{share:.3f} by {by}" for by, share in found.recall.items())
-    found_all = ", ".join(f"{share:.3f} with {hops}" for hops, share in found.all_found.items())
     output.report(
         as_json,
         {"checkpoint": str(out), **found.to_dict()},
         f"{out}: fitted to {output.count(found.fitted, 'question')} with and without evidence",
-        f"on {output.count(found.held_out, 'other question')}: AUROC {found.auroc:.3f}, "
-        f"calibration error {found.calibration_error:.3f}",
-        f"the best block is evidence: {shares}",
-        *([f"all evidence is among {K} blocks, by hops: {found_all}"] * bool(found_all)),
-        *([f"F1: {', '.join(f'{f1:.1f} {how}' for how, f1 in found.f1.items())}"] * bool(found.f1)),
+        *_figures(found),
     )
     if found.left_out and not as_json:
         output.note(
             f"{output.count(found.left_out, 'question')} left out: no evidence is labelled, or "
             "all blocks have some"
         )
+
+
+def _figures(found: Calibration) -> Iterator[str]:
+    from sedem.training.calibration import K
+
+    yield (
+        f"on {output.count(found.held_out, 'other question')}: AUROC {found.auroc:.3f}, "
+        f"calibration error {found.calibration_error:.3f}"
+    )
+    shares = ", ".join(f"{share:.3f} by {by}" for by, share in found.recall.items())
+    yield f"the best block is evidence: {shares}"
+    if found.all_found:
+        shares = ", ".join(f"{share:.3f} with {hops}" for hops, share in found.all_found.items())
+        yield f"all evidence is among {K} blocks, by hops: {shares}"
+    if found.f1:
+        yield f"F1: {', '.join(f'{f1:.1f} {how}' for how, f1 in found.f1.items())}"
 
 
 LISTED = 10

@@ -232,15 +232,10 @@ def calibrate(
     if selection == "both":
         settings["word_weight"] = fit_word_weight(fitted)
     config = model.config.with_changes(**settings)
-    part = Confidence()
-    features_BF, present_B = with_and_without_evidence(fitted)
-    # Also in the smallest bank, where nothing is left that a block could stand out from.
-    alone_BF = torch.cat([one.features_alone() for one in fitted])
-    part.fit(torch.cat([features_BF, alone_BF]), present_B.repeat(2))
+    parts["confidence"] = part = fit_confidence(fitted)
     features_BF, present_B = with_and_without_evidence(measured)
     with torch.no_grad():
         confidence_B = part(features_BF)
-    parts["confidence"] = part
     settings |= {"confidence": True, "answer": answer}
     f1: dict[str, float] = {}
     found_all: dict[str, float] = {}
@@ -291,6 +286,16 @@ def train_second_hop(
     several = [one for one in own[last:] if len(one.evidence) > 1]
     found = all_found(part, model.selector, several, K)
     return part, {hops: mean(own) for hops, own in found.items()} if several else {}
+
+
+def fit_confidence(questions: Sequence[ScoredQuestion]) -> Confidence:
+    """Fit the probability that the evidence is among the blocks."""
+    part = Confidence()
+    features_BF, present_B = with_and_without_evidence(questions)
+    # Also in the smallest bank, where nothing is left that a block could stand out from.
+    alone_BF = torch.cat([one.features_alone() for one in questions])
+    part.fit(torch.cat([features_BF, alone_BF]), present_B.repeat(2))
+    return part
 
 
 def fit_word_weight(questions: Sequence[ScoredQuestion]) -> float:
