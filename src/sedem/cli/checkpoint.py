@@ -146,16 +146,15 @@ def calibrate(
     from sedem.data.question_sets import open_examples
     from sedem.evaluation.run import sample
     from sedem.model import SeDeM
-    from sedem.training.calibration import recipe_examples, training_examples
     from sedem.training.calibration import calibrate as fit
+    from sedem.training.calibration import recipe_examples, training_examples
     from sedem.training.recipe import load_recipe
     from sedem.training.stages import Stage2Recipe
 
     check_choice("selection", selection, SelectBy)
     check_choice("answer", answer, AnswerBy)
     check_choice("hops", hops_of(hops), Hops)
-    by, how = cast(SelectBy, selection), cast(AnswerBy, answer)
-    often = cast(Hops, hops_of(hops))
+    by, how, often = cast(SelectBy, selection), cast(AnswerBy, answer), cast(Hops, hops_of(hops))
     two_steps: list[Example] = []
     taught: list[Example] = []
     if data is None:
