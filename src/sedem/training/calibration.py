@@ -216,8 +216,8 @@ def calibrate(
     settings: dict[str, Any] = {}
     if read_once:
         model.config = model.config.with_changes(read_once=True)
-        questions = query_questions(model, read_once, read_examples(model, read_once, progress))
-        parts["read_once"] = model.read_once = fit_queries(model.selector, questions)
+        taught = query_questions(model, read_once, read_examples(model, read_once, progress))
+        parts["read_once"] = model.read_once = fit_queries(model.selector, taught)
         settings["read_once"] = True
     read = read_examples(model, examples, progress)
     questions = score_examples(model, examples, read)
