@@ -17,6 +17,7 @@ from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
 from sedem.engine.interface import AnswerInputs, Engine, Rows
 from sedem.engine.static import Static, open_engine
+from sedem.guidance.queries import Queries
 
 RENT = "What is the rent?"
 QUESTIONS = (
@@ -50,6 +51,13 @@ def opened(
     model.requires_grad_(False).eval()
     model.engine = open_engine(engine, model)
     return model
+
+
+@torch.no_grad()
+def teach(part: Queries) -> None:
+    """Give queries random weights, so that they differ from the selector's."""
+    up = part.up.weight
+    up.copy_(torch.randn(up.shape, generator=torch.Generator().manual_seed(1)))
 
 
 def engine_of(model: SeDeM) -> Static:

@@ -70,15 +70,19 @@ def question_ids(
     return with_texts(backbone, ids, texts, chat=chat)
 
 
-def own_tokens(backbone: Backbone, question: str, *, chat: bool = False) -> slice:
-    """Return which of the tokens of `question_ids` without texts are the question's own."""
+def located_question(
+    backbone: Backbone, question: str, *, chat: bool = False
+) -> tuple[list[int], slice]:
+    """Return `question_ids` without texts, and which of the tokens are the question's own."""
+    check_question(question)
     words = (question_words if chat else question_prompt)(question)
-    own = question.strip()
-    start = words.index(own, words.index(QUESTION) + len(QUESTION))
-    (offsets,) = backbone.tokenize([words], offsets=True)["offset_mapping"]
-    inside = [n for n, (a, b) in enumerate(offsets) if a < start + len(own) and b > start]
+    tokens = backbone.tokenize([words], offsets=True)
+    start = words.index(QUESTION) + len(QUESTION)
+    end = start + len(question.strip())
+    inside = [n for n, (a, b) in enumerate(tokens["offset_mapping"][0]) if a < end and b > start]
     first = context_place(backbone, chat=chat)
-    return slice(first + inside[0], first + inside[-1] + 1)
+    ids = _in_prompt(backbone, tokens["input_ids"][0], chat=chat)
+    return ids, slice(first + inside[0], first + inside[-1] + 1)
 
 
 def check_question(question: str) -> None:
@@ -129,8 +133,12 @@ def all_question_ids(
     """Return `question_ids` of several questions, tokenized together."""
     words = question_words if chat else question_prompt
     tokens = backbone.tokenize([words(question) for question in questions])["input_ids"]
+    return [_in_prompt(backbone, ids, chat=chat) for ids in tokens]
+
+
+def _in_prompt(backbone: Backbone, ids: Sequence[int], *, chat: bool) -> list[int]:
     before, after = (backbone.chat.before, backbone.chat.after) if chat else ([], [])
-    return [[backbone.bos_token_id, *before, *ids, *after] for ids in tokens]
+    return [backbone.bos_token_id, *before, *ids, *after]
 
 
 def all_answer_ids(

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from sedem.answering.decoding import SEPARATOR, own_tokens, question_ids, with_texts
+from sedem.answering.decoding import SEPARATOR, located_question, question_ids, with_texts
 from sedem.bank import search
 from sedem.bank.file import unknown_document
 from sedem.bank.memory_bank import BankReader
@@ -249,42 +249,48 @@ def encode_questions(
     Raises:
         DataError: a question is empty, not Unicode text or longer than the encoder can read.
     """
-    limit = model.encoder.max_positions - 1
-    if model.read_once is not None:
-        limit -= model.config.states_per_block
+    once = model.read_once is not None
+    rows = prompt_states(model, engine, questions) if once else _tokens(model, questions)
+    lengths = [len(row) for row in rows]
+    mask_BQ = torch.from_numpy(mask_of(lengths, max(lengths)))
+    if once:
+        return pad_sequence(rows, batch_first=True), mask_BQ
+    ids_BQ = torch.empty(mask_BQ.shape, dtype=torch.long)
+    fill(ids_BQ, rows)
+    return model.mixture(engine.encode_questions(ids_BQ).float()), mask_BQ
+
+
+def _tokens(model: SedemModules, questions: Sequence[str]) -> list[Tensor]:
+    """The encoder's tokens of each question `[Q]`."""
     rows = []
     for question in questions:
         check_unicode(question, "the question")
         ids = model.encoder.token_ids(question.strip())
         if not ids:
             raise DataError("the question is empty; ask something, such as 'Who signed the lease?'")
-        if len(ids) > limit:
-            raise DataError(
-                f"the question has {len(ids):,} tokens, the model reads at most {limit:,}; "
-                "ask something shorter and put long text into a document"
-            )
+        _check_length(len(ids), model.encoder.max_positions - 1)
         rows.append(torch.tensor(ids))
-    if model.read_once is not None:
-        rows = prompt_states(model, engine, questions)
-        lengths = [len(row) for row in rows]
-        mask_BQ = torch.from_numpy(mask_of(lengths, max(lengths)))
-        return pad_sequence(rows, batch_first=True), mask_BQ
-    lengths = [len(row) for row in rows]
-    mask_BQ = torch.from_numpy(mask_of(lengths, max(lengths)))
-    ids_BQ = torch.empty(mask_BQ.shape, dtype=torch.long)
-    fill(ids_BQ, rows)
-    return model.mixture(engine.encode_questions(ids_BQ).float()), mask_BQ
+    return rows
+
+
+def _check_length(tokens: int, limit: int) -> None:
+    if tokens > limit:
+        raise DataError(
+            f"the question has {tokens:,} tokens, the model reads at most {limit:,}; "
+            "ask something shorter and put long text into a document"
+        )
 
 
 def prompt_states(model: SedemModules, engine: Engine, questions: Sequence[str]) -> list[Tensor]:
     """States of each question's own tokens `[Q, D]` at the injection layer, in its prompt."""
-    decoder, chat = model.decoder, model.config.chat_template
-    prompts = [question_ids(decoder, question, chat=chat) for question in questions]
-    found = engine.read_prefixes([torch.tensor(ids) for ids in prompts])
-    return [
-        hidden_PD[own_tokens(decoder, question, chat=chat)].float()
-        for hidden_PD, question in zip(found, questions, strict=True)
-    ]
+    decoder, config = model.decoder, model.config
+    prompts = [located_question(decoder, one, chat=config.chat_template) for one in questions]
+    for ids, own in prompts:
+        around = len(ids) - (own.stop - own.start)
+        room = decoder.max_positions - config.states_per_block - around
+        _check_length(own.stop - own.start, room)
+    found = engine.read_prefixes([torch.tensor(ids) for ids, _ in prompts])
+    return [hidden_PD[own].float() for hidden_PD, (_, own) in zip(found, prompts, strict=True)]
 
 
 @torch.no_grad()

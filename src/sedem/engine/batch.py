@@ -523,9 +523,9 @@ class IndependentBatch(StaticBatch):
         room = self.decoder.config.states_per_block if self.decoder.config.read_once else None
         longest = [max(row, default=0) if room is None or not row else room for row in sizes]
         host["longest"].copy_(torch.tensor(longest)[:, None])
-        found = [self.prefixes.find(row.prefix) if row.blocks else None for row in rows]
-        self.read = [] if self._graph else [one for one in found if one is not None]
-        self.read = self.read if len(self.read) == len(rows) else []
+        asked = [] if self._graph else [row.prefix for row in rows if row.blocks]
+        read = [one for ids_P in asked if (one := self.prefixes.find(ids_P)) is not None]
+        self.read = read if len(read) == len(rows) else []
         self._load_blocks(rows, sizes)
         for index, row in enumerate(rows):
             column, together = 0, self.kept.walk.together

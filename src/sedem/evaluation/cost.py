@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, DynamicCache, PretrainedConfig
 
@@ -31,6 +31,7 @@ from sedem.backbone.decoder import FAMILIES, LORA_TARGETS
 from sedem.backbone.loading import empty_model, read_config
 from sedem.config import SedemConfig, llama_1b, llama_1b_to_3b, llama_3b
 from sedem.errors import ConfigError
+from sedem.guidance.queries import READ_ONCE_RANK, Queries
 from sedem.method.compressor import build_compressor
 from sedem.method.decompressor import build_decompressor
 from sedem.method.selector import build_selector
@@ -148,6 +149,7 @@ def count_flops(
         compressor = build_compressor(config, *widths)
         decompressor = build_decompressor(config, widths[1])
         selector = build_selector(config, *widths)
+        own = Queries(selector, READ_ONCE_RANK)
         hidden_STE = torch.empty(segments, T, widths[0])
         every_ST = torch.ones(segments, T, dtype=torch.bool)
         question_QE = torch.empty(workload.question, widths[0])
@@ -163,16 +165,17 @@ def count_flops(
         below = lower * layer_flops(decoder, tokens, before)
         return below + upper * layer_flops(decoder, tokens + memory[0], before + memory[1]) + head
 
+    def asked() -> Tensor:
+        if config.read_once:
+            return own.queries(selector, question_QE)
+        return selector.queries(question_QE)
+
     stages = {
         "read": config.extract_layer * segments * layer_flops(encoder, T + 1)
         + counted(lambda: compressor(hidden_STE, every_ST)),
         # The decoder reads the question anyway.
         "select": (0 if config.read_once else config.extract_layer * layer_flops(encoder, prefix))
-        + counted(
-            lambda: torch.einsum(
-                "qrh,jrh->rqj", selector.queries(question_QE), selector.keys(slots_JD)
-            )
-        ),
+        + counted(lambda: torch.einsum("qrh,jrh->rqj", asked(), selector.keys(slots_JD))),
         "restore": counted(lambda: decompressor(chosen_JD)),
         "prefill": run(prefix, 0),
         "decode": sum(run(1, prefix + i) for i in range(workload.answer - 1)),

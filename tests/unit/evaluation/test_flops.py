@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
-from sedem.answering.decoding import question_ids
+from sedem.answering.decoding import located_question, question_ids
 from sedem.answering.requests import Request, Scores, choose, encode_questions, inputs_of
 from sedem.backbone.loading import open_backbone
 from sedem.bank import search
@@ -81,6 +81,26 @@ def test_selecting(model: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPat
     tokens = len(QUESTION) + 1
     beside = hidden_half(model, 3, tokens)
     assert formula(model, len(QUESTION))["select"] == counted(select) - beside
+
+
+def test_selecting_by_a_question_that_is_read_once(
+    config: SedemConfig, tiny_folder: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "COLUMNS", 1)
+    folder = tiny_folder("llama", head_dim=HEAD)
+    backbone = open_backbone(folder, attention="eager")
+    shape = config.with_changes(encoder=folder, block_context="independent", read_once=True)
+    model = SeDeM(shape, backbone, backbone).eval()
+    bank = model.read([Document("a.txt", "x" * (SEGMENT * SEGMENTS))])
+    ids, own = located_question(backbone, QUESTION)
+
+    def select() -> None:
+        hidden_1QE, mask_1Q = encode_questions(model, model.engine, [QUESTION])
+        score_questions(model.selector, bank, model.queries(hidden_1QE), mask_1Q)
+
+    # The lower layers, which the answer needs anyway.
+    below = counted(lambda: model.engine.read_prefixes([torch.tensor(ids)]))
+    assert formula(model, own.stop - own.start)["select"] == counted(select) - below
 
 
 def test_restoring(model: SeDeM, bank: MemoryBank) -> None:

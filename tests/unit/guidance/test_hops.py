@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from answers import RENT, build, opened
+from answers import RENT, build, opened, teach
 from conftest import LEASE, RECIPE
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
@@ -29,10 +29,7 @@ DOCUMENTS = [Document("lease.txt", LEASE), Document("recipe.txt", RECIPE)]
 def hopping(request: pytest.FixtureRequest, config: SedemConfig) -> SeDeM:
     model = opened(config, request.param, second_hop=True, selection="both")
     assert model.second_hop is not None
-    with torch.no_grad():
-        generator = torch.Generator().manual_seed(1)
-        up = model.second_hop.up.weight
-        up.copy_(torch.randn(up.shape, generator=generator))
+    teach(model.second_hop)
     return model
 
 

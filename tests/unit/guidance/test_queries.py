@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from answers import RENT, engine_of, opened
+from answers import RENT, engine_of, opened, teach
 from conftest import LEASE, RECIPE
 
 from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
-from sedem.answering.decoding import own_tokens, question_ids
+from sedem.answering.decoding import located_question, question_ids
 from sedem.answering.requests import Request, encode_questions, prepare
 from sedem.bank.keys import keys_of
 from sedem.engine.batch import IndependentBatch
@@ -24,10 +24,7 @@ SETTINGS = {"block_context": "independent", "guidance": True, "read_once": True}
 def read_once(config: SedemConfig, engine: str) -> SeDeM:
     model = opened(config, engine, lora=True, **SETTINGS)
     assert model.read_once is not None
-    with torch.no_grad():
-        generator = torch.Generator().manual_seed(1)
-        up = model.read_once.up.weight
-        up.copy_(torch.randn(up.shape, generator=generator))
+    teach(model.read_once)
     return model
 
 
@@ -46,14 +43,13 @@ def test_scores_come_from_the_decoders_states_of_the_question(
 ) -> None:
     part, config, decoder = model.read_once, model.config, model.decoder
     assert part is not None
-    ids = question_ids(decoder, RENT)
+    ids, own = located_question(decoder, RENT)
+    assert ids == question_ids(decoder, RENT)
     # The start token is at 0, the question after a full block.
     positions = [0, *range(config.segment_length + 1, config.segment_length + len(ids))]
     hidden_1PD = decoder.embed(torch.tensor([ids]))
     hidden_1PD = decoder.run(hidden_1PD, 0, config.inject_layer, torch.tensor([positions]))
-    text = decoder.tokenizer.decode(ids[own_tokens(decoder, RENT)])
-    assert text.strip() == RENT
-    hidden_QD = hidden_1PD[0, own_tokens(decoder, RENT)]
+    hidden_QD = hidden_1PD[0, own]
     weight = model.selector.w_query.weight + part.up.weight @ part.down.weight
     projected = model.selector.norm_query(hidden_QD) @ weight.T
     heads = projected.unflatten(-1, (model.selector.heads, -1))
@@ -110,7 +106,9 @@ def test_only_the_last_prefixes_are_kept(config: SedemConfig) -> None:
 )
 def test_the_own_tokens_of_a_question_spell_it(model: SeDeM, question: str) -> None:
     decoder = model.decoder
-    own = question_ids(decoder, question)[own_tokens(decoder, question)]
+    ids, place = located_question(decoder, question)
+    assert ids == question_ids(decoder, question)
+    own = ids[place]
     assert decoder.tokenizer.decode(own).strip() == question.strip()
     hidden_1QE, mask_1Q = encode_questions(model, model.engine, [question])
     assert hidden_1QE.shape[1] == len(own) == int(mask_1Q.sum())
@@ -121,8 +119,10 @@ def test_a_question_that_is_empty_or_leaves_no_room_for_a_block_is_refused(
 ) -> None:
     with pytest.raises(DataError, match="the question is empty"):
         model.answer(bank, " ")
-    room = model.decoder.max_positions - model.config.segment_length
-    with pytest.raises(DataError, match=f"the model reads at most {room - 1:,}"):
+    ids, own = located_question(model.decoder, RENT)
+    around = len(ids) - len(ids[own])
+    room = model.decoder.max_positions - model.config.segment_length - around
+    with pytest.raises(DataError, match=f"the model reads at most {room:,}"):
         model.answer(bank, "why " * room)
 
 

@@ -5,14 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sedem import SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
 from sedem.data.examples import ExampleSet
 from sedem.method.encoder import encode
+from sedem.method.selector import Selector
 from sedem.training.block_batch import BlockCollator
 from sedem.training.block_dataset import BlockDataset
+
+HEADS, WIDTH, BLOCKS = 2, 8, 6
+
+
+def asked(turned: Tensor, selector: Selector, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """States of a question `[Q, E]` and keys `[N, J, R, H]`; block 4 has its turned states."""
+    hidden_QE = torch.randn(3, HEADS * WIDTH, generator=generator)
+    keys_NJRH = torch.randn(BLOCKS, 3, HEADS, WIDTH, generator=generator)
+    projected = selector.norm_query(hidden_QE) @ turned.T
+    keys_NJRH[4] = projected.unflatten(-1, (HEADS, WIDTH))
+    return hidden_QE, F.normalize(keys_NJRH, dim=-1)
 
 
 def block_dataset(model: SeDeM, examples: ExampleSet, **options: Any) -> BlockDataset:

@@ -8,7 +8,7 @@ from statistics import mean
 
 import pytest
 import torch
-import torch.nn.functional as F
+from unit.training.blocks import BLOCKS, HEADS, WIDTH, asked
 
 from sedem import SeDeM
 from sedem.data.examples import Evidence, ExampleSet
@@ -24,18 +24,13 @@ from sedem.training.hops import HopQuestion, all_found, fit_second_hop
 from sedem.training.recipe import DataSource
 from sedem.training.stages import Stage2Recipe
 
-HEADS, WIDTH, BLOCKS = 2, 8, 6
-
 
 def made(count: int, turned: torch.Tensor, selector: Selector, seed: int) -> list[HopQuestion]:
     """Questions whose next block has the turned states of the question as its key."""
     generator = torch.Generator().manual_seed(seed)
     questions = []
     for number in range(count):
-        hidden_QE = torch.randn(3, HEADS * WIDTH, generator=generator)
-        keys_NJRH = torch.randn(BLOCKS, 3, HEADS, WIDTH, generator=generator)
-        projected = selector.norm_query(hidden_QE) @ turned.T
-        keys_NJRH[4] = projected.unflatten(-1, (HEADS, WIDTH))
+        hidden_QE, keys_NJRH = asked(turned, selector, generator)
         one_step = number % 3 == 0
         left_N = torch.zeros(BLOCKS, dtype=torch.bool)
         left_N[4] = not one_step
@@ -43,7 +38,7 @@ def made(count: int, turned: torch.Tensor, selector: Selector, seed: int) -> lis
         questions.append(
             HopQuestion(
                 hidden_QE,
-                F.normalize(keys_NJRH, dim=-1),
+                keys_NJRH,
                 torch.ones(BLOCKS, 3, dtype=torch.bool),
                 scores_N,
                 torch.zeros(BLOCKS),

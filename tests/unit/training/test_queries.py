@@ -7,19 +7,18 @@ from itertools import cycle, islice
 
 import pytest
 import torch
-import torch.nn.functional as F
 from answers import RENT, opened
+from unit.training.blocks import BLOCKS, HEADS, WIDTH, asked
 
 from sedem import Document, SeDeM, SedemConfig
 from sedem.checkpoint.folder import copy_with_parts
 from sedem.data.examples import ExampleSet
+from sedem.errors import ConfigError
 from sedem.guidance.queries import Queries
 from sedem.method.selector import Selector, block_scores
 from sedem.training.calibration import calibrate, query_questions, read_examples
 from sedem.training.queries import QueryQuestion, fit_queries
 from sedem.training.stages import Stage2Recipe, open_model
-
-HEADS, WIDTH, BLOCKS = 2, 8, 6
 
 
 def made(count: int, turned: torch.Tensor, selector: Selector, seed: int) -> list[QueryQuestion]:
@@ -27,11 +26,7 @@ def made(count: int, turned: torch.Tensor, selector: Selector, seed: int) -> lis
     generator = torch.Generator().manual_seed(seed)
     questions = []
     for _ in range(count):
-        hidden_QE = torch.randn(3, HEADS * WIDTH, generator=generator)
-        keys_NJRH = torch.randn(BLOCKS, 3, HEADS, WIDTH, generator=generator)
-        projected = selector.norm_query(hidden_QE) @ turned.T
-        keys_NJRH[4] = projected.unflatten(-1, (HEADS, WIDTH))
-        keys_NJRH = F.normalize(keys_NJRH, dim=-1)
+        hidden_QE, keys_NJRH = asked(turned, selector, generator)
         slots_NJ = torch.ones(BLOCKS, 3, dtype=torch.bool)
         blocks_N = torch.randperm(BLOCKS, generator=generator)
         questions.append(QueryQuestion(hidden_QE, blocks_N, blocks_N == 4, keys_NJRH, slots_NJ))
@@ -102,5 +97,5 @@ def test_a_recipe_cannot_ask_for_what_is_fitted_afterwards(
     part: str, stage2_recipe: Stage2Recipe
 ) -> None:
     config = stage2_recipe.model.with_changes(block_context="independent", **{part: True})
-    with pytest.raises(Exception, match=f"model.{part} is true in the recipe"):
+    with pytest.raises(ConfigError, match=f"model.{part} is true in the recipe"):
         open_model(config, stage2_recipe.optimization, None)
