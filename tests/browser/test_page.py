@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from browser.visitor import PHONE, Opener, Served, ask, upload
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
 QUESTION = "In what year was Ulysses launched?"
 PIES = "🥧🥧 Pies of the valley. 🥧 All of them are baked on Friday.\n\n" * 12
@@ -32,9 +32,7 @@ def test_a_document_is_read_and_can_be_asked(visit: Opener, served: Served, tmp_
     library = served.service.library
     [document] = library.get("cellar-note").bank.snapshot().documents
     [source] = page.evaluate("[...document.querySelectorAll('mark')].map((m) => m.textContent)")
-    place = page.locator(".source .place").first.inner_text()
-    start, end = (int(part.replace(",", "")) for part in place.split()[1::2])
-    assert document.text[start:end] == source
+    assert document.text[_place(page.locator(".source").first)] == source
 
     page.get_by_role("button", name="Delete this bank").click()
     page.get_by_role("button", name="Delete", exact=True).click()
@@ -101,13 +99,12 @@ def test_a_source_is_scrolled_to_and_lit_exactly(page: Page, served: Served) -> 
     for index in (3, 0):
         button = answer.nth(index)
         name = button.locator(".name").inner_text()
-        place = button.locator(".place").inner_text().split()
-        start, end = (int(part.replace(",", "")) for part in place[1::2])
+        place = _place(button)
         button.press("Enter")
         mark = page.locator(f"mark[data-rank='{index + 1}']")
         expect(mark).to_be_focused()
         expect(mark).to_be_in_viewport()
-        assert mark.text_content() == texts[name][start:end]
+        assert mark.text_content() == texts[name][place]
         assert mark.get_attribute("data-label").startswith(f"{index + 1} · ")
 
 
@@ -263,6 +260,13 @@ def test_everything_can_be_done_with_the_keyboard(visit: Opener) -> None:
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     expect(page.locator("mark[data-rank='1']")).to_be_focused()
+
+
+def _place(source: Locator) -> slice:
+    """The characters that a source says it has; the question's words may follow."""
+    found = re.match(r"characters ([\d,]+) to ([\d,]+)", source.locator(".place").inner_text())
+    assert found
+    return slice(*(int(number.replace(",", "")) for number in found.groups()))
 
 
 def _words(block: int, of: int, source: int | None = None) -> re.Pattern[str]:
