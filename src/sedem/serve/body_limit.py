@@ -1,7 +1,7 @@
 """Reject bodies that are too large, too slow or of too many values, before they are parsed.
 
-Bytes are counted as they arrive. A few bytes of JSON can become a hundred times as many in memory,
-so values are counted before the body is parsed, in a thread if it is long.
+Bytes and values are counted as they arrive: a few bytes of JSON can become a hundred times as many
+in memory, and the rest of a rejected body should cost nothing.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ LINGER_SECONDS = 5.0
 
 SLOW = too_slow().status
 """Status of a body that does not arrive in time."""
-THREAD_BYTES = 2**16
-"""Bodies of more bytes are counted in a thread."""
 
 
 def in_time(receive: Receive) -> Receive:
@@ -141,35 +139,48 @@ def _whole(receive: Receive) -> Receive:
         nonlocal more
         if not more:
             return await receive()
-        body = bytearray()
+        body, values = bytearray(), Values()
         while more:
             message = await receive()
             if message["type"] != "http.request":
                 return message
-            body += message.get("body", b"")
+            piece = message.get("body", b"")
+            body += piece
+            values.add(piece)
+            if values.most > BODY_VALUES:
+                raise bad_request(
+                    f"the body of this request has too many values, at most {BODY_VALUES:,} are "
+                    "read; send fewer messages and fields",
+                    code="too_many_values",
+                )
             more = message.get("more_body", False)
-        large = len(body) > THREAD_BYTES
-        count = await asyncio.to_thread(most_values, body) if large else most_values(body)
-        if count > BODY_VALUES:
-            raise bad_request(
-                f"the body of this request has {count:,} values, at most {BODY_VALUES:,} are read; "
-                "send fewer messages and fields",
-                code="too_many_values",
-            )
         return {"type": "http.request", "body": bytes(body), "more_body": False}
 
     return whole
 
 
-def most_values(body: bytes | bytearray) -> int:
-    """Return how many values a body of JSON may have: strings, or what is between them."""
-    # Without escaped characters, every quote begins or ends a string.
-    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    strings = plain.count(b'"') // 2
-    if strings > BODY_VALUES:
-        return strings
-    between = b"".join(plain.split(b'"')[::2])
-    return sum(map(between.count, (b",", b"{", b"[")))
+class Values:
+    """Counts the values that JSON may have, piece by piece.
+
+    Attributes:
+        most: commas and opening brackets so far, outside of strings.
+    """
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._in_string, self._left = False, b""
+
+    def add(self, piece: bytes) -> None:
+        """Count those of another piece."""
+        # Without escaped characters, every quote begins or ends a string.
+        plain = (self._left + piece).replace(b"\\\\", b"")
+        # This one escapes the first character of the next piece.
+        self._left = b"\\" if plain.endswith(b"\\") else b""
+        plain = plain.removesuffix(b"\\").replace(b'\\"', b"")
+        parts = plain.split(b'"')
+        between = b"".join(parts[self._in_string :: 2])
+        self.most += sum(map(between.count, (b",", b"{", b"[")))
+        self._in_string ^= len(parts) % 2 == 0
 
 
 async def _nothing() -> Message:
