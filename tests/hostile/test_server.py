@@ -170,6 +170,14 @@ def test_a_body_of_many_values_is_rejected_before_it_is_parsed(
     assert "at most 10,000 are read" in told.text
 
 
+def test_a_body_of_many_values_is_rejected_before_its_rest_arrives(served: Served) -> None:
+    head = b"POST /v1/responses HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n" % MEBIBYTES
+    known = b"Authorization: Bearer %s\r\n\r\n" % SECRET.encode()
+    with connect(served.url) as channel:
+        channel.sendall(head + known + MANY["numbers"][: 2**16])
+        assert b" 400 " in channel.recv(2**16)[:20]
+
+
 @pytest.mark.parametrize(
     ("value", "most"),
     [
