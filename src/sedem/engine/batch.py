@@ -523,7 +523,8 @@ class IndependentBatch(StaticBatch):
         room = self.decoder.config.states_per_block if self.decoder.config.read_once else None
         longest = [max(row, default=0) if room is None or not row else room for row in sizes]
         host["longest"].copy_(torch.tensor(longest)[:, None])
-        asked = [] if self._graph else [row.prefix for row in rows if row.blocks]
+        reusable = room is not None and not self._graph
+        asked = [row.prefix for row in rows if row.blocks] if reusable else []
         read = [one for ids_P in asked if (one := self.prefixes.find(ids_P)) is not None]
         self.read = read if len(read) == len(rows) else []
         self._load_blocks(rows, sizes)

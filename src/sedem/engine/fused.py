@@ -298,7 +298,7 @@ class FusedDecoder:
     """A decoder for inference, with the decompressor that feeds its middle layers.
 
     Attributes:
-        config: has the injection layer, the context of blocks and the place of the start token.
+        model: has the configuration, which may change after its layers are fused.
         decompress: module from slots `[..., S, D]` to states `[..., U, D]`.
         guide: from scores `[B, K]` to attention biases `[B, K]`; None adds nothing.
         embedding: token embeddings `[V, D]`.
@@ -306,7 +306,7 @@ class FusedDecoder:
         steps: the same decoder with other matrices for single positions; None means this one.
     """
 
-    config: SedemConfig
+    model: SedemModules
     layers: list[FusedLayer]
     bos_token_id: int
     decompress: nn.Module
@@ -317,6 +317,11 @@ class FusedDecoder:
     norm: nn.Module
     head: nn.Module
     steps: FusedDecoder | None = None
+
+    @property
+    def config(self) -> SedemConfig:
+        """The model's configuration as it is now."""
+        return self.model.config
 
     @property
     def lower(self) -> list[FusedLayer]:
@@ -365,7 +370,7 @@ def fuse_modules(model: SedemModules) -> tuple[FusedEncoder, FusedDecoder]:
     if encoder is not decoder:
         encoder.truncate(config.extract_layer)
     fused_decoder = FusedDecoder(
-        config,
+        model,
         adapted_layers(decoder, frozen if encoder is decoder else ()),
         decoder.bos_token_id,
         _for_inference(model.decompressor, decoder),

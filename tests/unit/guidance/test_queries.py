@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from answers import RENT, engine_of, opened, teach
+from answers import RENT, engine_of, inputs_for, joined, opened, teach
 from conftest import LEASE, RECIPE
 
 from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
@@ -89,6 +89,27 @@ def test_an_answer_reuses_what_was_computed_and_stays_the_same(
     monkeypatch.setattr(engine_of(fast).batches.prefixes, "find", lambda ids_P: None)
     again = fast.answer(bank, RENT, k=2, decoding=decoding)
     assert again.text == expected[0].text and reused[-1] == 0
+
+
+def test_an_engine_follows_the_configuration_of_its_model(config: SedemConfig) -> None:
+    model = read_once(config, "static")
+    bank = model.read([Document("a.txt", "900 euros.")])  # shorter than a full block
+    once, part, settings = logits_of(model, bank), model.read_once, model.config
+    model.read_once, model.config = None, settings.with_changes(read_once=False)
+    twice = logits_of(model, bank)
+    assert not torch.allclose(twice, once, atol=1e-3)
+    slow = read_once(config, "eager")
+    slow.read_once, slow.config = None, model.config
+    torch.testing.assert_close(twice, logits_of(slow, bank), rtol=1e-4, atol=1e-4)
+    model.read_once, model.config = part, settings
+    torch.testing.assert_close(logits_of(model, bank), once)
+
+
+def logits_of(model: SeDeM, bank: MemoryBank) -> torch.Tensor:
+    """Logits after a question that has been scored."""
+    model.scores(bank, RENT)
+    with joined(model.engine, [inputs_for(model, Request(bank, RENT, 1))], 1) as (logits_BV, _):
+        return logits_BV
 
 
 def test_only_the_last_prefixes_are_kept(config: SedemConfig) -> None:
