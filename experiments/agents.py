@@ -20,12 +20,12 @@ SERVERS = {"sedem mcp": "sedem mcp", "attemory": "attemory 0.1.3, SmolLM2-135M"}
     about="{questions} questions to {blocks:,} blocks, medians, after one search as a warm-up.",
 )
 def passage_search(scale: Scale) -> Iterator[Number]:
-    """Milliseconds of the encoder's pass over a question, and of the whole search."""
+    """Milliseconds of the pass over a question, and of the whole search."""
     if SMOL in scale.shipped:
         yield from entries(
             "sedem-smol",
             Cell("passages", variant=guided_model(scale, SMOL)),
-            ("encoder's pass, ms", "encoder_ms"),
+            ("pass over the question, ms", "pass_ms"),
             ("search, ms", "search_ms"),
             ("beyond the pass, ms", "beyond_ms"),
         )

@@ -68,7 +68,7 @@ finally:
 
 
 def passages(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
-    """Milliseconds of a search for passages, and of the encoder's pass over its question."""
+    """Milliseconds of a search for passages, and of the pass over its question."""
     model = SeDeM.from_pretrained(checkpoint_of(cell, scale, data), light=True)
     part = model.read(context(source(None)[0], model.encoder, TOKENS))
     bank = part.cast(part.dtype)
@@ -78,18 +78,18 @@ def passages(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     starts = range(0, 9 * QUESTIONS, 9)
     questions = [f"What is said about {' '.join(words[at : at + 4])}?" for at in starts]
     model.search(bank, questions[0])  # makes the keys
-    encoding, searching = list[float](), list[float]()
+    passing, searching = list[float](), list[float]()
     for question in questions:
         for times, run in (
-            (encoding, lambda question: encode_questions(model, model.engine, [question])),
+            (passing, lambda question: encode_questions(model, model.engine, [question])),
             (searching, lambda question: model.search(bank, question)),
         ):
             since = time.perf_counter()
             run(question)
             times.append(1e3 * (time.perf_counter() - since))
-    beyond = median(whole - part for whole, part in zip(searching, encoding, strict=True))
+    beyond = median(whole - part for whole, part in zip(searching, passing, strict=True))
     return {
-        "blocks": len(bank), "questions": QUESTIONS, "encoder_ms": median(encoding),
+        "blocks": len(bank), "questions": QUESTIONS, "pass_ms": median(passing),
         "search_ms": median(searching), "beyond_ms": beyond, "load_average": os.getloadavg()[0],
     }  # fmt: skip
 
