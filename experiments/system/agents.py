@@ -26,7 +26,7 @@ TOKENS, COPIES = 8_000, 16
 QUESTIONS = 30
 RANKS = (1, 3, 5)
 ATTEMORY, ATTEMORY_MODEL = "ATTEMORY", "ATTEMORY_MODEL"
-"""Variables with the environment in which attemory is installed, and a GGUF file for it."""
+"""Variables with the environment of attemory and attemory-runtime-linux-cpu, and a GGUF file."""
 _START = "import sys; from sedem.cli.main import app; sys.argv = ['sedem', *sys.argv[1:]]; app()"
 _ATTEMORY = """
 import json, socket, subprocess, sys, time
@@ -42,12 +42,14 @@ process = subprocess.Popen([*words, "--cache-dir", cache], **quiet)
 try:
     session = f"papers-{time.time_ns()}"  # sessions stay
     client = AttemoryClient(port=port, timeout=3600, session_id=session)
-    while True:
+    while process.poll() is None:
         try:
             if client.health():
                 break
         except Exception:
             time.sleep(0.02)
+    else:
+        sys.exit(f"{server} ended with exit code {process.returncode} instead of starting.")
     started = time.perf_counter() - began
     client.create_session()
     client.add_system("Read the memory carefully and retrieve the evidence that answers the query.")
@@ -178,7 +180,6 @@ def _attemory(texts: Sequence[str], asked: Sequence[Any]) -> dict[str, Any]:
         command = [environment / "bin" / "python", "-c", _ATTEMORY]
         command += [environment / "bin" / "attemory-server", model, cache]
         given = json.dumps({"texts": texts, "questions": [one["question"] for one in asked]})
-        done = subprocess.run(command, input=given, capture_output=True, text=True, check=True)
-    out = json.loads(done.stdout)
+        out = json.loads(subprocess.check_output(command, input=given, text=True))
     times = {"started_s": out["started"], "first_s": out["first"], "search_s": median(out["times"])}
     return _figures(asked, out["found"], **times, model=Path(model).name)
