@@ -45,7 +45,6 @@ def _columns(scale: Scale) -> dict[str, tuple[Cell, str, str, int]]:
     made, place = made_banks(scale), f"sizes.{blocks}.cpu_ms_per_question"
     (grown,) = bank_size.cells(scale)
     opened, size = f"sizes.{max(GROWN[scale.name])}", max(GROWN[scale.name])
-    candidates = "candidates_cpu_ms_per_question.int8"
     return {
         "read": (batches, f"{row}.build_tok_s.median", "reading, tokens a second", 0),
         "text": (bench, text, "text, bytes a token", 1),
@@ -53,12 +52,7 @@ def _columns(scale: Scale) -> dict[str, tuple[Cell, str, str, int]]:
         "exact": (made, f"{place}.exact", f"scoring all keys of {blocks:,} blocks, ms", 1),
         "codes": (made, f"{place}.codes", f"comparing codes of {blocks:,} blocks, ms", 1),
         "words": (made, f"{place}.words", f"finding words in {blocks:,} blocks, ms", 1),
-        "candidates": (
-            made,
-            candidates,
-            f"scoring {CANDIDATES + WORD_CANDIDATES:,} candidates, ms",
-            1,
-        ),
+        "candidates": (made, "candidates.int8.cpu_ms", f"scoring {MOST:,} candidates, ms", 1),
         "open": (grown, f"{opened}.open_s", f"opening a bank of {size:,} blocks, s", 3),
         "memory": (grown, f"{opened}.open_mb", f"memory of {size:,} opened blocks, MB", 1),
     }

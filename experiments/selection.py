@@ -91,7 +91,8 @@ def made_banks(scale: Scale) -> Cell:
     "What candidates miss in large banks",
     "The paper gives no numbers. Most blocks are made from real ones.",
     about=f"{{questions[limit]}} questions, {{real_blocks:,}} real blocks. Candidates are "
-    f"{search.CANDIDATES} blocks by codes and {search.WORD_CANDIDATES} by words.",
+    f"{search.CANDIDATES} blocks by codes and {search.WORD_CANDIDATES} by words, or "
+    f"{search.CANDIDATES_ALONE:,} by codes for states alone.",
     drawn=("%",),
 )
 def large_banks(scale: Scale) -> Iterator[Number]:
@@ -123,14 +124,15 @@ def codes_alone(scale: Scale) -> Iterator[Number]:
 @study(
     "What selecting costs by the number of blocks",
     "The paper gives no numbers of this kind.",
-    about="{questions[limit]} questions. Reading and scoring "
+    about="{questions[limit]} questions, one after the other. Reading and scoring "
     f"{search.CANDIDATES + search.WORD_CANDIDATES} candidates takes "
-    "{candidates_cpu_ms_per_question[int8]:,.0f} ms at any N with keys stored as int8, and "
-    "{candidates_cpu_ms_per_question[memory]:,.0f} ms without stored keys.",
+    "{candidates[int8][cpu_ms]:,.0f} CPU ms at any N with keys stored as int8, and "
+    "{candidates[memory][cpu_ms]:,.0f} without stored keys. The search by candidates has all "
+    "three, with keys stored as int8. Load of the machine: {load_average:.1f}.",
     drawn=("CPU",),
 )
 def selecting(scale: Scale) -> Iterator[Number]:
-    """Processor time per question by the number of blocks N, and memory."""
+    """Time per question by the number of blocks N, and memory."""
     for size in BANK_SIZES[scale.size]:
         place = f"sizes.{size}"
         yield from entries(
@@ -140,6 +142,7 @@ def selecting(scale: Scale) -> Iterator[Number]:
             ("codes, CPU ms", f"{place}.cpu_ms_per_question.codes"),
             ("words, CPU ms", f"{place}.cpu_ms_per_question.words"),
             ("candidates", f"{place}.candidates", 0),
+            ("search by candidates, ms", f"{place}.search_ms", 0),
             ("codes, MB", f"{place}.codes_mb"),
             ("memory of searching, MB", f"{place}.memory_mb", 0),
         )

@@ -7,6 +7,7 @@ F features.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
 import tempfile
 import time
@@ -32,9 +33,13 @@ from sedem.bank.codes import CodesFile, CodeSpace, mean_keys
 from sedem.bank.file import BankFile
 from sedem.bank.keys import key_index, keys_of, save_keys
 from sedem.bank.rows import Meta
-from sedem.bank.search import CANDIDATES as BY_CODES
-from sedem.bank.search import WORD_CANDIDATES as BY_WORDS
-from sedem.bank.search import bank_codes, key_scores
+from sedem.bank.search import (
+    CANDIDATES,
+    CANDIDATES_ALONE,
+    WORD_CANDIDATES,
+    bank_codes,
+    key_scores,
+)
 from sedem.bank.words import POSTINGS, score_words
 from sedem.baselines.bm25 import bm25_scores, index_texts
 from sedem.data import labels
@@ -114,6 +119,23 @@ PART = 100
 """Blocks made and scored together; more of them would not fit in the processor's cache."""
 COMMIT = 20
 """Parts in a commit of the bank that has their texts."""
+KINDS = ("memory", "int8")
+"""How keys are stored: not at all, so that they are made from memory again, or as int8."""
+
+
+class Spent:
+    """Milliseconds of the machine and of the processor while it was entered, all together."""
+
+    def __init__(self) -> None:
+        self.ms = self.cpu_ms = 0.0
+
+    def __enter__(self) -> None:
+        self._started = time.perf_counter(), time.process_time()
+
+    def __exit__(self, *_: object) -> None:
+        now, cpu = self._started
+        self.ms += 1e3 * (time.perf_counter() - now)
+        self.cpu_ms += 1e3 * (time.process_time() - cpu)
 
 
 @dataclass(frozen=True)
@@ -149,22 +171,23 @@ def large_banks(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     scores_BN = torch.empty(limit, sizes[-1])
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as place:
+        stored = {kind: _stored(model, asked, real, Path(place), kind) for kind in KINDS}
         file = BankFile(Path(place) / "large.bank")
         made = MadeBank(model, real, file, sizes)
-        seconds = 0.0
+        spent = Spent()
         for blocks, keys_NJRH, padding_P in made.parts():
-            started = time.process_time()
-            scores_BN[:, blocks] = _exact_scores(asked, keys_NJRH, padding_P)
-            seconds += time.process_time() - started
-            if blocks.stop in sizes:
-                exact_ms = 1e3 * seconds / limit
-                found[str(blocks.stop)] = _measured(
-                    model, asked, MemoryBank.open_from(file), scores_BN[:, : blocks.stop], exact_ms
-                )
-        stored = _stored_ms(model, asked, real, Path(place))
+            with spent:
+                scores_BN[:, blocks] = _exact_scores(asked, keys_NJRH, padding_P)
+            if (size := blocks.stop) in sizes:
+                bank = MemoryBank.open_from(file)
+                measured = _measured(model, asked, bank, scores_BN[:, :size])
+                measured["cpu_ms_per_question"]["exact"] = spent.cpu_ms / limit
+                measured["search_ms"] = measured["finding_ms"] + stored["int8"]["ms"]
+                found[str(size)] = measured
     return {
         "sizes": found,
-        "candidates_cpu_ms_per_question": stored,
+        "candidates": stored,
+        "load_average": os.getloadavg()[0],
         "real_blocks": len(real),
         "made": {"runs": RUNS, "noise": NOISE, "seed": 0},
         "questions": {
@@ -289,29 +312,26 @@ def _exact_scores(asked: Asked, keys_NJRH: Quantized, padding_P: Tensor) -> Tens
     return torch.stack([part.sum(0) for part in total_XN.split(lengths)]) / heads
 
 
-def _measured(
-    model: SeDeM, asked: Asked, bank: MemoryBank, states_BN: Tensor, exact_ms: float
-) -> dict[str, Any]:
+def _measured(model: SeDeM, asked: Asked, bank: MemoryBank, states_BN: Tensor) -> dict[str, Any]:
     """What candidates hold of what the exact search finds, and the costs of finding them."""
     codes, size = bank_codes(bank, model.selector), len(bank)
     # What the first question to a bank reads.
     bank.snapshot().views[0].rows_of(np.zeros(1, np.int64))
     found = Counter[str]()
-    spent = Counter[str]()
+    words_spent, codes_spent = Spent(), Spent()
     for row, question in enumerate(asked.questions):
         states_N = states_BN[row]
         every = score_words(bank, question).scores
-        started = time.process_time()
-        words = score_words(bank, question, POSTINGS)
-        by_words = set(words.scores.topk(min(BY_WORDS, size)).indices.tolist())
-        spent["words"] += time.process_time() - started
+        with words_spent:
+            words = score_words(bank, question, POSTINGS)
+            by_words = set(words.scores.topk(min(WORD_CANDIDATES, size)).indices.tolist())
         query_E = asked.query_BQRH[row][asked.mask_BQ[row]].mean(0).flatten()
-        started = time.process_time()
-        by_codes = set(codes.nearest(query_E, min(BY_CODES, size)).tolist())
-        spent["codes"] += time.process_time() - started
+        with codes_spent:
+            by_codes = set(codes.nearest(query_E, min(CANDIDATES, size)).tolist())
+        alone = set(codes.nearest(query_E, min(CANDIDATES_ALONE, size)).tolist())
         both_N = states_N + model.config.word_weight * every
         for how, total_N, held in (
-            ("states", states_N, by_codes),
+            ("states", states_N, alone),
             ("both", both_N, by_codes | by_words),
         ):
             best = set(total_N.topk(BEST).indices.tolist())
@@ -337,9 +357,10 @@ def _measured(
         "best_by_codes": {str(c): 100 * found[f"codes_{c}"] / count / BEST for c in COUNTS},
         "candidates": found["candidates"] / count,
         "cpu_ms_per_question": {
-            "exact": exact_ms,
-            **{what: 1e3 * value / count for what, value in spent.items()},
+            "words": words_spent.cpu_ms / count,
+            "codes": codes_spent.cpu_ms / count,
         },
+        "finding_ms": (words_spent.ms + codes_spent.ms) / count,
         "memory_mb": _memory(bank, asked.questions),
         "codes_mb": codes.words_WN.nbytes / 1e6,
     }
@@ -358,29 +379,31 @@ def _search_memory(path: Path, questions: list[str]) -> float:
     codes = bank_codes(bank, model.selector)
     for question in questions:
         score_words(bank, question, POSTINGS)
-        codes.nearest(torch.ones(len(codes.space.mean_E)), min(BY_CODES, len(bank)))
+        codes.nearest(torch.ones(len(codes.space.mean_E)), min(CANDIDATES, len(bank)))
     return (resident() - before) / 1e6
 
 
-def _stored_ms(model: SeDeM, asked: Asked, real: MemoryBank, place: Path) -> dict[str, float]:
-    """Milliseconds to read and score all candidates, by how their keys are stored."""
-    found = {}
-    for kind in ("memory", "int8"):
-        real.save(place / f"{kind}.bank")
-        if kind != "memory":
-            save_keys(real, model.selector, kind)
-        opened = MemoryBank.open(place / f"{kind}.bank")
-        count = min(BY_CODES + BY_WORDS, len(opened))
-        generator, started = random.Random(0), time.process_time()
+def _stored(
+    model: SeDeM, asked: Asked, real: MemoryBank, place: Path, kind: str
+) -> dict[str, float]:
+    """Milliseconds to read and score all candidates of a question whose keys are stored so."""
+    path = place / f"{kind}.bank"
+    real.save(path)
+    if kind != "memory":
+        save_keys(real, model.selector, kind)
+    opened = MemoryBank.open(path)
+    count = min(CANDIDATES + WORD_CANDIDATES, len(opened))
+    generator, spent = random.Random(0), Spent()
+    keys_of(opened, model.selector, [0])  # the first question reads where keys are
+    with spent:
         for row in range(len(asked.questions)):
             some = sorted(generator.sample(range(len(opened)), count))
             padding_P = (opened.slot_tokens(some).flatten() == 0).nonzero()[:, 0]
             question = slice(row, row + 1)
             keys_NJRH = keys_of(opened, model.selector, some)
             key_scores(asked.query_BQRH[question], asked.mask_BQ[question], keys_NJRH, padding_P)
-        spent = time.process_time() - started
-        found[kind] = 1e3 * spent * (BY_CODES + BY_WORDS) / count / len(asked.questions)
-    return found
+    share = (CANDIDATES + WORD_CANDIDATES) / count / len(asked.questions)
+    return {"cpu_ms": share * spent.cpu_ms, "ms": share * spent.ms}
 
 
 # How well scores predict whether the evidence is there, on articles not used for fitting

@@ -11,6 +11,7 @@ C signs of a code, W words of 64 signs.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -146,10 +147,14 @@ class Codes:
         query_W = np.packbits(query_C.numpy() > 0, bitorder="little").view("<u8")
         blocks = self.words_WN.shape[1]
         differing_N = np.zeros(blocks, np.uint16)
-        for start in range(0, blocks, SLICE):
+
+        def count_differing(start: int) -> None:
             part = slice(start, start + SLICE)
             for word, words_N in zip(query_W, self.words_WN, strict=True):
                 differing_N[part] += np.bitwise_count(words_N[part] ^ word)
+
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            list(pool.map(count_differing, range(0, blocks, SLICE)))
         # Counted, because few numbers are possible: a partition takes three times as long.
         limit = np.bincount(differing_N).cumsum().searchsorted(min(CLOSE * count, blocks))
         close_n = np.flatnonzero(differing_N <= limit)

@@ -34,10 +34,12 @@ logger = logging.getLogger(__name__)
 
 COARSE_FROM = 100_000
 """Largest bank in which all blocks are scored; larger banks are searched for candidates."""
-CANDIDATES = 512
-"""Candidates of each question by codes."""
-WORD_CANDIDATES = 256
-"""Candidates of each question by words: evidence that has them is among the first."""
+CANDIDATES = 256
+"""Candidates of a question by codes."""
+CANDIDATES_ALONE = 1024
+"""The same for a question without candidates by words."""
+WORD_CANDIDATES = 128
+"""Candidates of a question by words: evidence that has them is among the first."""
 COLUMNS = 64
 """On a CPU, a product has a multiple of this many columns: leftover columns would be summed in
 another order. So a block's score is bit-identical in any part of its bank."""
@@ -97,10 +99,10 @@ def _candidate_scores(
     scores_BN = query_BQRH.new_full((len(query_BQRH), len(bank)), -torch.inf, dtype=torch.float32)
     for row, (query_QRH, mask_Q) in enumerate(zip(query_BQRH, mask_BQ, strict=True)):
         query_E = query_QRH[: int(mask_Q.sum())].float().mean(0).flatten().cpu()
-        found_n = codes.nearest(query_E, min(CANDIDATES, len(bank)))
-        if also:
-            found_n = torch.cat([found_n, also[row]])
-        candidates = found_n.unique().tolist()
+        words_n = also[row] if also else torch.zeros(0, dtype=torch.long)
+        count = CANDIDATES if len(words_n) else CANDIDATES_ALONE
+        found_n = codes.nearest(query_E, min(count, len(bank)))
+        candidates = torch.cat([found_n, words_n]).unique().tolist()
         padding_P = (bank.slot_tokens(candidates).flatten() == 0).nonzero()[:, 0]
         keys_NJRH = keys_of(bank, selector, candidates)
         question = slice(row, row + 1)

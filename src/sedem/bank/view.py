@@ -129,18 +129,18 @@ class View:
         return columns
 
     @cached_property
-    def _by_id(self) -> NDArray[np.intp]:
-        """Rows of all blocks, sorted by the ids of the blocks."""
-        return np.argsort(self.columns.ids, kind="stable")
+    def _by_id(self) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
+        """Ids of all blocks in order, and their rows."""
+        rows_N = np.argsort(self.columns.ids, kind="stable")
+        return self.columns.ids[rows_N], rows_N
 
     def rows_of(self, ids_n: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the rows of the blocks with some ids; -1 for an id that this version has not."""
-        rows_N, ids_N = self._by_id, self.columns.ids
+        ids_N, rows_N = self._by_id
         if not len(ids_N):
             return np.full(len(ids_n), -1)
-        places_n = np.searchsorted(ids_N, ids_n, sorter=rows_N).clip(max=len(ids_N) - 1)
-        found_n = rows_N[places_n].astype(np.int64)
-        return np.where(ids_N[found_n] == ids_n, found_n, -1)
+        places_n = np.searchsorted(ids_N, ids_n).clip(max=len(ids_N) - 1)
+        return np.where(ids_N[places_n] == ids_n, rows_N[places_n], -1)
 
     def _block_rows(
         self, connection: apsw.Connection, documents: NDArray[np.int64], after: int

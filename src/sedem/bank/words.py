@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -31,6 +32,8 @@ POSTINGS = 50_000
 TELLING = 0.25
 """Least weight of a word that is shown with a block, as a share of the heaviest one's."""
 _WORD = re.compile(r"[^\W_]+")
+_COUNTS: WeakKeyDictionary[View, dict[tuple[str, int], int]] = WeakKeyDictionary()
+"""In how many blocks of a version some words are: most questions have the same frequent ones."""
 
 
 @dataclass(frozen=True)
@@ -152,9 +155,15 @@ def _rarest(now: Snapshot, words: Sequence[str], postings: int) -> list[str]:
 
 def _count(view: View, word: str, most: int) -> int:
     """Count the blocks of a file with a word, up to `most`: a frequent one stands in millions."""
-    with view.file.reading() as connection:
-        statement = "SELECT count(*) FROM (SELECT 1 FROM words WHERE words MATCH ? LIMIT ?)"
-        return int(query(connection, statement, _pattern(word), most)[0][0])
+    known = _COUNTS.setdefault(view, {})
+    if (word, most) not in known:
+        with view.file.reading() as connection:
+            statement = "SELECT count(*) FROM (SELECT 1 FROM words WHERE words MATCH ? LIMIT ?)"
+            [(count,)] = query(connection, statement, _pattern(word), most)
+        if count < most:
+            return int(count)
+        known[word, most] = count
+    return known[word, most]
 
 
 def _in_file(

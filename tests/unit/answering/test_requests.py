@@ -109,6 +109,7 @@ def test_auto_scores_every_block_only_if_it_may_use_more_than_the_candidates(
 ) -> None:
     monkeypatch.setattr(search, "COARSE_FROM", 1)
     monkeypatch.setattr(search, "CANDIDATES", 7)
+    monkeypatch.setattr(search, "CANDIDATES_ALONE", 7)
     bank = guided.read(documents)
     states = encode_questions(guided, guided.engine, [RENT])
 
@@ -297,6 +298,7 @@ def test_a_large_bank_is_not_searched_for_candidates_of_other_documents(
     expected = model.answer(bank, RENT, k=4, decoding=SHORT, documents=[1])
     monkeypatch.setattr(search, "COARSE_FROM", 1)
     monkeypatch.setattr(search, "CANDIDATES", 4)
+    monkeypatch.setattr(search, "CANDIDATES_ALONE", 4)
     answer = model.answer(bank, RENT, k=4, decoding=SHORT, documents=[1])
     assert untimed(answer) == untimed(expected)
 

@@ -25,6 +25,7 @@ def bank(model: SeDeM, documents: list[Document], monkeypatch: pytest.MonkeyPatc
     """A bank that is searched like a large one, with five candidates a question."""
     monkeypatch.setattr(search, "COARSE_FROM", 1)
     monkeypatch.setattr(search, "CANDIDATES", 5)
+    monkeypatch.setattr(search, "CANDIDATES_ALONE", 5)
     return model.read(documents)
 
 
@@ -111,13 +112,14 @@ def test_blocks_with_words_of_the_question_are_candidates_too(
     model: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search, "CANDIDATES", 1)
+    monkeypatch.setattr(search, "CANDIDATES_ALONE", 2)
     bank.append(model.read([Document("other.txt", "Nothing but Xanthippe. " * 3)]))
     by_states, by_both = scored(
         model,
         Request(bank, "Who is Xanthippe?", selection="states", k=1),
         Request(bank, "Who is Xanthippe?", selection="both", k=1),
     )
-    assert (by_states.total > -torch.inf).sum() == 1
+    assert (by_states.total > -torch.inf).sum() == 2
     assert by_both.states is not None
     assert by_both.words is not None
     wanted = int(by_both.words.scores.argmax())
