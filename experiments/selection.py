@@ -129,7 +129,7 @@ def codes_alone(scale: Scale) -> Iterator[Number]:
     "{candidates[int8][cpu_ms]:,.0f} CPU ms at any N with keys stored as int8, and "
     "{candidates[memory][cpu_ms]:,.0f} without stored keys. The search by candidates has all "
     "three, with keys stored as int8. Load of the machine: {load_average:.1f}.",
-    drawn=("ms",),
+    drawn=("every", "search"),
 )
 def selecting(scale: Scale) -> Iterator[Number]:
     """Time per question by the number of blocks N, and memory."""

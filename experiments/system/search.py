@@ -124,7 +124,7 @@ KINDS = ("memory", "int8")
 
 
 class Spent:
-    """Milliseconds of the machine and of the processor while it was entered, all together."""
+    """Wall and processor time in milliseconds, summed over each time that it was entered."""
 
     def __init__(self) -> None:
         self.ms = self.cpu_ms = 0.0

@@ -67,7 +67,7 @@ def score_questions(
         mask_BQ: False where a question token is padding.
         every: whether to score every block even of a large bank. Otherwise, in a bank of more than
             `COARSE_FROM` blocks, only each question's candidates are scored.
-        also: more candidates of each question; empty means none.
+        also: candidates of each question by words; empty means none.
 
     Returns:
         fp32 scores `[B, N]`; -inf for a block that is not a candidate.

@@ -32,8 +32,8 @@ POSTINGS = 50_000
 TELLING = 0.25
 """Least weight of a word that is shown with a block, as a share of the heaviest one's."""
 _WORD = re.compile(r"[^\W_]+")
-_COUNTS: WeakKeyDictionary[View, dict[tuple[str, int], int]] = WeakKeyDictionary()
-"""In how many blocks of a version some words are: most questions have the same frequent ones."""
+_FREQUENT: WeakKeyDictionary[View, set[tuple[str, int]]] = WeakKeyDictionary()
+"""Words that stand in so many blocks of a version or more: most questions have the same ones."""
 
 
 @dataclass(frozen=True)
@@ -155,15 +155,15 @@ def _rarest(now: Snapshot, words: Sequence[str], postings: int) -> list[str]:
 
 def _count(view: View, word: str, most: int) -> int:
     """Count the blocks of a file with a word, up to `most`: a frequent one stands in millions."""
-    known = _COUNTS.setdefault(view, {})
-    if (word, most) not in known:
-        with view.file.reading() as connection:
-            statement = "SELECT count(*) FROM (SELECT 1 FROM words WHERE words MATCH ? LIMIT ?)"
-            [(count,)] = query(connection, statement, _pattern(word), most)
-        if count < most:
-            return int(count)
-        known[word, most] = count
-    return known[word, most]
+    frequent = _FREQUENT.setdefault(view, set())
+    if (word, most) in frequent:
+        return most
+    with view.file.reading() as connection:
+        statement = "SELECT count(*) FROM (SELECT 1 FROM words WHERE words MATCH ? LIMIT ?)"
+        [(count,)] = query(connection, statement, _pattern(word), most)
+    if count == most:
+        frequent.add((word, most))
+    return int(count)
 
 
 def _in_file(

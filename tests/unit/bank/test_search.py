@@ -112,16 +112,19 @@ def test_blocks_with_words_of_the_question_are_candidates_too(
     model: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search, "CANDIDATES", 1)
-    monkeypatch.setattr(search, "CANDIDATES_ALONE", 2)
     bank.append(model.read([Document("other.txt", "Nothing but Xanthippe. " * 3)]))
     by_states, by_both = scored(
         model,
         Request(bank, "Who is Xanthippe?", selection="states", k=1),
         Request(bank, "Who is Xanthippe?", selection="both", k=1),
     )
-    assert (by_states.total > -torch.inf).sum() == 2
+    assert (by_states.total > -torch.inf).sum() == search.CANDIDATES_ALONE == 5
     assert by_both.states is not None
     assert by_both.words is not None
+    held = by_both.words.scores > 0
+    is_candidate = by_both.states > -torch.inf
+    assert is_candidate[held].all()
+    assert (is_candidate & ~held).sum() <= search.CANDIDATES
     wanted = int(by_both.words.scores.argmax())
     assert by_both.words.matching(wanted) == ("Xanthippe",)
     exact = model.scores(bank, "Who is Xanthippe?")

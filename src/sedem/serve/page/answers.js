@@ -83,7 +83,7 @@ export class Card {
       { type: "button", class: "source", on: { click: () => this.show(this, citation) } },
       make("span", { class: "unseen" }, "Source "),
       make("span", { class: "rank" }, citation.rank),
-      make("span", { class: "name" }, citation.document),
+      make("span", { class: "name" }, make("bdi", {}, citation.document)),
       make("span", { class: "unseen" }, "score "),
       make("span", { class: "score" }, score(citation.score)),
       bar,
