@@ -23,7 +23,7 @@ from sedem.validation import (
     WidthFrom0,
 )
 
-Segmentation = Literal["window", "paragraph"]
+Segmentation = Literal["window", "sentence", "paragraph"]
 CompressorKind = Literal["linear", "mlp", "query"]
 DecompressorKind = Literal["mlp", "identity", "none"]
 LayerMixing = Literal["uniform", "learned"]
@@ -64,7 +64,8 @@ class SedemConfig(Settings):
             last segment of a text has less room (`method.segments.boundaries`).
         compression: C, tokens per slot.
         block_slots: N_B, slots per selectable block; None means N_M, one block per segment.
-        segmentation: fixed windows, or paragraphs (a long one becomes several segments).
+        segmentation: fixed windows, as in the paper; at most as long, but cut where a sentence ends
+            ("sentence"); or paragraphs (a long one becomes several segments).
         layer_mixing: how several extraction layers are combined.
         compressor: "linear" (mean pool and W_in), "mlp" or "query".
         compressor_heads: attention heads of the learned-query compressor.
@@ -94,6 +95,8 @@ class SedemConfig(Settings):
         answer: "free" decodes any words, as in the paper; "span" quotes the text of the selected
             blocks; "auto" quotes it unless the question seems to need other words.
         spans: whether the checkpoint has fitted weights for comparing spans.
+        second_reading: whether the sentences of the best spans are read again as text, and spans
+            compared by both readings. Answers decoded freely do not have it.
         word_weight: units of s_n that one unit of BM25 is worth; `sedem calibrate` fits it.
         chat_template: whether questions are put in a user's turn of the tokenizer's chat template,
             in training and in answers, as instruction-tuned backbones expect.
@@ -138,6 +141,7 @@ class SedemConfig(Settings):
     read_once: Flag = False
     answer: AnswerBy = "free"
     spans: Flag = False
+    second_reading: Flag = False
     word_weight: NumberFrom0 = 0.75
     chat_template: Flag = False
     auto_mass: Share = 0.95

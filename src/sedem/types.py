@@ -168,6 +168,8 @@ class Answer:
             if it was decoded freely, or if the checkpoint gives none.
         unsupported: names, numbers and longer words of a freely decoded answer that stand in none
             of its sources, nor in the question; empty if the method does not check.
+        sentences: the spans that were read again as text, in order, before the answer was chosen;
+            empty if it was chosen by the memory alone.
         ranking: every block of the memory, best first, on request; not part of the JSON.
         answer_tokens: tokens that were generated, without the one that ends the answer; None if
             the method does not count them; not part of the JSON.
@@ -189,6 +191,7 @@ class Answer:
     confidence: float | None = None
     answer_confidence: float | None = None
     unsupported: tuple[str, ...] = ()
+    sentences: tuple[Span, ...] = ()
     ranking: tuple[Span, ...] | None = None
     answer_tokens: int | None = None
     logprobs: tuple[tuple[tuple[str, float], ...], ...] | None = None

@@ -21,7 +21,7 @@ from sedem.errors import BankError, ConfigError, DataError
 # Citations
 
 
-@pytest.mark.parametrize("segmentation", ["window", "paragraph"])
+@pytest.mark.parametrize("segmentation", ["window", "sentence", "paragraph"])
 @pytest.mark.parametrize("block_slots", [None, 2, 8])
 def test_citations_are_exact(
     block_slots: int | None,

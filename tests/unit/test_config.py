@@ -79,7 +79,11 @@ def test_shapes_follow_from_settings() -> None:
         ("extract_layers", [1.5], r"extract_layers\[0\] is 1\.5; a whole number is needed"),
         ("extract_layers", "11", "extract_layers is '11'; a list is needed"),
         ("extract_layers", 11, "extract_layers is 11; a list is needed"),
-        ("segmentation", "sentence", "segmentation is 'sentence'; it can be window or paragraph$"),
+        (
+            "segmentation",
+            "page",
+            "segmentation is 'page'; it can be window, sentence or paragraph$",
+        ),
         ("compressor", "conv", "compressor is 'conv'; it can be linear, mlp or query$"),
         ("layer_mixing", None, "layer_mixing is None; it can be uniform or learned$"),
         ("encoder", 3, "encoder is 3; text is needed"),

@@ -28,7 +28,7 @@ from sedem.config import PASSAGES, PER_DOCUMENT
 from sedem.engine.device import device_lock
 from sedem.engine.interface import Engine
 from sedem.errors import ConfigError, NoTextError
-from sedem.guidance.spans import sentences_of
+from sedem.method.segments import sentences_of
 from sedem.method.selector import select
 from sedem.modules import SedemModules
 from sedem.types import Citation, page_of

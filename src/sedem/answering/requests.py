@@ -147,12 +147,14 @@ class Prepared:
         inputs: the inputs of the answer; None if the request is declined.
         conditioning: number of positions that the upper layers see before the first answer token; 0
             if the answer is declined.
+        prompt: decoder tokens of the question, without texts.
     """
 
     request: Request
     selection: Selection
     inputs: AnswerInputs | None
     conditioning: int
+    prompt: list[int]
 
     @cached_property
     def citations(self) -> tuple[Citation, ...]:
@@ -224,14 +226,14 @@ def _inputs(
     model: SedemModules, request: Request, selection: Selection, prompt: Sequence[int], limit: int
 ) -> Prepared:
     if selection.declined:
-        return Prepared(request, selection, None, 0)
+        return Prepared(request, selection, None, 0, [*prompt])
     ids_P = prefix_of(model, request, selection, prompt)
     as_memory = set(selection.memory)
     by_score = [block for block in selection.ranked if block in as_memory]
     sizes = restored_sizes(model, request.bank, by_score)
     check_fits(model, sizes, len(ids_P), limit, len(selection.texts))
     inputs = inputs_of(request.bank, selection, ids_P)
-    return Prepared(request, selection, inputs, sum(sizes) + len(ids_P))
+    return Prepared(request, selection, inputs, sum(sizes) + len(ids_P), [*prompt])
 
 
 @torch.no_grad()

@@ -32,12 +32,13 @@ from sedem.answering.requests import (
     count_candidates,
     prepare,
 )
-from sedem.answering.spans import Quotation, find_quotation
+from sedem.answering.rereading import Found, find_quotation
+from sedem.answering.spans import Place, Quotation
 from sedem.bank.memory_bank import BankReader
 from sedem.engine.device import Clock
 from sedem.engine.interface import WIDE, Engine, Rows
 from sedem.errors import CancelledError, ConfigError, NoTextError, SedemError, UnavailableError
-from sedem.guidance.spans import unsupported
+from sedem.guidance.spans import is_exact, unsupported
 from sedem.method.selector import select
 from sedem.modules import SedemModules
 from sedem.types import Answer, Citation, Span
@@ -192,6 +193,7 @@ class Running:
         clock: its times since the question was asked.
         stages: the times of the stages before decoding, shared by all that joined with it.
         choose: chooses tokens `[1]` from logits `[1, V]`.
+        found: what was found in the text of its blocks; None if that was not looked for.
         quotation: where the answer stands, once it was found there.
     """
 
@@ -201,6 +203,7 @@ class Running:
     clock: Clock
     stages: Clock
     choose: Callable[[Tensor], Tensor]
+    found: Found | None = None
     quotation: Quotation | None = None
 
     @property
@@ -316,7 +319,10 @@ class RunningAnswers:
         self.live |= rows
         for (row, running), logits_V in zip(rows.items(), logits_JV, strict=True):
             with self._only_for(running, row):
-                running.quotation = self._quote(row, running, logits_V)
+                if answer_by(self.model, running.prepared.request) != "free":
+                    self._quote(row, running, logits_V)
+                    if running.found is not None:
+                        logits_V = running.found.logits
                 if running.quotation is not None:
                     running.transcript.finish(running.quotation.text, "end")
                 else:
@@ -328,26 +334,26 @@ class RunningAnswers:
                 running.clock.mark("ttft_ms")
                 self._give(row)
 
-    def _quote(self, row: int, running: Running, logits_V: Tensor) -> Quotation | None:
-        """Find the answer in the text of its blocks; None if it is to be decoded freely."""
+    def _quote(self, row: int, running: Running, logits_V: Tensor) -> None:
+        """Find the answer in the text of its blocks, unless it seems to need other words."""
         how = answer_by(self.model, running.prepared.request)
-        if how == "free":
-            return None
         limit = running.question.decoding.max_new_tokens
         try:
-            found = find_quotation(self.model, self.rows, row, running.prepared, limit, logits_V)
+            running.found = find_quotation(
+                self.model, self.engine, self.rows, row, running.prepared, limit, logits_V
+            )
         except NoTextError:
             if how == "span":
                 raise
-            return None
-        if how == "span" and found is None:
+            return
+        quotation = running.found.quotation
+        if how == "span" and quotation is None:
             raise ConfigError(
                 f"the answer is to be quoted, but the selected blocks have no words that fit into "
                 f"{limit} tokens; select other blocks, raise the limit or leave answer out"
             )
-        if how == "auto" and found is not None and found.gap > float(self.model.spans.gap):
-            return None
-        return found
+        if quotation is not None and (how == "span" or quotation.gap <= running.found.gap):
+            running.quotation = quotation
 
     def step(self) -> None:
         """Run one token of every answer, and send what is new."""
@@ -406,10 +412,24 @@ class RunningAnswers:
         running = self.live[row]
         if running.transcript.finish_reason is not None:
             self._leave(row)
+            self._check(running)
         self._send(running)
+
+    def _check(self, running: Running) -> None:
+        """Prefer a quotation to a free answer with a name or a number that no source has."""
+        transcript, found = running.transcript, running.found
+        if running.quotation is not None or found is None or found.quotation is None:
+            return
+        if any(map(is_exact, _unsupported(running.prepared, transcript.text))):
+            running.quotation = found.quotation
+            transcript.finish(found.quotation.text, "end")
 
     def _send(self, running: Running) -> None:
         transcript, question = running.transcript, running.question
+        # A free answer that a quotation may replace is checked as a whole.
+        replaceable = running.found is not None and running.found.quotation is not None
+        if transcript.finish_reason is None and replaceable:
+            return
         if piece := transcript.take():
             question.send(piece)
         if transcript.finish_reason is not None:
@@ -507,7 +527,7 @@ def stream(
 def to_answer(name: str, running: Running) -> Answer:
     """Make an answer with the spans that conditioned it."""
     prepared, transcript, quotation = running.prepared, running.transcript, running.quotation
-    request, selection = prepared.request, prepared.selection
+    request, selection, found = prepared.request, prepared.selection, running.found
     assert transcript.finish_reason is not None
     citations = prepared.citations
     if quotation is not None:
@@ -524,7 +544,7 @@ def to_answer(name: str, running: Running) -> Answer:
         finish_reason=transcript.finish_reason,
         model=name,
         cut=transcript.cut(),
-        conditioning=prepared.conditioning,
+        conditioning=prepared.conditioning + (0 if found is None else found.tokens),
         stored_bytes=request.bank.memory_bytes,
         context_tokens=request.bank.tokens,
         confidence=selection.confidence,
@@ -533,7 +553,12 @@ def to_answer(name: str, running: Running) -> Answer:
         ranking=ranking(request.bank, selection.scores.total) if request.ranking else None,
         answer_tokens=len(transcript.ids) if quotation is None else quotation.tokens,
         logprobs=_named(transcript),
+        sentences=() if found is None else _named_places(request.bank, found.sentences),
     )
+
+
+def _named_places(bank: BankReader, places: Sequence[Place]) -> tuple[Span, ...]:
+    return tuple((bank.documents.name(number), start, end) for number, start, end in places)
 
 
 def _named(transcript: Transcript) -> tuple[tuple[tuple[str, float], ...], ...] | None:

@@ -28,13 +28,14 @@ from sedem.bank.words import question_words
 from sedem.engine.interface import Rows
 from sedem.guidance.spans import (
     LEAST,
+    SpanScorer,
     ends_of,
     matches_of,
-    sentences_of,
     span_features,
     total_weight,
     words_of,
 )
+from sedem.method.segments import sentences_of
 from sedem.modules import SedemModules
 
 BEGINNINGS = 32
@@ -43,6 +44,8 @@ LOOK_AHEAD = 4
 """Tokens of each; the best beginnings are read further."""
 LONGEST = 32
 """Tokens of the longest span."""
+BEFORE = 300
+"""Characters before a block that are looked at for the beginning of its first sentence."""
 FURTHER = 2
 """Most beginnings that are read further."""
 CHARACTERS = 12
@@ -56,15 +59,17 @@ _BLANK_LINE = re.compile(r"\n\s*\n")
 
 @dataclass(frozen=True)
 class Passage:
-    """The text of a selected block, and as much after it as a span may need.
+    """The text of a selected block, and what stands around it.
 
     Attributes:
         block: index of the block.
+        document: index of its document.
         start: first character of the text in the document.
         inside: the characters of the block itself, where spans begin.
     """
 
     block: int
+    document: int
     start: int
     inside: range
     text: str
@@ -90,6 +95,10 @@ class Passage:
         return ends_of(self.text, self.words)
 
 
+Place = tuple[int, int, int]
+"""Index of a document, first character of a span in it, character after the span."""
+
+
 @dataclass(frozen=True)
 class Beginning:
     """A place where a span may begin.
@@ -106,6 +115,11 @@ class Beginning:
     end: int
     log_first: float
     gap: float
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The document and its character."""
+        return self.passage.document, self.passage.start + self.at
 
 
 @dataclass(frozen=True)
@@ -129,6 +143,12 @@ class Candidate:
     def text(self) -> str:
         """The span."""
         return self.beginning.passage.text[self.beginning.at : self.end]
+
+    @property
+    def place(self) -> Place:
+        """Where it stands."""
+        passage = self.beginning.passage
+        return passage.document, passage.start + self.beginning.at, passage.start + self.end
 
 
 @dataclass(frozen=True)
@@ -194,14 +214,26 @@ class SpanSearch:
     Args:
         rows: the engine's rows, in one of which the question was just prefilled.
         limit: token limit of the answer, with its end.
+        logits_V: logits after the prefix.
+        passages: where spans may stand; None means the selected blocks.
     """
 
     def __init__(
-        self, model: SedemModules, rows: Rows, row: int, prepared: Prepared, limit: int
+        self,
+        model: SedemModules,
+        rows: Rows,
+        row: int,
+        prepared: Prepared,
+        limit: int,
+        logits_V: Tensor,
+        passages: Sequence[Passage] | None = None,
     ) -> None:
         self.model, self.rows, self.row, self.limit = model, rows, row, limit
+        self.log_V = logits_V.float().log_softmax(-1)
         request, selection = prepared.request, prepared.selection
-        self.passages = [read_passage(request.bank, block) for block in selection.ranked]
+        if passages is None:
+            passages = [read_passage(request.bank, block) for block in selection.ranked]
+        self.passages = passages
         chat = model.config.chat_template or request.prompt is not None
         self.lead, self.ends = ("" if chat else " "), end_ids(model.decoder, chat=chat)
         self.joiners = [model.decoder.token_ids(one)[0] for one in JOINERS]
@@ -214,9 +246,7 @@ class SpanSearch:
             else {word.text: word.weight for word in words.words}
         )
         self.weight = sum(question.values()) or 1.0
-        self.matches = {
-            one.block: matches_of(one.text, one.words, question) for one in self.passages
-        }
+        self.matches = {one: matches_of(one.text, one.words, question) for one in passages}
         scores_K = selection.scores.total[selection.ranked]
         tokens = max(1, len(model.encoder.token_ids(request.question)))
         # Forced blocks of a large bank may have no scores.
@@ -228,13 +258,9 @@ class SpanSearch:
         """Most tokens of the next span."""
         return min(LONGEST, self.limit - 1 - len(self.said))
 
-    def quote(self, logits_V: Tensor) -> Quotation | None:
-        """Find the best span, and those that the decoder would go on with.
-
-        Args:
-            logits_V: logits after the prefix.
-        """
-        span, found = self._next(logits_V), self.found
+    def quote(self) -> Quotation | None:
+        """Find the best span, and those that the decoder would go on with."""
+        span, found = self._next(), self.found
         while span is not None:
             found.append(span)
             if span.joiner is None or len(found) == MOST:
@@ -243,21 +269,22 @@ class SpanSearch:
             self.said = self.model.decoder.token_ids(self.lead + text)
             if self.longest < 1:
                 break
-            said_1L = torch.tensor([self.said], device=logits_V.device)
-            logits_V = self.rows.branches(self.row, said_1L)[0, -1]
-            span = self._next(logits_V)
+            said_1L = torch.tensor([self.said], device=self.log_V.device)
+            logits_SLV = self.rows.branches(self.row, said_1L)
+            self.log_V = logits_SLV[0, -1].float().log_softmax(-1)
+            span = self._next()
         return Quotation(tuple(found)) if found else None
 
-    def _next(self, logits_V: Tensor) -> FoundSpan | None:
+    def _next(self) -> FoundSpan | None:
         """Find the best span to go on with; None if there is none."""
-        model = self.model
-        spans = [one for one in self.candidates(logits_V) if not self._is_said(one.text)]
+        spans = [one for one in self.candidates() if not self._is_said(one.text)]
         if not spans:
             return None
-        best, features = model.spans.best(self.features(spans))
+        scorer, features_CF = self.compared(spans)
+        best, features = scorer.best(features_CF)
         span, passage = spans[best], spans[best].beginning.passage
         # More is named only if the decoder would say that.
-        if self.found and span.beginning.gap > float(model.spans.gap):
+        if self.found and span.beginning.gap > float(scorer.gap):
             return None
         return FoundSpan(
             passage.block,
@@ -266,46 +293,61 @@ class SpanSearch:
             span.text,
             span.tokens,
             span.beginning.gap,
-            float(model.spans.certainty(features)) if model.config.spans else None,
+            float(scorer.certainty(features)) if self.model.config.spans else None,
             span.joiner,
         )
+
+    def compared(self, spans: Sequence[Candidate]) -> tuple[SpanScorer, Tensor]:
+        """Return what chooses among spans, and their features `[C, F]`."""
+        return self.model.spans, self.features(spans)
 
     def _is_said(self, text: str) -> bool:
         return any(one.text in text or text in one.text for one in self.found)
 
-    def candidates(self, logits_V: Tensor) -> list[Candidate]:
-        """Return the spans that the decoder has read to their end.
-
-        Args:
-            logits_V: logits after the prefix.
-        """
-        log_V = logits_V.float().log_softmax(-1)
-        beginnings = self._beginnings(log_V) if self.longest else []
+    def candidates(self) -> list[Candidate]:
+        """Return the spans that the decoder has read to their end."""
+        beginnings = self._beginnings() if self.longest else []
         if not beginnings:
             return []
+        # Of all words, those that the decoder would most like to begin with are read on.
         begun = [Candidate(one, one.end, 1, max(one.log_first, LEAST)) for one in beginnings]
-        chosen = _distinct(self._best(begun), LOOK_AHEAD * CHARACTERS)[:BEGINNINGS]
-        found, unfinished = self._read([one.beginning for one in chosen], LOOK_AHEAD, log_V)
+        chosen = _distinct(self.ordered(begun), LOOK_AHEAD * CHARACTERS)[:BEGINNINGS]
+        found, unfinished = self._read([one.beginning for one in chosen], LOOK_AHEAD)
+        # Of these, the few that could become the best are read to the end.
         if self.longest > LOOK_AHEAD and unfinished:
             least = max(self.scores(found).tolist(), default=-math.inf)
             scored = zip(unfinished, self.scores(unfinished).tolist(), strict=True)
             longer = [one for one, score in scored if score > least]
-            further = [one.beginning for one in self._best(longer)[:FURTHER]]
+            further = [one.beginning for one in self.ordered(longer)[:FURTHER]]
             if further:
-                found += self._read(further, self.longest, log_V)[0]
+                found += self._read(further, self.longest)[0]
         # What was read further begins with spans that are known.
-        return list({(one.beginning, one.end): one for one in found}.values())
+        return list({one.place: one for one in found}.values())
 
-    def _beginnings(self, log_V: Tensor) -> list[Beginning]:
-        """Every word of the selected blocks."""
+    def read(self, spans: Sequence[Candidate]) -> list[Candidate]:
+        """Read the spans of another search that stand in these passages, too."""
+        lengths: dict[tuple[int, int], int] = {}
+        for one in spans:
+            document, start, _ = one.place
+            lengths[document, start] = max(one.tokens, lengths.get((document, start), 0))
+        short: list[Beginning] = []
+        long: list[Beginning] = []
+        for beginning in self._beginnings():
+            if tokens := lengths.get(beginning.place):
+                (short if tokens <= LOOK_AHEAD else long).append(beginning)
+        found = self._read(short, LOOK_AHEAD)[0] if short else []
+        return found + (self._read(long, max(lengths.values()))[0] if long else [])
+
+    def _beginnings(self) -> list[Beginning]:
+        """Every word of the passages that is inside the selected blocks."""
         places = [(one, *word) for one in self.passages for word in one.beginnings]
         words = [self._after_said(passage.text[at:end]) for passage, at, end in places]
         if not words:
             return []
         distinct = list(dict.fromkeys(words))
         tokens = self.model.decoder.tokenize(distinct)["input_ids"]
-        first = log_V[[ids[0] for ids in tokens]]
-        both = zip(first.tolist(), (log_V.max() - first).tolist(), strict=True)
+        first = self.log_V[[ids[0] for ids in tokens]]
+        both = zip(first.tolist(), (self.log_V.max() - first).tolist(), strict=True)
         known = dict(zip(distinct, both, strict=True))
         return [Beginning(*place, *known[word]) for place, word in zip(places, words, strict=True)]
 
@@ -332,19 +374,19 @@ class SpanSearch:
         first, last = passage.sentences[number - 1], max(end, passage.sentences[number])
         found = total_weight(
             match
-            for match in self.matches[passage.block]
+            for match in self.matches[passage]
             if first <= match.start < match.end <= last
             and not start <= match.start < match.end <= end
         )
         return found / self.weight
 
-    def _best(self, spans: Sequence[Candidate]) -> list[Candidate]:
+    def ordered(self, spans: Sequence[Candidate]) -> list[Candidate]:
         """Order spans by score, the best first."""
         order = self.scores(spans).sort(descending=True, stable=True).indices
         return [spans[index] for index in order.tolist()]
 
     def _read(
-        self, beginnings: Sequence[Beginning], length: int, log_V: Tensor
+        self, beginnings: Sequence[Beginning], length: int
     ) -> tuple[list[Candidate], list[Candidate]]:
         """Read so many tokens from some beginnings.
 
@@ -361,12 +403,12 @@ class SpanSearch:
         )
         rows = [ids[:length] for ids in tokenized["input_ids"]]
         ids_SL = pad_sequence([torch.tensor(ids) for ids in rows], batch_first=True)
-        ids_SL = ids_SL.to(log_V.device)
+        ids_SL = ids_SL.to(self.log_V.device)
         log_SLV = self._after(ids_SL).float().log_softmax(-1)
         end_SL = log_SLV[..., self.ends].logsumexp(-1).clamp_min(LEAST).cpu()
         joiner_SL, kind_SL = (one.cpu() for one in log_SLV[..., self.joiners].max(-1))
         next_SL = log_SLV[:, :-1].gather(-1, ids_SL[:, 1:, None])[..., 0]
-        own_SL = torch.cat([log_V[ids_SL[:, :1]], next_SL], 1).clamp_min(LEAST).cumsum(1).cpu()
+        own_SL = torch.cat([self.log_V[ids_SL[:, :1]], next_SL], 1).clamp_min(LEAST).cumsum(1).cpu()
         found, unfinished = [], []
         for row, beginning in enumerate(beginnings):
             lead = len(self._after_said(""))
@@ -396,32 +438,18 @@ class SpanSearch:
         return self.rows.branches(self.row, ids_SP)[:, len(self.said) :]
 
 
-@torch.no_grad()
-def find_quotation(
-    model: SedemModules, rows: Rows, row: int, prepared: Prepared, limit: int, logits_V: Tensor
-) -> Quotation | None:
-    """Find the best spans for a prepared question; None if the selected blocks have no words.
-
-    Args:
-        logits_V: logits after the prefix; for the others see `SpanSearch`.
-
-    Raises:
-        NoTextError: the bank does not hold the text of a block.
-    """
-    return SpanSearch(model, rows, row, prepared, limit).quote(logits_V)
-
-
 def read_passage(bank: BankReader, block: int) -> Passage:
-    """Read the text of a block, with the character before it and what follows it.
+    """Read the text of a block, with what stands before it and after it.
 
     Raises:
         NoTextError: the bank does not hold it, and it cannot be read from its source.
     """
     [row], documents = bank.rows([block]), bank.documents
-    start = max(0, row.start - 1)
+    start = max(0, row.start - BEFORE)
     end = min(row.end + LONGEST * CHARACTERS, documents.characters(row.document))
     text = documents.text(row.document, start, end)
-    return Passage(block, start, range(row.start - start, row.end - start), text)
+    inside = range(row.start - start, row.end - start)
+    return Passage(block, row.document, start, inside, text)
 
 
 def _distinct(spans: Sequence[Candidate], length: int) -> list[Candidate]:

@@ -22,14 +22,13 @@ from sedem.types import WITHOUT_SPACES
 
 FEATURES = ("likelihood", "mean", "length", "block", "words")
 """The numbers by which spans are compared; see `span_features`."""
+SECOND_FEATURES = (*FEATURES, "gap", "memory likelihood", "memory mean")
+"""The same where both memory and text were read; see `second_features`."""
 
 _NUMBER = r"\d+(?:[.,:]\d+)*"
 _WORD = re.compile(rf"{_NUMBER}|[{WITHOUT_SPACES}]|[^\W\d_{WITHOUT_SPACES}]+")
 _LETTER = re.compile(f"[{WITHOUT_SPACES}]")
 _SIGNS = "$€£¥₹+-\u2212"
-_STOP = re.compile(  # also the full-width marks, which no space follows
-    "[.!?\u2026]+[\"'\u201d\u2019)\\]]*\\s+|[\u3002\uff01\uff1f]|\\n"
-)
 _AFTER = re.compile(r"[%‰°)\]]*")
 LEAST = -4.0
 """Least log-probability of a token that counts. If memory has lost the spelling of a name, one of
@@ -74,11 +73,6 @@ def _after(text: str, end: int) -> int:
     found = _AFTER.match(text, end)
     assert found is not None  # it also matches nothing
     return found.end()
-
-
-def sentences_of(text: str) -> list[int]:
-    """Return where the sentences of a text begin, and its end; every line begins one."""
-    return [0, *(stop.end() for stop in _STOP.finditer(text)), len(text)]
 
 
 @dataclass(frozen=True)
@@ -131,9 +125,13 @@ def _is_checked(word: str) -> bool:
 
 def _stands_in(word: str, words: set[str]) -> bool:
     """Whether a word is among others: a name or a number as it is, another word in any form."""
-    exact = word[0].isupper() or any(character.isdigit() for character in word)
-    word = word.casefold()
+    exact, word = is_exact(word), word.casefold()
     return word in words or (not exact and any(same_stem(word, other) for other in words))
+
+
+def is_exact(word: str) -> bool:
+    """Whether a word is a name or a number, which has only one form."""
+    return word[0].isupper() or any(character.isdigit() for character in word)
 
 
 def total_weight(matches: Iterable[Match]) -> float:
@@ -167,8 +165,27 @@ def span_features(
     return torch.stack([likelihood_S, mean_S, length_S, behind_S, words_S], -1)
 
 
+def second_features(features_SF: Tensor, gap_S: Tensor, memory_S: Tensor) -> Tensor:
+    """The features of spans that were read as text and in memory `[S, F]`.
+
+    Args:
+        features_SF: `span_features` by the text.
+        gap_S: how far the first token is behind the likeliest one, by the text.
+        memory_S: log-probability by memory; NaN if memory has not read a span, which then counts as
+            the least likely of the others.
+    """
+    tokens_S = features_SF[:, FEATURES.index("length")].exp() + 1
+    mean_S = memory_S / tokens_S
+    least = mean_S[~mean_S.isnan()].amin() if (~mean_S.isnan()).any() else LEAST
+    mean_S = mean_S.where(~mean_S.isnan(), least)
+    return torch.cat([features_SF, torch.stack([gap_S, mean_S * tokens_S, mean_S], -1)], -1)
+
+
 class SpanScorer(nn.Module):
     """A linear score of spans. Before `fit`, it is the log-probability.
+
+    Args:
+        features: the names of the numbers by which it compares them.
 
     Attributes:
         gap: `auto` decodes freely if the likeliest first token has a log-probability that is higher
@@ -177,9 +194,9 @@ class SpanScorer(nn.Module):
         certainty: the probability that the best span is right.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, features: Sequence[str] = FEATURES) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(len(FEATURES)))
+        self.weight = nn.Parameter(torch.zeros(len(features)))
         self.gap = nn.Parameter(torch.tensor(GAP))
         self.certainty = Confidence(2)
         with torch.no_grad():
@@ -210,7 +227,7 @@ class SpanScorer(nn.Module):
         spread_F = torch.cat([features_SF for features_SF, _ in questions]).double().std(0)
         spread_F = spread_F.clamp_min(1e-9)  # a feature may be the same everywhere
         rows = [(f.double() / spread_F, right_S.double()) for f, right_S in questions]
-        weight_F = torch.zeros(len(FEATURES), dtype=torch.float64, requires_grad=True)
+        weight_F = torch.zeros(len(self.weight), dtype=torch.float64, requires_grad=True)
 
         def loss() -> Tensor:
             right = [(features_SF @ weight_F).softmax(0) @ right_S for features_SF, right_S in rows]

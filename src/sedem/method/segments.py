@@ -6,7 +6,8 @@ Letters: S segments, T tokens per segment.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -21,6 +22,15 @@ from sedem.types import check_tokens
 
 # Lines up to a blank line. Each run of white space is scanned once, however long it is.
 _PARAGRAPH = re.compile(r"\S[^\n]*(?:\n(?!\s*(?:\n|\Z))[^\n]*)*")
+_WORD = re.compile(r"\S+")
+# No sentence ends after an initial or a title, or before a small letter. No space need follow
+# full-width marks.
+_STOP = re.compile(
+    r"(?<!\b[A-Z])(?<!\b(?:Dr|Mr|Ms|St|Jr|No|vs))(?<!\b(?:Mrs|e\.g|i\.e|Nos))"
+    "[.!?\u2026]+[\"'\u201d\u2019)\\]]*\\s+(?![a-z\\s])|[\u3002\uff01\uff1f]|\\n"
+)
+_CELL = re.compile(r"\t| \| ")
+_CHARACTER, _WORD_START, _LINE, _SENTENCE, _PARAGRAPH_START = range(1, 6)
 
 
 @dataclass(frozen=True)
@@ -59,24 +69,86 @@ def segment_text(
 
     Args:
         backbone: its tokenizer cuts the text into tokens.
-        how: "window" cuts every T tokens; "paragraph" also starts a new segment at every paragraph.
-            Blank lines separate paragraphs.
+        how: "window" cuts every T tokens; "sentence" cuts at most that far, where a paragraph, a
+            sentence, a line or a word ends; "paragraph" starts a new segment at every paragraph,
+            and cuts a long one every T tokens. Blank lines separate paragraphs.
         shift: tokens by which `boundaries` are moved.
 
     Raises:
         DataError: the text has no tokens.
     """
-    pieces = [(0, text)] if how == "window" else list(paragraphs(text)) or [(0, "")]
+    pieces = pieces_of(text, how)
     encoded = backbone.tokenize([piece for _, piece in pieces], offsets=True)
     rows: list[tuple[list[int], NDArray[np.int64]]] = []
     for (origin, _), ids, spans in zip(
         pieces, encoded["input_ids"], encoded["offset_mapping"], strict=True
     ):
         moved = np.array(spans, dtype=np.int64).reshape(-1, 2) + origin
-        cuts = pairwise(boundaries(len(ids), length, shift))
-        rows += [(ids[first:stop], moved[first:stop]) for first, stop in cuts]
+        cuts = boundaries_of(text, moved[:, 0].tolist(), length, how, shift)
+        rows += [(ids[first:stop], moved[first:stop]) for first, stop in pairwise(cuts)]
     check_tokens(rows)
     return _to_tensors(rows, length)
+
+
+def pieces_of(text: str, how: Segmentation) -> list[tuple[int, str]]:
+    """The parts of a text that are cut separately, each with the character it starts at."""
+    return list(paragraphs(text)) or [(0, "")] if how == "paragraph" else [(0, text)]
+
+
+def boundaries_of(
+    text: str, starts: Sequence[int], length: int, how: Segmentation, shift: int = 0
+) -> list[int]:
+    """Return the two ends of a piece of a text, and between them the boundaries of its segments.
+
+    Args:
+        starts: first character of each token of the piece in the text.
+        how: as in `segment_text`, as is `shift`.
+
+    Returns:
+        Numbers of tokens.
+    """
+    if how != "sentence":
+        return boundaries(len(starts), length, shift)
+    words = [word.start() for word in _WORD.finditer(text)]
+
+    def word_after(at: int) -> int:
+        """The first character from here on that is no white space; the end if there is none."""
+        if at < len(text) and not text[at].isspace():
+            return at
+        number = bisect_left(words, at)
+        return words[number] if number < len(words) else len(text)
+
+    # How good it is to begin a segment at a character. A new paragraph is best.
+    begins: dict[int, int] = {}
+    line_end, is_row = -1, False
+    for stop in _STOP.finditer(text):
+        if stop.start() > line_end:
+            line_end = text.find("\n", stop.start())
+            line_end = len(text) if line_end < 0 else line_end
+            is_row = _CELL.search(text, text.rfind("\n", 0, stop.start()) + 1, line_end) is not None
+        # The row of a table stays whole, even if one of its cells has a full stop.
+        if stop[0][0] == "\n" or not is_row:
+            begins[word_after(stop.end())] = _LINE if stop[0][0] == "\n" else _SENTENCE
+    begins |= dict.fromkeys((at for at, _ in paragraphs(text)), _PARAGRAPH_START)
+
+    def value(token: int) -> int:
+        if starts[token] == starts[token - 1]:
+            return 0  # a character of several tokens stays whole
+        at = word_after(starts[token])
+        is_word = at == len(text) or at > starts[token] or text[at - 1].isspace()
+        return begins.get(at, _WORD_START if is_word else _CHARACTER)
+
+    cuts = [0]
+    while len(starts) - cuts[-1] > length:
+        # In the second half of the window, the last of the best places.
+        window = range(cuts[-1] + length, cuts[-1] + length // 2, -1)
+        cuts.append(max(window, key=value))
+    return [*cuts, len(starts)] if starts else []
+
+
+def sentences_of(text: str) -> list[int]:
+    """Return where the sentences of a text begin, and its end; every line begins one."""
+    return [0, *(stop.end() for stop in _STOP.finditer(text)), len(text)]
 
 
 def boundaries(tokens: int, length: int, shift: int = 0) -> list[int]:

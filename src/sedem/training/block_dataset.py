@@ -22,7 +22,7 @@ from sedem.config import SedemConfig
 from sedem.data import labels
 from sedem.data.examples import Example
 from sedem.data.labels import Labelling
-from sedem.method.segments import boundaries, paragraphs
+from sedem.method.segments import boundaries_of, pieces_of
 from sedem.model import SeDeM
 from sedem.training.example_dataset import ExampleDataset, Ragged, RaggedBuilder
 from sedem.types import check_tokens
@@ -243,20 +243,21 @@ def segment_texts(texts: Sequence[str], model: BlockModel | SeDeM) -> Iterator[S
     """
     if not texts:
         return
-    whole = model.config.segmentation == "window"
-    pieces = [[(0, t)] if whole else list(paragraphs(t)) or [(0, "")] for t in texts]
+    pieces = [pieces_of(text, model.config.segmentation) for text in texts]
     encodings = iter(model.encoder.encodings([piece for own in pieces for _, piece in own]))
-    for own in pieces:
-        yield _segmented([(origin, next(encodings)) for origin, _ in own], model.config)
+    for text, own in zip(texts, pieces, strict=True):
+        yield _segmented(text, [(origin, next(encodings)) for origin, _ in own], model.config)
 
 
-def _segmented(pieces: list[tuple[int, Encoding]], config: SedemConfig) -> Segmented:
+def _segmented(text: str, pieces: list[tuple[int, Encoding]], config: SedemConfig) -> Segmented:
     """Segments and blocks of one text, given the first character and the tokens of its pieces."""
     length = config.segment_length
     segments, places = [], []
     for origin, encoding in pieces:
         ids = encoding.ids
-        for first, stop in pairwise(boundaries(len(ids), length, config.segment_shift)):
+        starts = [origin + start for start, _ in encoding.offsets]
+        cuts = boundaries_of(text, starts, length, config.segmentation, config.segment_shift)
+        for first, stop in pairwise(cuts):
             segments.append(ids[first:stop])
             places.append((origin, encoding, first))
     check_tokens(segments)

@@ -11,6 +11,7 @@ spans.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -19,7 +20,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from sedem.answering.decoding import Decoding
+from sedem.answering.decoding import Decoding, end_ids, generate
 from sedem.answering.requests import (
     Request,
     Scores,
@@ -29,6 +30,7 @@ from sedem.answering.requests import (
     prepare,
     prompt_states,
 )
+from sedem.answering.rereading import open_text
 from sedem.answering.spans import SpanSearch
 from sedem.bank.blocks import BlockRow
 from sedem.bank.keys import keys_of
@@ -51,7 +53,7 @@ from sedem.guidance.scores import (
     confidence_features,
     minimize,
 )
-from sedem.guidance.spans import SpanScorer
+from sedem.guidance.spans import SECOND_FEATURES, SpanScorer
 from sedem.model import SeDeM
 from sedem.reading.encoding import Progress
 from sedem.training.hops import HopQuestion, all_found, fit_second_hop
@@ -248,8 +250,17 @@ def calibrate(
     if answer != "free":
         model.config = config
         compared = compare_spans(model, examples, read, progress)
-        parts["spans"], f1 = fit_spans(compared, round(HELD_OUT * len(compared)))
-        settings["spans"] = True
+        parts["spans"] = scorer = SpanScorer()
+        f1 = fit_spans(scorer, compared)
+        # What was just fitted chooses the sentences that are read again.
+        model.spans, model.config = scorer, config.with_changes(spans=True)
+        again = compare_spans(model, examples, read, progress, again=True)
+        second = SpanScorer(SECOND_FEATURES)
+        f1_again = fit_spans(second, again)
+        settings |= {"spans": True, "second_reading": f1_again["auto"] > f1["auto"]}
+        if settings["second_reading"]:
+            parts["second_reading"] = second
+        f1 |= {f"{how}, read again": score for how, score in f1_again.items()}
     return Calibration(
         parts,
         settings,
@@ -513,25 +524,39 @@ def compare_spans(
     examples: Sequence[Example],
     read: ReadExamples,
     progress: Progress | None = None,
+    *,
+    again: bool = False,
 ) -> list[ComparedSpans]:
-    """Answer questions freely, and compare the spans of their blocks; none without spans."""
+    """Answer questions freely, and compare the spans of their blocks; none without spans.
+
+    Args:
+        again: whether the sentences of the best spans are read again, and answer both ways.
+    """
     decoding, compared = Decoding(ANSWER_TOKENS), list[ComparedSpans]()
+    limit, ends = decoding.max_new_tokens, end_ids(model.decoder, chat=model.config.chat_template)
+    if again:
+        model.second_reading = SpanScorer(SECOND_FEATURES).to(model.device)
     for number, example in enumerate(examples, start=1):
         documents = [read.names[document.text] for document in example.documents]
-        request = Request(read.bank, example.question, K, documents=documents, answer="free")
-        free = model.answer_requests([request], decoding)[0].text
-        limit, clock = decoding.max_new_tokens, Clock(model.device)
-        [prepared] = prepare(model, model.engine, [request], [limit], clock)
+        request = Request(read.bank, example.question, K, documents=documents)
+        [prepared] = prepare(model, model.engine, [request], [limit], Clock(model.device))
         assert prepared.inputs is not None
-        with model.engine.open_rows(1) as rows:
+        with ExitStack() as opened:
+            rows = opened.enter_context(model.engine.open_rows(1))
             logits_1V = rows.join([0], [prepared.inputs], [limit])
-            search = SpanSearch(model, rows, 0, prepared, limit)
-            spans = search.candidates(logits_1V[0])
-        if spans:
-            right_C = torch.tensor([_right(span.text, example) for span in spans])
-            gap_C = torch.tensor([span.beginning.gap for span in spans])
-            features_CF = search.features(spans)
-            compared.append(ComparedSpans(features_CF, right_C, gap_C, _right(free, example)))
+            search: SpanSearch | None = SpanSearch(model, rows, 0, prepared, limit, logits_1V[0])
+            if again:
+                assert search is not None
+                text = open_text(model, model.engine, prepared, limit, search)
+                search = opened.enter_context(text)
+            if search is not None and (spans := search.candidates()):
+                features_CF = search.compared(spans)[1]
+                tokenizer, logits_1V = model.decoder.tokenizer, search.log_V[None]
+                *_, [free] = generate(logits_1V, search.rows.step, tokenizer, ends, decoding)
+                right_C = torch.tensor([_right(span.text, example) for span in spans])
+                gap_C = torch.tensor([span.beginning.gap for span in spans])
+                freely = _right(free.text, example)
+                compared.append(ComparedSpans(features_CF, right_C, gap_C, freely))
         if progress is not None:
             progress(number, len(examples))
     return compared
@@ -542,18 +567,13 @@ def _right(text: str, example: Example) -> float:
 
 
 @torch.no_grad()
-def fit_spans(
-    compared: Sequence[ComparedSpans], held_out: int
-) -> tuple[SpanScorer, dict[str, float]]:
-    """Fit the score of spans and what follows from it.
-
-    Args:
-        held_out: number of questions, the last ones, that are not fitted to.
+def fit_spans(scorer: SpanScorer, compared: Sequence[ComparedSpans]) -> dict[str, float]:
+    """Fit the score of spans and what follows from it to all but the last quarter of questions.
 
     Returns:
-        The scorer, and the mean token F1 of the last questions by way to answer.
+        The mean token F1 of the last questions by way to answer.
     """
-    scorer = SpanScorer()
+    held_out = round(HELD_OUT * len(compared))
     fitted, measured = compared[: len(compared) - held_out], compared[len(compared) - held_out :]
     with torch.enable_grad():
         scorer.fit([(one.features, one.right) for one in fitted if one.right.any()])
@@ -573,4 +593,4 @@ def fit_spans(
         scores["free"].append(one.free)
         scores["span"].append(span)
         scores["auto"].append(one.free if one.gap[index] > scorer.gap else span)
-    return scorer, {how: 100 * mean(found) for how, found in scores.items()}
+    return {how: 100 * mean(found) for how, found in scores.items()}

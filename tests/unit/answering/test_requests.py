@@ -167,7 +167,7 @@ def positions_of(error: pytest.ExceptionInfo[ConfigError]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("block_slots", [4, 2, 8])
-@pytest.mark.parametrize("segmentation", ["window", "paragraph"])
+@pytest.mark.parametrize("segmentation", ["window", "sentence", "paragraph"])
 def test_too_many_states_are_refused_with_the_largest_k_that_fits(
     segmentation: str, block_slots: int, config: SedemConfig, backbone: Backbone
 ) -> None:

@@ -198,7 +198,7 @@ def test_a_second_answer_does_not_scan_the_blocks(
 # Blocks
 
 
-@pytest.mark.parametrize("segmentation", ["window", "paragraph"])
+@pytest.mark.parametrize("segmentation", ["window", "sentence", "paragraph"])
 @pytest.mark.parametrize("block_slots", [4, 2, 8, 3])
 def test_the_spans_of_blocks_cover_each_document_in_order(
     block_slots: int,

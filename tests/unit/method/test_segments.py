@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
+from sedem.config import Segmentation
 from sedem.errors import DataError
-from sedem.method.segments import Segments, boundaries, paragraphs, segment_text
+from sedem.method.segments import Segments, boundaries, paragraphs, segment_text, sentences_of
 
 TEXTS = st.text(
     alphabet=st.one_of(
@@ -108,6 +109,51 @@ def test_a_paragraph_starts_a_segment_and_a_long_one_is_cut(reader: Backbone) ->
     assert segments.lengths.tolist() == [5, 8, 8, 5]
 
 
+def pieces(segments: Segments, text: str) -> list[str]:
+    return [text[start:end] for start, end in spans(segments)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # The last place in the second half of a window: a paragraph before a sentence, and so on.
+        ("aa. B\n\nC. Dd ee", ["aa. B\n\n", "C. Dd ee"]),
+        ("aaaa bb. C d e f", ["aaaa bb. ", "C d e f"]),
+        ("aaaa. B\ncc dd ee", ["aaaa. ", "B\ncc dd ee"]),
+        ("aaaa b\ncc dd ee", ["aaaa b\n", "cc dd ee"]),
+        ("aaaa bb cc dd", ["aaaa bb cc", " dd"]),
+        ("abcdefghijklmnopqr", ["abcdefghij", "klmnopqr"]),
+        # A full stop in the first half, after an initial or a title, or before a small letter.
+        ("A. Bb ccc ddd", ["A. Bb ccc ", "ddd"]),
+        ("aaaa J. Bo cc d", ["aaaa J. Bo", " cc d"]),
+        ("aaaa Dr. Bo cc d", ["aaaa Dr. ", "Bo cc d"]),
+        ("aaaa i.e. b cc d", ["aaaa i.e. ", "b cc d"]),
+        ("a b. | c d\ne f | g", ["a b. | c d", "\ne f | g"]),
+        ("aa | b. C\ndd | e", ["aa | b. C\n", "dd | e"]),
+        ("\u4e00\u4e01\u3002\u4e02\u4e03", ["\u4e00\u4e01\u3002", "\u4e02\u4e03"]),
+        ("\u4e00\u4e01\u4e02\u4e03", ["\u4e00\u4e01\u4e02", "\u4e03"]),
+    ],
+)
+def test_a_segment_ends_where_the_text_does(
+    reader: Backbone, text: str, expected: list[str]
+) -> None:
+    segments = segment_text(text, reader, 10, "sentence")
+    assert pieces(segments, text) == expected
+    assert segments.ids[segments.mask].tolist() == reader.token_ids(text)
+
+
+def test_sentences_begin_after_their_end_and_on_new_lines() -> None:
+    text = 'He came. "Why?" she said. Mr. T. Bell, vs. no one.\nRent\u3002Due 3.5 e.g. in May'
+    found = sentences_of(text)
+    assert [text[a:b] for a, b in pairwise(found)] == [
+        "He came. ",
+        '"Why?" she said. ',
+        "Mr. T. Bell, vs. no one.\n",
+        "Rent\u3002",
+        "Due 3.5 e.g. in May",
+    ]
+
+
 def test_only_blank_lines_separate_paragraphs() -> None:
     text = "\n\n one\ntwo  \n\t\nthree\r\n\r\nfour \n"
     found = list(paragraphs(text))
@@ -128,7 +174,7 @@ def test_a_character_of_several_bytes_that_a_window_cuts_belongs_to_both(reader:
     assert [text[start:end] for start, end in spans(segments)] == ["aé€", "€🥧", "🥧b"]
 
 
-@pytest.mark.parametrize("how", ["window", "paragraph"])
+@pytest.mark.parametrize("how", ["window", "sentence", "paragraph"])
 def test_a_text_without_tokens_is_refused(reader: Backbone, how: str) -> None:
     with pytest.raises(DataError, match="the text has no tokens"):
         segment_text("", reader, 8, how)
@@ -140,10 +186,13 @@ def test_white_space_alone_has_no_paragraph(reader: Backbone) -> None:
 
 
 @settings(max_examples=80, deadline=None)
-@given(text=TEXTS, length=st.integers(1, 9))
-def test_windows_cover_every_character(reader: Backbone, text: str, length: int) -> None:
+@given(text=TEXTS, length=st.integers(1, 9), how=st.sampled_from(["window", "sentence"]))
+def test_windows_cover_every_character(
+    reader: Backbone, text: str, length: int, how: Segmentation
+) -> None:
     assume(text)
-    segments = segment_text(text, reader, length, "window")
+    segments = segment_text(text, reader, length, how)
+    assert int(segments.lengths.max()) <= length
     assert uncovered(segments, text) == []
     assert segments.ids[segments.mask].tolist() == reader.token_ids(text)
     found = spans(segments)
@@ -167,9 +216,11 @@ def test_paragraphs_cover_all_but_white_space_between_them(
 
 
 @settings(max_examples=40, deadline=None)
-@given(text=TEXTS, length=st.integers(1, 9), how=st.sampled_from(["window", "paragraph"]))
+@given(
+    text=TEXTS, length=st.integers(1, 9), how=st.sampled_from(["window", "sentence", "paragraph"])
+)
 def test_spans_contain_their_tokens_and_are_in_order(
-    reader: Backbone, text: str, length: int, how: str
+    reader: Backbone, text: str, length: int, how: Segmentation
 ) -> None:
     assume(text.strip())
     segments = segment_text(text, reader, length, how)

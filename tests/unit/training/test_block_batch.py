@@ -19,7 +19,7 @@ from sedem.training.targets import targets
 # Training batches have the memory of banks
 
 
-@pytest.mark.parametrize("segmentation", ["window", "paragraph"])
+@pytest.mark.parametrize("segmentation", ["window", "sentence", "paragraph"])
 @pytest.mark.parametrize("block_slots", [None, 2, 8, 3], ids=["equal", "half", "twice", "odd"])
 def test_blocks_of_a_batch_have_the_memory_of_a_bank(
     backbone: Backbone,

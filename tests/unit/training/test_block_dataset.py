@@ -70,8 +70,9 @@ def test_examples_with_long_answers_are_left_out_and_counted(
         {"segmentation": "paragraph", "block_slots": 3},
         {"block_slots": 2, "segment_shift": 5},
         {"segmentation": "paragraph", "segment_length": 64, "block_slots": 32},
+        {"segmentation": "sentence"},
     ],
-    ids=["window", "paragraph", "shifted", "long"],
+    ids=["window", "paragraph", "shifted", "long", "sentence"],
 )
 def test_examples_prepared_together_equal_those_prepared_one_by_one(
     backbone: Backbone, config: SedemConfig, fixtures: Path, shape: dict[str, Any]
