@@ -15,7 +15,7 @@ from sedem.errors import ConfigError
 from sedem.guidance.hops import SecondHop
 from sedem.guidance.queries import READ_ONCE_RANK, Queries
 from sedem.guidance.scores import Confidence, Guidance
-from sedem.guidance.spans import SECOND_FEATURES, SpanScorer
+from sedem.guidance.spans import SecondReading, SpanScorer
 from sedem.method.compressor import build_compressor
 from sedem.method.decompressor import build_decompressor
 from sedem.method.encoder import LayerMixture
@@ -54,7 +54,7 @@ class SedemModules(nn.Module):
         self.second_hop = SecondHop(self.selector) if config.second_hop else None
         self.read_once = Queries(self.selector, READ_ONCE_RANK) if config.read_once else None
         self.spans = SpanScorer()
-        self.second_reading = SpanScorer(SECOND_FEATURES) if config.second_reading else None
+        self.second_reading = SecondReading() if config.second_reading else None
         self._digest: tuple[tuple[int, ...], str] | None = None
 
     @property

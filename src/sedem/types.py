@@ -164,8 +164,9 @@ class Answer:
         context_tokens: tokens of all documents.
         confidence: probability that the evidence is in the documents; None if the method or the
             checkpoint gives none.
-        answer_confidence: probability that a quoted answer is right, if its source was found; None
-            if it was decoded freely, or if the checkpoint gives none.
+        answer_confidence: probability that the answer is right, if its source was found; None if
+            the checkpoint gives none for such an answer.
+        alternative: the next best answer, if this one is unsure and there is one.
         unsupported: names, numbers and longer words of a freely decoded answer that stand in none
             of its sources, nor in the question; empty if the method does not check.
         sentences: the spans that were read again as text, in order, before the answer was chosen;
@@ -191,17 +192,34 @@ class Answer:
     confidence: float | None = None
     answer_confidence: float | None = None
     unsupported: tuple[str, ...] = ()
+    alternative: str | None = None
     sentences: tuple[Span, ...] = ()
     ranking: tuple[Span, ...] | None = None
     answer_tokens: int | None = None
     logprobs: tuple[tuple[tuple[str, float], ...], ...] | None = None
+
+    @property
+    def certainty(self) -> str | None:
+        """`answer_confidence` in words."""
+        return certainty_of(self.answer_confidence)
 
     def to_dict(self) -> dict[str, Any]:
         """The answer as values for JSON; its text has the key "answer"."""
         fields = asdict(replace(self, ranking=None, logprobs=None))
         del fields["ranking"], fields["answer_tokens"], fields["logprobs"]
         fields["timings"] = dict(self.timings)
-        return {"answer": fields.pop("text"), **fields}
+        return {"answer": fields.pop("text"), "certainty": self.certainty, **fields}
+
+
+SURE, LIKELY = 0.85, 0.5
+"""The least probabilities of answers that are called sure or likely."""
+
+
+def certainty_of(probability: float | None) -> str | None:
+    """Return a probability in words: "sure", "likely" or "unsure"; None if there is none."""
+    if probability is None:
+        return None
+    return "sure" if probability >= SURE else "likely" if probability >= LIKELY else "unsure"
 
 
 class Reader(Protocol):

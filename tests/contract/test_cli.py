@@ -33,7 +33,7 @@ RENT = "What is the rent?"
 TINY = "tiny"
 ANSWER_KEYS = {"answer", "citations", "k", "blocks", "timings", "model", "finish_reason", "cut"} | {
     "conditioning", "stored_bytes", "context_tokens", "confidence",
-    "answer_confidence", "unsupported",
+    "answer_confidence", "unsupported", "certainty", "alternative", "sentences",
 }  # fmt: skip
 CITATION_KEYS = {
     "rank", "document", "start", "end", "score", "text", "page", "note",
@@ -456,7 +456,7 @@ def test_a_calibrated_checkpoint_tells_its_confidence_and_can_decline(
     ask = (*ask, "--answer", "free")
     answer = prints_json(*ask, "--json")
     assert 0 < answer["confidence"] < 1 and answer["finish_reason"] != "unanswerable"
-    assert f"  source found: {answer['confidence']:.2f}" in succeeds(*ask).splitlines()
+    assert f"  source found ({answer['confidence']:.2f})" in succeeds(*ask).splitlines()
     declined = prints_json(*ask, "--min-confidence", 1, "--json")
     assert (declined["answer"], declined["finish_reason"]) == (UNANSWERABLE, "unanswerable")
     assert declined["citations"] == answer["citations"]

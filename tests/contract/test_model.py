@@ -213,7 +213,7 @@ def test_a_reader_reads_once_and_answers_often(reader: Reader, documents: list[D
     assert set(entries) == {
         "answer", "citations", "k", "blocks", "timings", "finish_reason", "model", "cut",
         "conditioning", "stored_bytes", "context_tokens", "confidence",
-        "answer_confidence", "unsupported",
+        "answer_confidence", "unsupported", "certainty", "alternative", "sentences",
     }  # fmt: skip
     assert entries["answer"] == again.text
     assert set(entries["citations"][0]) == {

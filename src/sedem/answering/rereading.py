@@ -9,6 +9,7 @@ Letters: C candidate spans, F features, V vocabulary.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,18 +17,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sedem.answering.decoding import with_texts
-from sedem.answering.requests import Prepared
-from sedem.answering.spans import (
-    Candidate,
-    Passage,
-    Place,
-    Quotation,
-    SpanSearch,
-)
-from sedem.bank.memory_bank import BankReader
+from sedem.answering.decoding import Decoding, Transcript, with_texts
+from sedem.answering.requests import Prepared, answer_by
+from sedem.answering.spans import Candidate, Passage, Place, Quotation, SpanSearch, Start
 from sedem.engine.interface import AnswerInputs, Engine, Rows
-from sedem.guidance.spans import SpanScorer, second_features
+from sedem.guidance.spans import (
+    SpanScorer,
+    is_exact,
+    rival_features,
+    second_features,
+    unsupported,
+)
 from sedem.modules import SedemModules
 
 TOKENS = 230
@@ -36,10 +36,14 @@ SENTENCES = 12
 """Most sentences."""
 NEIGHBOURS = 1
 """Sentences to read before and after that of a span: the one before says who "he" is."""
-RECALLED = 12
-"""Spans that memory likes best, which the text is asked about, too."""
-CHECKED = 16
+SUGGESTED = 16
+"""Most beginnings of spans that the text suggests."""
+RECALLED = 8
+"""Most beginnings that memory likes best, which are read as text, too."""
+CHECKED = 12
 """Spans that the text likes best, which memory is asked about, too."""
+UNSURE = 0.5
+"""The share of the best span below which the sentences are also answered freely."""
 
 
 @dataclass(frozen=True)
@@ -47,18 +51,21 @@ class Found:
     """What was found for a question.
 
     Attributes:
-        quotation: the best spans; None if the blocks have no words.
-        gap: `auto` answers in other words if the quotation's gap is larger.
-        logits: logits to decode freely from `[V]`, in the row of the question.
+        quotation: the spans that answer it; None if it is answered in other words, or if the blocks
+            have no words.
+        free: the answer in other words, if it was decoded from sentences; then the row need not.
+        certainty: the probability that this is right; None if the model gives none.
+        alternative: the next best answer; None if there is none.
         sentences: the places that were read again as text, in order.
-        tokens: positions that this took.
+        positions: number of tokens that the decoder read for them.
     """
 
     quotation: Quotation | None
-    gap: float
-    logits: Tensor
-    sentences: tuple[Place, ...] = ()
-    tokens: int = 0
+    free: Transcript | None = None
+    certainty: float | None = None
+    alternative: str | None = None
+    sentences: Sequence[Place] = ()
+    positions: int = 0
 
 
 @torch.no_grad()
@@ -68,100 +75,128 @@ def find_quotation(
     rows: Rows,
     row: int,
     prepared: Prepared,
-    limit: int,
+    decoding: Decoding,
     logits_V: Tensor,
 ) -> Found:
     """Find the best spans for a prepared question, by one reading or by two.
 
-    If the sentences suggest an answer in other words, the row goes on from them instead of memory.
-
     Args:
         rows: the engine's rows, in one of which the question was just prefilled.
-        limit: token limit of the answer, with its end.
         logits_V: logits after the prefix.
 
     Raises:
         NoTextError: the bank does not hold the text of a block.
     """
-    memory = SpanSearch(model, rows, row, prepared, limit, logits_V)
-    if model.second_reading is None:
-        return Found(memory.quote(), float(model.spans.gap), logits_V)
-    gap = float(model.second_reading.gap)
-    with open_text(model, engine, prepared, limit, memory) as text:
-        if text is None:
-            return Found(None, gap, logits_V)
-        quotation = text.quote()
-    if quotation is None or quotation.gap > gap:
-        rows.leave(row)
-        [logits_V] = rows.join([row], [text.inputs], [limit])
-    return Found(quotation, gap, logits_V, tuple(text.places), len(text.inputs.prefix))
+    limit, quotes = decoding.max_new_tokens, answer_by(model, prepared.request) == "span"
+    # Memory looks at every word of the blocks. If it is sure, that is the answer.
+    memory, decider = SpanSearch(model, rows, row, prepared, limit, logits_V), model.second_reading
+    spans = memory.ordered(memory.candidates())
+    best = memory.best(spans)
+    freely = best is None or best.gap > float(model.spans.gap)
+    sure = decider is None or best is None or (not freely and best.share >= float(decider.sure))
+    if sure or not _has_room(model, prepared, limit):
+        other = None if best is None else best.next_best
+        return Found(memory.quote(spans) if quotes or not freely else None, alternative=other)
+    # Otherwise the text of its best sentences decides.
+    assert decider is not None
+    with open_text(model, engine, prepared, limit, memory, spans) as text:
+        quotation, free, likelihood = text.quote(text.candidates()), None, 0.0
+        # If it is not sure either, an answer in other words is the third candidate.
+        unsure = quotation is not None and (
+            quotation.share < UNSURE or quotation.gap > float(decider.gap)
+        )
+        if unsure and not quotes:
+            free, likelihood = text.answer_freely(decoding)
+    again = text.places, len(text.inputs.prefix)
+    if quotation is None or free is None or is_invented(prepared, free.text):
+        next_best = None if quotation is None else quotation.spans[0].next_best
+        return Found(quotation, None, None, next_best, *again)
+    lead = likelihood - quotation.likelihood
+    features_1F = rival_features(quotation.gap, lead, quotation.share)[None]
+    if float(decider.freely(features_1F)) < 0.5:
+        other = quotation.spans[0].next_best if free.text == quotation.text else free.text
+        return Found(quotation, None, None, other, *again)
+    certainty = float(decider.free_certainty(features_1F))
+    other = quotation.spans[0].next_best if free.text == quotation.text else quotation.text
+    return Found(text.located(free.text, certainty), free, certainty, other, *again)
+
+
+def _has_room(model: SedemModules, prepared: Prepared, limit: int) -> bool:
+    """Whether sentences fit before the question."""
+    needed = model.config.states_per_block + 2 * TOKENS + len(prepared.prompt) + limit
+    return needed <= model.decoder.max_positions
+
+
+def words_without_source(prepared: Prepared, text: str) -> tuple[str, ...]:
+    """Return the words of an answer that neither its sources nor its question have."""
+    citations = prepared.citations
+    # Without a text nothing can be checked; nor does a declined answer come from one.
+    if prepared.inputs is None or not citations or any(one.note for one in citations):
+        return ()
+    names = [one.document for one in citations]
+    return unsupported(text, [*names, *(one.text for one in citations), prepared.request.question])
+
+
+def is_invented(prepared: Prepared, text: str) -> bool:
+    """Whether an answer has a name or a number that no source has."""
+    return any(map(is_exact, words_without_source(prepared, text)))
 
 
 @contextmanager
 def open_text(
-    model: SedemModules, engine: Engine, prepared: Prepared, limit: int, memory: SpanSearch
-) -> Iterator[TextSearch | None]:
-    """Read the sentences of the spans that memory likes best, to search in them.
+    model: SedemModules,
+    engine: Engine,
+    prepared: Prepared,
+    limit: int,
+    memory: SpanSearch,
+    spans: Sequence[Candidate],
+) -> Iterator[TextSearch]:
+    """Read the sentences of memory's best spans in a row of their own, to search in them.
 
-    Yields:
-        The search in these sentences; None if there are no spans.
+    Args:
+        spans: the spans, the best first; at least one.
     """
-    spans = memory.ordered(memory.candidates())
-    if not spans:
-        yield None
-        return
     bank, chat = prepared.request.bank, model.config.chat_template
     places = sentences_of_spans(model, spans)
     texts = [bank.documents.text(*place) for place in places]
     ids = with_texts(model.decoder, prepared.prompt, texts, chat=chat)
     inputs = AnswerInputs(bank, [], torch.zeros(0), torch.tensor(ids))
+    passages = passages_in(memory.passages, places, texts)
     with engine.open_rows(1) as rows:
         [logits_V] = rows.join([0], [inputs], [limit])
-        yield TextSearch(model, rows, prepared, limit, logits_V, inputs, places, memory, spans)
+        search = TextSearch(model, rows, 0, prepared, limit, logits_V, passages)
+        search.inputs, search.places, search.memory = inputs, places, memory
+        search.remembered = {one.place: one.likelihood for one in spans}
+        yield search
 
 
 class TextSearch(SpanSearch):
-    """The search in sentences that are read as text, which knows what memory thinks of each span.
+    """The search in sentences that were read as text.
 
-    Args:
-        rows: rows whose first one was just prefilled.
-        inputs: what it was prefilled with.
-        places: the sentences, joined where they touch.
+    Attributes:
+        inputs: what the row was prefilled with.
+        places: the sentences, joined where they touch, in reading order.
         memory: the search in memory.
-        spans: its spans, the best first.
+        remembered: log-probabilities of spans by memory, the best first.
     """
 
-    def __init__(
-        self,
-        model: SedemModules,
-        rows: Rows,
-        prepared: Prepared,
-        limit: int,
-        logits_V: Tensor,
-        inputs: AnswerInputs,
-        places: Sequence[Place],
-        memory: SpanSearch,
-        spans: Sequence[Candidate],
-    ) -> None:
-        passages = passages_in(memory.passages, places, inputs.bank)
-        super().__init__(model, rows, 0, prepared, limit, logits_V, passages)
-        self.inputs, self.places = inputs, places
-        self.memory, self.recalled = memory, spans[:RECALLED]
-        self.remembered = {one.place: one for one in spans}
+    inputs: AnswerInputs
+    places: Sequence[Place]
+    memory: SpanSearch
+    remembered: dict[Place, float]
 
     def candidates(self) -> list[Candidate]:
-        """Return the spans that the text suggests, and those that memory likes best."""
-        known = {one.place: one for one in super().candidates()}
-        also = [one for one in self.recalled if one.place not in known]
-        return [*known.values(), *(o for o in self.read(also) if o.place not in known)]
+        """Return spans that begin where the text suggests, or where memory's best ones do."""
+        recalled = list(dict.fromkeys((document, at) for document, at, _ in self.remembered))
+        return self.search(SUGGESTED, set(recalled[:RECALLED]))
 
     def compared(self, spans: Sequence[Candidate]) -> tuple[SpanScorer, Tensor]:
         """Return what chooses among spans, and their features by both readings `[C, F]`."""
-        best = self.ordered(spans)[:CHECKED]
-        also = self.memory.read([one for one in best if one.place not in self.remembered])
-        self.remembered |= {one.place: one for one in also}
-        found = [self.remembered.get(one.place) for one in spans]
-        memory_C = [torch.nan if one is None else one.likelihood for one in found]
+        # Memory is asked about the best spans that it has not looked at.
+        best = [one for one in self.ordered(spans)[:CHECKED] if one.place not in self.remembered]
+        also = self.memory.read({one.beginning.start for one in best})
+        self.remembered |= {one.place: one.likelihood for one in also}
+        memory_C = [self.remembered.get(one.place, torch.nan) for one in spans]
         gap_C = [one.beginning.gap for one in spans]
         features_CF = second_features(
             self.features(spans), torch.tensor(gap_C), torch.tensor(memory_C)
@@ -172,24 +207,24 @@ class TextSearch(SpanSearch):
 
 def sentences_of_spans(model: SedemModules, spans: Sequence[Candidate]) -> list[Place]:
     """Return the sentences of the best spans with their neighbours, joined, in reading order."""
-    kept: dict[tuple[int, int], int] = {}
+    kept: dict[Start, int] = {}
     used = 0
     for one in spans:
-        passage, start = one.beginning.passage, one.beginning.at
+        passage = one.beginning.passage
         borders = passage.sentences
-        own = max(number for number, at in enumerate(borders[:-1]) if at <= start)
-        first = borders[max(0, own - NEIGHBOURS)]
-        last = borders[min(len(borders) - 1, own + 1 + NEIGHBOURS)]
-        pieces = [at for at in borders if first <= at < last]
-        new: dict[tuple[int, int], int] = {}
-        for begin, end in zip(pieces, [*pieces[1:], last], strict=True):
-            if begin == borders[own]:
-                end = max(end, one.end)  # a span may cross the end of its sentence
-            place = passage.document, passage.start + begin
-            if passage.text[begin:end].strip() and kept.get(place, 0) < passage.start + end:
+        own = bisect_right(borders[:-1], one.beginning.at) - 1
+        new: dict[Start, int] = {}
+        # The passage may begin within a sentence, which is no neighbour then.
+        first = min(own, max(own - NEIGHBOURS, 0 if passage.start == 0 else 1))
+        for number in range(first, min(own + NEIGHBOURS + 1, len(borders) - 1)):
+            end = max(borders[number + 1], one.end if number == own else 0)
+            place = passage.document, passage.start + borders[number]
+            if kept.get(place, 0) < passage.start + end:
                 new[place] = passage.start + end
-        texts = [passage.text[b - passage.start : e - passage.start] for (_, b), e in new.items()]
-        size = sum(len(ids) for ids in model.decoder.tokenize(texts)["input_ids"]) if texts else 0
+        texts = [
+            passage.text[at - passage.start : end - passage.start] for (_, at), end in new.items()
+        ]
+        size = sum(map(len, model.decoder.tokenize(texts)["input_ids"])) if texts else 0
         if kept and used + size > TOKENS:
             break
         kept |= new
@@ -206,12 +241,11 @@ def sentences_of_spans(model: SedemModules, spans: Sequence[Candidate]) -> list[
 
 
 def passages_in(
-    blocks: Sequence[Passage], places: Sequence[Place], bank: BankReader
+    blocks: Sequence[Passage], places: Sequence[Place], texts: Sequence[str]
 ) -> list[Passage]:
     """Return the parts of places that are inside blocks, as passages to search in."""
     found = []
-    for document, start, end in places:
-        text = bank.documents.text(document, start, end)
+    for (document, start, end), text in zip(places, texts, strict=True):
         for block in blocks:
             first = max(start, block.start + block.inside.start)
             last = min(end, block.start + block.inside.stop)

@@ -32,16 +32,14 @@ from sedem.answering.requests import (
     count_candidates,
     prepare,
 )
-from sedem.answering.rereading import Found, find_quotation
-from sedem.answering.spans import Place, Quotation
+from sedem.answering.rereading import Found, find_quotation, words_without_source
 from sedem.bank.memory_bank import BankReader
 from sedem.engine.device import Clock
 from sedem.engine.interface import WIDE, Engine, Rows
 from sedem.errors import CancelledError, ConfigError, NoTextError, SedemError, UnavailableError
-from sedem.guidance.spans import is_exact, unsupported
 from sedem.method.selector import select
 from sedem.modules import SedemModules
-from sedem.types import Answer, Citation, Span
+from sedem.types import Answer, Citation, Span, certainty_of
 
 
 @dataclass(frozen=True)
@@ -194,7 +192,6 @@ class Running:
         stages: the times of the stages before decoding, shared by all that joined with it.
         choose: chooses tokens `[1]` from logits `[1, V]`.
         found: what was found in the text of its blocks; None if that was not looked for.
-        quotation: where the answer stands, once it was found there.
     """
 
     question: Question
@@ -204,7 +201,6 @@ class Running:
     stages: Clock
     choose: Callable[[Tensor], Tensor]
     found: Found | None = None
-    quotation: Quotation | None = None
 
     @property
     def timings(self) -> dict[str, float]:
@@ -319,12 +315,11 @@ class RunningAnswers:
         self.live |= rows
         for (row, running), logits_V in zip(rows.items(), logits_JV, strict=True):
             with self._only_for(running, row):
-                if answer_by(self.model, running.prepared.request) != "free":
-                    self._quote(row, running, logits_V)
-                    if running.found is not None:
-                        logits_V = running.found.logits
-                if running.quotation is not None:
-                    running.transcript.finish(running.quotation.text, "end")
+                found = running.found = self._quote(row, running, logits_V)
+                if found is not None and found.quotation is not None:
+                    running.transcript.finish(found.quotation.text, "end")
+                elif found is not None and found.free is not None:
+                    running.transcript = found.free
                 else:
                     token = running.choose(logits_V[None])
                     self._ids_B[row] = token[0]
@@ -334,26 +329,26 @@ class RunningAnswers:
                 running.clock.mark("ttft_ms")
                 self._give(row)
 
-    def _quote(self, row: int, running: Running, logits_V: Tensor) -> None:
-        """Find the answer in the text of its blocks, unless it seems to need other words."""
-        how = answer_by(self.model, running.prepared.request)
-        limit = running.question.decoding.max_new_tokens
+    def _quote(self, row: int, running: Running, logits_V: Tensor) -> Found | None:
+        """Find the answer in the text of its blocks; None if it is to be decoded freely."""
+        how, decoding = answer_by(self.model, running.prepared.request), running.question.decoding
+        if how == "free":
+            return None
         try:
-            running.found = find_quotation(
-                self.model, self.engine, self.rows, row, running.prepared, limit, logits_V
+            found = find_quotation(
+                self.model, self.engine, self.rows, row, running.prepared, decoding, logits_V
             )
         except NoTextError:
             if how == "span":
                 raise
-            return
-        quotation = running.found.quotation
-        if how == "span" and quotation is None:
+            return None
+        if how == "span" and found.quotation is None:
             raise ConfigError(
                 f"the answer is to be quoted, but the selected blocks have no words that fit into "
-                f"{limit} tokens; select other blocks, raise the limit or leave answer out"
+                f"{decoding.max_new_tokens} tokens; select other blocks, raise the limit or leave "
+                "answer out"
             )
-        if quotation is not None and (how == "span" or quotation.gap <= running.found.gap):
-            running.quotation = quotation
+        return found
 
     def step(self) -> None:
         """Run one token of every answer, and send what is new."""
@@ -412,24 +407,10 @@ class RunningAnswers:
         running = self.live[row]
         if running.transcript.finish_reason is not None:
             self._leave(row)
-            self._check(running)
         self._send(running)
-
-    def _check(self, running: Running) -> None:
-        """Prefer a quotation to a free answer with a name or a number that no source has."""
-        transcript, found = running.transcript, running.found
-        if running.quotation is not None or found is None or found.quotation is None:
-            return
-        if any(map(is_exact, _unsupported(running.prepared, transcript.text))):
-            running.quotation = found.quotation
-            transcript.finish(found.quotation.text, "end")
 
     def _send(self, running: Running) -> None:
         transcript, question = running.transcript, running.question
-        # A free answer that a quotation may replace is checked as a whole.
-        replaceable = running.found is not None and running.found.quotation is not None
-        if transcript.finish_reason is None and replaceable:
-            return
         if piece := transcript.take():
             question.send(piece)
         if transcript.finish_reason is not None:
@@ -526,8 +507,9 @@ def stream(
 
 def to_answer(name: str, running: Running) -> Answer:
     """Make an answer with the spans that conditioned it."""
-    prepared, transcript, quotation = running.prepared, running.transcript, running.quotation
-    request, selection, found = prepared.request, prepared.selection, running.found
+    prepared, transcript = running.prepared, running.transcript
+    found = running.found or Found(None)
+    request, selection, quotation = prepared.request, prepared.selection, found.quotation
     assert transcript.finish_reason is not None
     citations = prepared.citations
     if quotation is not None:
@@ -535,6 +517,7 @@ def to_answer(name: str, running: Running) -> Answer:
             replace(one, answer_spans=quotation.within(block))
             for one, block in zip(citations, selection.ranked, strict=True)
         )
+    certainty = found.certainty if quotation is None else quotation.confidence
     return Answer(
         text=transcript.text,
         citations=citations,
@@ -544,21 +527,18 @@ def to_answer(name: str, running: Running) -> Answer:
         finish_reason=transcript.finish_reason,
         model=name,
         cut=transcript.cut(),
-        conditioning=prepared.conditioning + (0 if found is None else found.tokens),
+        conditioning=prepared.conditioning + found.positions,
         stored_bytes=request.bank.memory_bytes,
         context_tokens=request.bank.tokens,
         confidence=selection.confidence,
-        answer_confidence=None if quotation is None else quotation.confidence,
-        unsupported=() if quotation is not None else _unsupported(prepared, transcript.text),
+        answer_confidence=certainty,
+        unsupported=() if quotation else words_without_source(prepared, transcript.text),
         ranking=ranking(request.bank, selection.scores.total) if request.ranking else None,
         answer_tokens=len(transcript.ids) if quotation is None else quotation.tokens,
         logprobs=_named(transcript),
-        sentences=() if found is None else _named_places(request.bank, found.sentences),
+        sentences=tuple((request.bank.documents.name(n), a, b) for n, a, b in found.sentences),
+        alternative=found.alternative if certainty_of(certainty) == "unsure" else None,
     )
-
-
-def _named_places(bank: BankReader, places: Sequence[Place]) -> tuple[Span, ...]:
-    return tuple((bank.documents.name(number), start, end) for number, start, end in places)
 
 
 def _named(transcript: Transcript) -> tuple[tuple[tuple[str, float], ...], ...] | None:
@@ -568,16 +548,6 @@ def _named(transcript: Transcript) -> tuple[tuple[tuple[str, float], ...], ...] 
         tuple(tuple((decode([id]), value) for id, value in one) for one in transcript.logprobs)
         or None
     )
-
-
-def _unsupported(prepared: Prepared, text: str) -> tuple[str, ...]:
-    """The words of an answer that neither its sources nor its question have."""
-    citations = prepared.citations
-    # Without a text nothing can be checked; nor does a declined answer come from one.
-    if prepared.inputs is None or not citations or any(one.note for one in citations):
-        return ()
-    names = [one.document for one in citations]
-    return unsupported(text, [*names, *(one.text for one in citations), prepared.request.question])
 
 
 def ranking(bank: BankReader, scores_N: Tensor) -> tuple[Span, ...]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from sedem.answering.decoding import end_ids
+from sedem.answering.decoding import Decoding, Transcript, end_ids, log_probabilities
 from sedem.answering.requests import Prepared
 from sedem.bank.memory_bank import BankReader
 from sedem.bank.words import question_words
@@ -95,6 +95,8 @@ class Passage:
         return ends_of(self.text, self.words)
 
 
+Start = tuple[int, int]
+"""Index of a document, and a character of it."""
 Place = tuple[int, int, int]
 """Index of a document, first character of a span in it, character after the span."""
 
@@ -117,8 +119,8 @@ class Beginning:
     gap: float
 
     @property
-    def place(self) -> tuple[int, int]:
-        """The document and its character."""
+    def start(self) -> Start:
+        """Where it stands."""
         return self.passage.document, self.passage.start + self.at
 
 
@@ -160,9 +162,12 @@ class FoundSpan:
         start: its first character in the document.
         end: the character after it.
         tokens: number of its tokens.
+        likelihood: log-probability of its tokens and of the end after them.
         gap: how far its first token is behind the likeliest one, in log-probability.
+        share: its share of the softmax over all spans.
         confidence: probability that it is right; None if the model gives none.
         joiner: what the decoder would go on with; None if it would end.
+        next_best: the best span with other words; None if there is none.
     """
 
     block: int
@@ -170,9 +175,12 @@ class FoundSpan:
     end: int
     text: str
     tokens: int
+    likelihood: float
     gap: float
+    share: float
     confidence: float | None
     joiner: str | None = None
+    next_best: str | None = None
 
 
 @dataclass(frozen=True)
@@ -196,6 +204,16 @@ class Quotation:
     def gap(self) -> float:
         """How far its first token is behind the likeliest one, in log-probability."""
         return self.spans[0].gap
+
+    @property
+    def likelihood(self) -> float:
+        """Log-probability of its tokens."""
+        return sum(one.likelihood for one in self.spans)
+
+    @property
+    def share(self) -> float:
+        """The share of its first span in the softmax over all spans."""
+        return self.spans[0].share
 
     @property
     def confidence(self) -> float | None:
@@ -258,9 +276,9 @@ class SpanSearch:
         """Most tokens of the next span."""
         return min(LONGEST, self.limit - 1 - len(self.said))
 
-    def quote(self) -> Quotation | None:
-        """Find the best span, and those that the decoder would go on with."""
-        span, found = self._next(), self.found
+    def quote(self, spans: Sequence[Candidate]) -> Quotation | None:
+        """Find the best of some spans, and those that the decoder would go on with."""
+        span, found = self.best(spans), self.found
         while span is not None:
             found.append(span)
             if span.joiner is None or len(found) == MOST:
@@ -272,17 +290,19 @@ class SpanSearch:
             said_1L = torch.tensor([self.said], device=self.log_V.device)
             logits_SLV = self.rows.branches(self.row, said_1L)
             self.log_V = logits_SLV[0, -1].float().log_softmax(-1)
-            span = self._next()
+            span = self.best([one for one in self.candidates() if not self._is_said(one.text)])
         return Quotation(tuple(found)) if found else None
 
-    def _next(self) -> FoundSpan | None:
-        """Find the best span to go on with; None if there is none."""
-        spans = [one for one in self.candidates() if not self._is_said(one.text)]
+    def best(self, spans: Sequence[Candidate]) -> FoundSpan | None:
+        """Return the best of some spans, to go on with; None if there is none."""
         if not spans:
             return None
         scorer, features_CF = self.compared(spans)
         best, features = scorer.best(features_CF)
         span, passage = spans[best], spans[best].beginning.passage
+        order = scorer(features_CF).argsort(descending=True).tolist()
+        others = (spans[index].text for index in order)
+        apart = (text for text in others if text not in span.text and span.text not in text)
         # More is named only if the decoder would say that.
         if self.found and span.beginning.gap > float(scorer.gap):
             return None
@@ -292,26 +312,54 @@ class SpanSearch:
             passage.start + span.end,
             span.text,
             span.tokens,
+            span.likelihood,
             span.beginning.gap,
+            float(features[0].exp()),
             float(scorer.certainty(features)) if self.model.config.spans else None,
             span.joiner,
+            next(apart, None),
         )
 
     def compared(self, spans: Sequence[Candidate]) -> tuple[SpanScorer, Tensor]:
         """Return what chooses among spans, and their features `[C, F]`."""
         return self.model.spans, self.features(spans)
 
+    def located(self, text: str, confidence: float | None) -> Quotation | None:
+        """Return where a text stands in the passages, as an answer; None if it does not."""
+        for passage in self.passages:
+            for start, _ in passage.beginnings:
+                end = start + len(text)
+                if text and passage.text.startswith(text, start) and end in passage.ends:
+                    first, last = passage.start + start, passage.start + end
+                    tokens = len(self.model.decoder.token_ids(self.lead + text))
+                    found = FoundSpan(
+                        passage.block, first, last, text, tokens, 0.0, 0.0, 1.0, confidence
+                    )
+                    return Quotation((found,))
+        return None
+
     def _is_said(self, text: str) -> bool:
         return any(one.text in text or text in one.text for one in self.found)
 
     def candidates(self) -> list[Candidate]:
         """Return the spans that the decoder has read to their end."""
+        return self.search(BEGINNINGS)
+
+    def search(self, most: int, also: Collection[Start] = ()) -> list[Candidate]:
+        """Return the spans that the decoder has read to their end.
+
+        Args:
+            most: the most beginnings to read.
+            also: places where others begin.
+        """
         beginnings = self._beginnings() if self.longest else []
         if not beginnings:
             return []
         # Of all words, those that the decoder would most like to begin with are read on.
-        begun = [Candidate(one, one.end, 1, max(one.log_first, LEAST)) for one in beginnings]
-        chosen = _distinct(self.ordered(begun), LOOK_AHEAD * CHARACTERS)[:BEGINNINGS]
+        begun = self.ordered([Candidate(o, o.end, 1, max(o.log_first, LEAST)) for o in beginnings])
+        chosen = _distinct(begun, LOOK_AHEAD * CHARACTERS)[:most]
+        known = {one.beginning.start for one in chosen}
+        chosen += [o for o in begun if o.beginning.start in also and o.beginning.start not in known]
         found, unfinished = self._read([one.beginning for one in chosen], LOOK_AHEAD)
         # Of these, the few that could become the best are read to the end.
         if self.longest > LOOK_AHEAD and unfinished:
@@ -324,19 +372,27 @@ class SpanSearch:
         # What was read further begins with spans that are known.
         return list({one.place: one for one in found}.values())
 
-    def read(self, spans: Sequence[Candidate]) -> list[Candidate]:
-        """Read the spans of another search that stand in these passages, too."""
-        lengths: dict[tuple[int, int], int] = {}
-        for one in spans:
-            document, start, _ = one.place
-            lengths[document, start] = max(one.tokens, lengths.get((document, start), 0))
-        short: list[Beginning] = []
-        long: list[Beginning] = []
-        for beginning in self._beginnings():
-            if tokens := lengths.get(beginning.place):
-                (short if tokens <= LOOK_AHEAD else long).append(beginning)
-        found = self._read(short, LOOK_AHEAD)[0] if short else []
-        return found + (self._read(long, max(lengths.values()))[0] if long else [])
+    def read(self, starts: Collection[Start]) -> list[Candidate]:
+        """Return the short spans that begin at some places."""
+        chosen = [one for one in self._beginnings() if one.start in starts]
+        return self._read(chosen, LOOK_AHEAD)[0] if chosen else []
+
+    def answer_freely(self, decoding: Decoding) -> tuple[Transcript, float]:
+        """Decode an answer in any words, in rows of which no other is in use.
+
+        Returns:
+            The answer, and its log-probability with the end after it.
+        """
+        decoder, choose = self.model.decoder, decoding.chooser(self.log_V.device)
+        transcript, likelihood = Transcript(decoder.tokenizer, self.ends, decoding), 0.0
+        logits_1V = self.log_V[None]
+        while transcript.finish_reason is None:
+            ids_1 = choose(logits_1V)
+            likelihood += max(LEAST, float(logits_1V[0].float().log_softmax(-1)[ids_1[0]]))
+            transcript.add(int(ids_1), log_probabilities(logits_1V[0], ids_1[0], decoding))
+            if transcript.finish_reason is None:
+                logits_1V = self.rows.step(ids_1)
+        return transcript, likelihood
 
     def _beginnings(self) -> list[Beginning]:
         """Every word of the passages that is inside the selected blocks."""

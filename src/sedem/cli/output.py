@@ -259,14 +259,18 @@ def print_answer(
     answer, facts = stream.answer, []
     if (model.config.k if k is None else k) == "auto":
         facts.append(f"from {answer.k:,} of {count(answer.blocks, 'block')}")
-    if answer.confidence is not None:
-        facts.append(f"source found: {answer.confidence:.2f}")
     if answer.answer_confidence is not None:
-        facts.append(f"answer right: {answer.answer_confidence:.2f}")
+        other = "" if answer.alternative is None else f"; perhaps: {printable(answer.alternative)}"
+        facts.append(f"{answer.certainty} ({answer.answer_confidence:.2f}{other})")
+    if answer.confidence is not None:
+        facts.append(f"source found ({answer.confidence:.2f})")
     if facts:
         write(f"  {', '.join(facts)}")
     if answer.unsupported:
         write(f"  not in the sources: {' '.join(answer.unsupported)}")
+    if answer.sentences:
+        read = [f"{document}:{start}-{end}" for document, start, end in answer.sentences]
+        write(f"  decided by the text of {printable(', '.join(read))}")
     print_sources(answer)
 
 

@@ -8,6 +8,7 @@ Letters: S spans, F features.
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,6 +36,8 @@ LEAST = -4.0
 its tokens seems all but impossible."""
 GAP = 3.0
 """The usual `SpanScorer.gap`."""
+NO_GAIN = 0.003
+"""Loss of mean token F1, from 0 to 1, that is no reason to read again."""
 STEM = 4
 """Fewest letters that two forms of a word share."""
 ENDING = 3
@@ -257,3 +260,48 @@ class SpanScorer(nn.Module):
         alike_G = tried_G[behind_GB.mean(1) <= error_G]
         with torch.no_grad():
             self.gap.fill_((alike_G.min() + alike_G.max()) / 2)
+
+
+class SecondReading(SpanScorer):
+    """What decides once the sentences of the best spans were read again as text.
+
+    Attributes:
+        sure: the share of memory's best span from which nothing is read again.
+        freely: the probability that the free answer is better than the best span.
+        free_certainty: the probability that it is right. Features: see `rival_features`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(SECOND_FEATURES)
+        self.sure = nn.Parameter(torch.tensor(1.0))
+        self.freely = Confidence(3)
+        self.free_certainty = Confidence(3)
+
+    def fit_sure(
+        self, shares: Sequence[float], memory: Sequence[float], text: Sequence[float]
+    ) -> None:
+        """Choose the lowest share from which reading again gains less than `NO_GAIN`.
+
+        Args:
+            shares: shares of memory's best spans.
+            memory: how right these are.
+            text: how right the answers are after a second reading.
+        """
+        shares_B, memory_B, text_B = (torch.tensor([*row]) for row in (shares, memory, text))
+        for share in sorted({1.0, *shares}, reverse=True):
+            lost = (text_B - memory_B)[shares_B >= share].sum() / len(shares_B)
+            if lost > NO_GAIN:
+                break
+            with torch.no_grad():
+                self.sure.fill_(share)
+
+
+def rival_features(gap: float, lead: float, share: float) -> Tensor:
+    """The features by which a free answer is compared with the best span `[F]`.
+
+    Args:
+        gap: how far the span's first token is behind the likeliest one, in log-probability.
+        lead: by how much the free answer is likelier, in log-probability.
+        share: the span's share of the softmax over all spans.
+    """
+    return torch.tensor([gap, lead, math.log(max(share, 1e-9))])

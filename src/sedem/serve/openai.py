@@ -297,6 +297,11 @@ def details_of(answered: Answered) -> dict[str, Any]:
         "hops": asked.request.hops,
         "answer": asked.request.answer,
         "answer_confidence": answer.answer_confidence,
+        "certainty": answer.certainty,
+        "alternative": answer.alternative,
+        "sentences": [
+            {"document": name, "start": start, "end": end} for name, start, end in answer.sentences
+        ],
         "unsupported": answer.unsupported,
         "finish_reason": answer.finish_reason,
         "ignored": [*asked.body.ignored, *lost],

@@ -177,7 +177,7 @@ class ToolServer(MCPServer[None]):
         """Let a small local model answer a question from the documents, with its sources.
 
         `confidence` is the probability that the documents have the answer, `answer_confidence` that
-        a quoted answer is right. Prefer search if you can read passages yourself.
+        the answer is right. Prefer search if you can read passages yourself.
         """
         toolbox, until = self._toolbox(), anyio.current_time() + SECONDS
         asker = await self._opened(ctx)

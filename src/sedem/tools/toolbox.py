@@ -104,8 +104,10 @@ class Answered(Found):
     answer: str = ""
     quoted: list[Quoted] = Field([], description="Where the parts of a quoted answer stand.")
     answer_confidence: float | None = Field(
-        None, description="Probability that a quoted answer is right."
+        None, description="Probability that the answer is right."
     )
+    certainty: str | None = Field(None, description="The same as sure, likely or unsure.")
+    alternative: str | None = Field(None, description="The next best answer of an unsure one.")
     unsupported: list[str] = Field([], description="Words of the answer that no source has.")
 
 
@@ -334,6 +336,8 @@ class Toolbox:
             answer=answer.text,
             quoted=quoted,
             answer_confidence=answer.answer_confidence,
+            certainty=answer.certainty,
+            alternative=answer.alternative,
             unsupported=list(answer.unsupported),
         )
 

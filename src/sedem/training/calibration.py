@@ -20,7 +20,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from sedem.answering.decoding import Decoding, end_ids, generate
+from sedem.answering.decoding import Decoding
 from sedem.answering.requests import (
     Request,
     Scores,
@@ -30,8 +30,8 @@ from sedem.answering.requests import (
     prepare,
     prompt_states,
 )
-from sedem.answering.rereading import open_text
-from sedem.answering.spans import SpanSearch
+from sedem.answering.rereading import UNSURE, open_text
+from sedem.answering.spans import Candidate, SpanSearch
 from sedem.bank.blocks import BlockRow
 from sedem.bank.keys import keys_of
 from sedem.bank.memory_bank import BankReader, MemoryBank
@@ -53,7 +53,7 @@ from sedem.guidance.scores import (
     confidence_features,
     minimize,
 )
-from sedem.guidance.spans import SECOND_FEATURES, SpanScorer
+from sedem.guidance.spans import SecondReading, SpanScorer, rival_features
 from sedem.model import SeDeM
 from sedem.reading.encoding import Progress
 from sedem.training.hops import HopQuestion, all_found, fit_second_hop
@@ -68,7 +68,7 @@ HELD_OUT = 0.25
 
 K, ANSWER_TOKENS = 4, 32
 """Blocks and token limit of the answers that spans are compared for."""
-LEAST = 16
+MINIMUM = 16
 """Minimum number of usable questions, for fitting and measuring together."""
 
 
@@ -223,10 +223,10 @@ def calibrate(
         settings["read_once"] = True
     read = read_examples(model, examples, progress)
     questions = score_examples(model, examples, read)
-    if len(questions) < LEAST:
+    if len(questions) < MINIMUM:
         raise DataError(
             f"{len(questions)} of {len(examples):,} questions have labelled evidence and blocks "
-            f"without any, at least {LEAST} are needed; give more questions"
+            f"without any, at least {MINIMUM} are needed; give more questions"
         )
     held_out = round(HELD_OUT * len(questions))
     fitted, measured = questions[:-held_out], questions[-held_out:]
@@ -249,14 +249,14 @@ def calibrate(
         config = config.with_changes(second_hop=True, hops=hops)
     if answer != "free":
         model.config = config
-        compared = compare_spans(model, examples, read, progress)
+        memory = compare_spans(model, examples, read, progress)
         parts["spans"] = scorer = SpanScorer()
-        f1 = fit_spans(scorer, compared)
+        f1 = fit_spans(scorer, memory)
         # What was just fitted chooses the sentences that are read again.
         model.spans, model.config = scorer, config.with_changes(spans=True)
-        again = compare_spans(model, examples, read, progress, again=True)
-        second = SpanScorer(SECOND_FEATURES)
-        f1_again = fit_spans(second, again)
+        text = compare_spans(model, examples, read, progress, again=True)
+        second = SecondReading()
+        f1_again = fit_second_reading(second, scorer, memory, text)
         settings |= {"spans": True, "second_reading": f1_again["auto"] > f1["auto"]}
         if settings["second_reading"]:
             parts["second_reading"] = second
@@ -510,12 +510,14 @@ class ComparedSpans:
         right: token F1 of each, from 0 to 1 `[C]`.
         gap: how far the first token of each is behind the likeliest one `[C]`.
         free: token F1 of the answer that is decoded freely.
+        free_likelihood: log-probability of that answer.
     """
 
     features: Tensor
     right: Tensor
     gap: Tensor
     free: float
+    free_likelihood: float
 
 
 @torch.no_grad()
@@ -526,16 +528,16 @@ def compare_spans(
     progress: Progress | None = None,
     *,
     again: bool = False,
-) -> list[ComparedSpans]:
-    """Answer questions freely, and compare the spans of their blocks; none without spans.
+) -> list[ComparedSpans | None]:
+    """Compare the spans of questions, and answer freely; None for a question without spans.
 
     Args:
         again: whether the sentences of the best spans are read again, and answer both ways.
     """
-    decoding, compared = Decoding(ANSWER_TOKENS), list[ComparedSpans]()
-    limit, ends = decoding.max_new_tokens, end_ids(model.decoder, chat=model.config.chat_template)
+    decoding, compared = Decoding(ANSWER_TOKENS), list[ComparedSpans | None]()
+    limit = decoding.max_new_tokens
     if again:
-        model.second_reading = SpanScorer(SECOND_FEATURES).to(model.device)
+        model.second_reading = SecondReading().to(model.device)
     for number, example in enumerate(examples, start=1):
         documents = [read.names[document.text] for document in example.documents]
         request = Request(read.bank, example.question, K, documents=documents)
@@ -544,53 +546,135 @@ def compare_spans(
         with ExitStack() as opened:
             rows = opened.enter_context(model.engine.open_rows(1))
             logits_1V = rows.join([0], [prepared.inputs], [limit])
-            search: SpanSearch | None = SpanSearch(model, rows, 0, prepared, limit, logits_1V[0])
-            if again:
-                assert search is not None
-                text = open_text(model, model.engine, prepared, limit, search)
+            search = SpanSearch(model, rows, 0, prepared, limit, logits_1V[0])
+            spans = search.ordered(search.candidates())
+            if again and spans:
+                text = open_text(model, model.engine, prepared, limit, search, spans)
                 search = opened.enter_context(text)
-            if search is not None and (spans := search.candidates()):
-                features_CF = search.compared(spans)[1]
-                tokenizer, logits_1V = model.decoder.tokenizer, search.log_V[None]
-                *_, [free] = generate(logits_1V, search.rows.step, tokenizer, ends, decoding)
-                right_C = torch.tensor([_right(span.text, example) for span in spans])
-                gap_C = torch.tensor([span.beginning.gap for span in spans])
-                freely = _right(free.text, example)
-                compared.append(ComparedSpans(features_CF, right_C, gap_C, freely))
+                spans = search.candidates()
+            compared.append(_compared(search, spans, example, decoding) if spans else None)
         if progress is not None:
             progress(number, len(examples))
     return compared
+
+
+def _compared(
+    search: SpanSearch, spans: Sequence[Candidate], example: Example, decoding: Decoding
+) -> ComparedSpans:
+    features_CF = search.compared(spans)[1]
+    free, likelihood = search.answer_freely(decoding)
+    right_C = torch.tensor([_right(span.text, example) for span in spans])
+    gap_C = torch.tensor([span.beginning.gap for span in spans])
+    return ComparedSpans(features_CF, right_C, gap_C, _right(free.text, example), likelihood)
 
 
 def _right(text: str, example: Example) -> float:
     return token_f1(text, example.answers) / 100
 
 
-@torch.no_grad()
-def fit_spans(scorer: SpanScorer, compared: Sequence[ComparedSpans]) -> dict[str, float]:
+@dataclass(frozen=True)
+class BestSpan:
+    """The best span of a question, and the free answer.
+
+    Attributes:
+        features: of its certainty; see `SpanScorer.best`.
+        right: token F1 of the span, from 0 to 1; `free` is that of the free answer.
+        rival: see `guidance.spans.rival_features`.
+    """
+
+    features: Tensor
+    right: float
+    gap: float
+    free: float
+    rival: Tensor
+
+    @property
+    def share(self) -> float:
+        """Its share of the softmax over all spans."""
+        return float(self.features[0].exp())
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, scorer: SpanScorer, one: ComparedSpans) -> BestSpan:
+        """Take the best span by a scorer."""
+        index, features = scorer.best(one.features)
+        gap, likelihood = float(one.gap[index]), float(one.features[index, 0])
+        rival = rival_features(gap, one.free_likelihood - likelihood, float(features[0].exp()))
+        return cls(features, float(one.right[index]), gap, one.free, rival)
+
+
+def _parted(compared: Sequence[ComparedSpans | None]) -> tuple[list[ComparedSpans], ...]:
+    """The questions with spans: those to fit to, and the last ones to measure."""
+    end = len(compared) - round(HELD_OUT * len(compared))
+    return tuple([o for o in part if o is not None] for part in (compared[:end], compared[end:]))
+
+
+def fit_spans(scorer: SpanScorer, compared: Sequence[ComparedSpans | None]) -> dict[str, float]:
     """Fit the score of spans and what follows from it to all but the last quarter of questions.
 
     Returns:
         The mean token F1 of the last questions by way to answer.
     """
-    held_out = round(HELD_OUT * len(compared))
-    fitted, measured = compared[: len(compared) - held_out], compared[len(compared) - held_out :]
-    with torch.enable_grad():
-        scorer.fit([(one.features, one.right) for one in fitted if one.right.any()])
-    best = [scorer.best(one.features) for one in fitted]
-    right = [float(one.right[index]) for one, (index, _) in zip(fitted, best, strict=True)]
-    gaps = [float(one.gap[index]) for one, (index, _) in zip(fitted, best, strict=True)]
-    scorer.fit_gap(gaps, right, [one.free for one in fitted])
-    quoted_B = torch.tensor(gaps) <= scorer.gap
-    if quoted_B.any():
-        features_BF = torch.stack([features for _, features in best])[quoted_B]
-        with torch.enable_grad():
-            scorer.certainty.fit(features_BF, torch.tensor(right)[quoted_B] > 0.5)
-    scores: dict[str, list[float]] = {"free": [], "span": [], "auto": []}
-    for one in measured:
-        index, _ = scorer.best(one.features)
-        span = float(one.right[index])
-        scores["free"].append(one.free)
-        scores["span"].append(span)
-        scores["auto"].append(one.free if one.gap[index] > scorer.gap else span)
-    return {how: 100 * mean(found) for how, found in scores.items()}
+    fitted, measured = _parted(compared)
+    scorer.fit([(one.features, one.right) for one in fitted if one.right.any()])
+    best = [BestSpan.of(scorer, one) for one in fitted]
+    right = [one.right for one in best]
+    scorer.fit_gap([one.gap for one in best], right, [one.free for one in best])
+    quoted = [one for one in best if one.gap <= scorer.gap]
+    if quoted:
+        right_B = torch.tensor([one.right for one in quoted])
+        scorer.certainty.fit(torch.stack([one.features for one in quoted]), right_B > 0.5)
+    found = [BestSpan.of(scorer, one) for one in measured]
+    scores = {
+        "free": [one.free for one in found],
+        "span": [one.right for one in found],
+        "auto": [one.free if one.gap > scorer.gap else one.right for one in found],
+    }
+    return {how: 100 * mean(right) for how, right in scores.items()}
+
+
+def fit_second_reading(
+    second: SecondReading,
+    first: SpanScorer,
+    memory: Sequence[ComparedSpans | None],
+    text: Sequence[ComparedSpans | None],
+) -> dict[str, float]:
+    """Fit what decides after a second reading, as `fit_spans`.
+
+    Args:
+        first: the fitted score of spans by memory alone.
+        memory: the spans that memory compared; `text` has those of both readings.
+    """
+    scores = fit_spans(second, text)
+    fitted, measured = _parted(text)
+    best = [BestSpan.of(second, one) for one in fitted]
+    rivals = [one for one in best if one.share < UNSURE or one.gap > second.gap]
+    differ = [one for one in rivals if one.free != one.right]
+    for part, ones, target in (
+        (second.freely, differ, [one.free > one.right for one in differ]),
+        (second.free_certainty, rivals, [one.free > 0.5 for one in rivals]),
+    ):
+        if ones:
+            part.fit(torch.stack([one.rival for one in ones]), torch.tensor(target))
+
+    @torch.no_grad()
+    def decided(one: BestSpan) -> float:
+        open_ = one.share < UNSURE or one.gap > second.gap
+        return one.free if open_ and float(second.freely(one.rival[None])) >= 0.5 else one.right
+
+    both = [
+        _parted([m if t else None for m, t in zip(memory, text, strict=True)])[n] for n in (0, 1)
+    ]
+    by_memory = [BestSpan.of(first, one) for one in both[0]]
+    quoted = [n for n, one in enumerate(by_memory) if one.gap <= first.gap]
+    second.fit_sure(
+        [by_memory[n].share for n in quoted],
+        [by_memory[n].right for n in quoted],
+        [decided(best[n]) for n in quoted],
+    )
+    final = []
+    for one, again in zip(both[1], measured, strict=True):
+        known = BestSpan.of(first, one)
+        sure = known.gap <= first.gap and known.share >= second.sure
+        final.append(known.right if sure else decided(BestSpan.of(second, again)))
+    return {**scores, "auto": 100 * mean(final)}

@@ -12,12 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
-from sedem.answering.decoding import end_ids
+from sedem.answering.decoding import Decoding, end_ids
 from sedem.answering.requests import Prepared, Request, prepare
-from sedem.answering.spans import JOINERS, Candidate, SpanSearch, find_quotation
+from sedem.answering.rereading import find_quotation
+from sedem.answering.spans import JOINERS, Candidate, Quotation, SpanSearch
 from sedem.backbone.decoder import Backbone
 from sedem.data.documents import DocumentFiles, source_text
 from sedem.engine.device import Clock
+from sedem.engine.interface import Rows
 from sedem.errors import ConfigError, NoTextError
 from sedem.guidance.spans import LEAST
 from sedem.reading.building import build_bank
@@ -28,8 +30,14 @@ def compared(model: SeDeM, request: Request, limit: int = 12) -> tuple[Prepared,
     [prepared] = prepare(model, model.engine, [request], [limit], Clock(model.device))
     assert prepared.inputs is not None
     with joined(model.engine, [prepared.inputs], limit) as (logits_1V, rows):
-        search = SpanSearch(model, rows, 0, prepared, limit)
-        return prepared, search.candidates(logits_1V[0])
+        return prepared, SpanSearch(model, rows, 0, prepared, limit, logits_1V[0]).candidates()
+
+
+def quoted(
+    model: SeDeM, rows: Rows, prepared: Prepared, limit: int, logits_V: torch.Tensor
+) -> Quotation | None:
+    decoding = Decoding(limit)
+    return find_quotation(model, model.engine, rows, 0, prepared, decoding, logits_V).quotation
 
 
 @pytest.mark.parametrize("engine", ["eager", "static"])
@@ -91,7 +99,7 @@ def test_several_spans_are_quoted_if_the_decoder_goes_on(
     [prepared] = prepare(model, model.engine, [Request(bank, RENT, 3)], [24], Clock(model.device))
     assert prepared.inputs is not None
     with joined(model.engine, [prepared.inputs], 24) as (logits_1V, rows):
-        plain = find_quotation(model, rows, 0, prepared, 24, logits_1V[0])
+        plain = quoted(model, rows, prepared, 24, logits_1V[0])
         decoded, said = rows.branches, list[list[int]]()
 
         def branches(row: int, ids_SL: torch.Tensor) -> torch.Tensor:
@@ -103,7 +111,7 @@ def test_several_spans_are_quoted_if_the_decoder_goes_on(
         monkeypatch.setattr(rows, "branches", branches)
         with torch.no_grad():
             model.spans.gap.fill_(1e9)
-        found = find_quotation(model, rows, 0, prepared, 24, logits_1V[0])
+        found = quoted(model, rows, prepared, 24, logits_1V[0])
     assert plain is not None and len(plain.spans) == 1
     assert found is not None and len(found.spans) > 1
     assert found.text == " and ".join(one.text for one in found.spans)
@@ -211,7 +219,8 @@ def test_auto_quotes_unless_the_likeliest_first_word_is_in_none_of_the_blocks(
     prepared, _ = compared(model, Request(bank, RENT))
     assert prepared.inputs is not None
     with joined(model.engine, [prepared.inputs], 12) as (logits_1V, rows):
-        found = find_quotation(model, rows, 0, prepared, 12, logits_1V[0])
+        search = SpanSearch(model, rows, 0, prepared, 12, logits_1V[0])
+        found = search.best(search.candidates())
     assert found is not None
     log_V = logits_1V[0].log_softmax(-1)
     first = model.decoder.token_ids(f" {found.text}")[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 import pytest
 import torch
@@ -11,11 +10,14 @@ import torch
 from sedem.guidance.spans import (
     FEATURES,
     GAP,
+    LEAST,
+    SECOND_FEATURES,
+    SecondReading,
     SpanScorer,
     ends_of,
     matches_of,
     same_stem,
-    sentences_of,
+    second_features,
     span_features,
     total_weight,
     unsupported,
@@ -54,14 +56,6 @@ def test_a_span_ends_after_a_word_and_after_signs_that_belong_to_it() -> None:
     ends = {text[:end] for end in ends_of(text, words_of(text))}
     assert {"about 7", "about 7 % (or 8", "about 7 % (or 8%)"} < ends
     assert not any(one.endswith(" ") for one in ends)
-
-
-def test_sentences_end_at_marks_before_a_space_and_at_line_ends() -> None:
-    text = 'It has 3.5 rooms. "Why?" Nobody knows\nRent: 900 行です。次です。'
-    starts = sentences_of(text)
-    assert [text[a:z] for a, z in pairwise(starts)] == [
-        "It has 3.5 rooms. ", '"Why?" ', "Nobody knows\n", "Rent: 900 行です。", "次です。", "",
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -158,3 +152,31 @@ def test_the_best_span_comes_with_its_share_and_its_mean_probability() -> None:
 def test_words_that_no_source_has(answer: str, expected: tuple[str, ...]) -> None:
     sources = ["Call Piet van der Wouden.", "It costs 1,385 crowns."]
     assert unsupported(answer, sources) == expected
+
+
+def test_a_span_that_memory_has_not_read_counts_as_its_least_likely() -> None:
+    features_SF = span_features(
+        torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([1.0, 3.0, 2.0]), *torch.zeros(2, 3)
+    )
+    memory_S = torch.tensor([-1.0, -8.0, torch.nan])
+    found = second_features(features_SF, torch.tensor([0.0, 1.0, 2.0]), memory_S)
+    assert found.shape == (3, len(SECOND_FEATURES))
+    assert torch.equal(found[:, : len(FEATURES)], features_SF)
+    expected = [[0.0, -1.0, -0.5], [1.0, -8.0, -2.0], [2.0, -6.0, -2.0]]
+    torch.testing.assert_close(found[:, len(FEATURES) :], torch.tensor(expected))
+    nothing = second_features(features_SF[:1], torch.zeros(1), torch.tensor([torch.nan]))
+    torch.testing.assert_close(nothing[0, -2:], torch.tensor([2 * LEAST, LEAST]))
+
+
+def test_memory_alone_is_believed_from_the_share_where_text_gains_nothing() -> None:
+    shares = [0.1, 0.3, 0.5, 0.7, 0.9]
+    for memory, text, expected in (
+        ([0.0, 0.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0, 1.0], 0.5),
+        ([1.0, 1.0, 1.0, 1.0, 1.0], [0.0, 1.0, 1.0, 1.0, 1.0], 0.1),
+        ([1.0, 1.0, 1.0, 1.0, 0.0], [1.0, 1.0, 1.0, 1.0, 1.0], 1.0),
+        # What is lost above may be won back below, but not at once.
+        ([1.0, 1.0, 0.0, 1.0, 1.0], [0.0, 0.0, 1.0, 1.0, 1.0], 0.7),
+    ):
+        second = SecondReading()
+        second.fit_sure(shares, memory, text)
+        assert second.sure.item() == pytest.approx(expected)

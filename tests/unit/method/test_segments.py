@@ -143,13 +143,17 @@ def test_a_segment_ends_where_the_text_does(
 
 
 def test_sentences_begin_after_their_end_and_on_new_lines() -> None:
-    text = 'He came. "Why?" she said. Mr. T. Bell, vs. no one.\nRent\u3002Due 3.5 e.g. in May'
+    text = (
+        'He came. "Why?" she said. Mr. T. Bell, vs. no one\n'
+        "Rent: 900 \u884c\u3067\u3059\u3002\u6b21\u3002Due 3.5 e.g. in May"
+    )
     found = sentences_of(text)
     assert [text[a:b] for a, b in pairwise(found)] == [
         "He came. ",
         '"Why?" she said. ',
-        "Mr. T. Bell, vs. no one.\n",
-        "Rent\u3002",
+        "Mr. T. Bell, vs. no one\n",
+        "Rent: 900 \u884c\u3067\u3059\u3002",
+        "\u6b21\u3002",
         "Due 3.5 e.g. in May",
     ]
 

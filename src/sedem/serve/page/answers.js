@@ -108,7 +108,10 @@ export class Card {
     this.timings = sedem.timings ?? {};
     if (!this.said.textContent) this.said.append(make("em", {}, "The model said nothing."));
     if (typeof sedem.answer_confidence === "number") {
-      this.sure.append(note(`If so, the quoted words are right: ${score(sedem.answer_confidence)}`));
+      const other = sedem.alternative ? `. Perhaps: ${sedem.alternative}` : "";
+      this.sure.append(
+        note(`The answer is ${sedem.certainty} (${score(sedem.answer_confidence)})${other}`),
+      );
     }
     this.costs.replaceChildren(
       make(
@@ -119,6 +122,9 @@ export class Card {
         ),
       ),
       ...(sedem.finish_reason === "length" ? [note("The answer was cut off at its limit.")] : []),
+      ...(sedem.sentences?.length
+        ? [note(`Decided by the text of ${sedem.sentences.map(cited).join("; ")}`)]
+        : []),
       ...(sedem.cut ?? []).map(note),
       ...(sedem.unsupported?.length
         ? [note(`Not in the sources: ${sedem.unsupported.join(", ")}`)]
@@ -170,6 +176,8 @@ export class Card {
 }
 
 /** What a source has in common with the question: its rarest words. */
+const cited = (sentence) => `${sentence.document}, ${place(sentence)}`;
+
 const shared = ({ words = [] }) => (words.length ? [words.slice(0, SHARED).join(", ")] : []);
 
 /** The words of an answer, and the text of the source around them. */
