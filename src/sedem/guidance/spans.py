@@ -280,7 +280,7 @@ class SecondReading(SpanScorer):
     def fit_sure(
         self, shares: Sequence[float], memory: Sequence[float], text: Sequence[float]
     ) -> None:
-        """Choose the lowest share from which reading again gains less than `NO_GAIN`.
+        """Choose the lowest share with which answers are about as good as with the best one.
 
         Args:
             shares: shares of memory's best spans.
@@ -288,12 +288,10 @@ class SecondReading(SpanScorer):
             text: how right the answers are after a second reading.
         """
         shares_B, memory_B, text_B = (torch.tensor([*row]) for row in (shares, memory, text))
-        for share in sorted({1.0, *shares}, reverse=True):
-            lost = (text_B - memory_B)[shares_B >= share].sum() / len(shares_B)
-            if lost > NO_GAIN:
-                break
-            with torch.no_grad():
-                self.sure.fill_(share)
+        tried_G = torch.tensor([1.0, *shares])
+        right_G = torch.where(shares_B >= tried_G[:, None], memory_B, text_B).mean(1)
+        with torch.no_grad():
+            self.sure.copy_(tried_G[right_G >= right_G.max() - NO_GAIN].min())
 
 
 def rival_features(gap: float, lead: float, share: float) -> Tensor:

@@ -249,18 +249,9 @@ def calibrate(
         config = config.with_changes(second_hop=True, hops=hops)
     if answer != "free":
         model.config = config
-        memory = compare_spans(model, examples, read, progress)
-        parts["spans"] = scorer = SpanScorer()
-        f1 = fit_spans(scorer, memory)
-        # What was just fitted chooses the sentences that are read again.
-        model.spans, model.config = scorer, config.with_changes(spans=True)
-        text = compare_spans(model, examples, read, progress, again=True)
-        second = SecondReading()
-        f1_again = fit_second_reading(second, scorer, memory, text)
-        settings |= {"spans": True, "second_reading": f1_again["auto"] > f1["auto"]}
-        if settings["second_reading"]:
-            parts["second_reading"] = second
-        f1 |= {f"{how}, read again": score for how, score in f1_again.items()}
+        spans, f1 = train_spans(model, examples, read, progress)
+        parts |= spans
+        settings |= {"spans": True, "second_reading": "second_reading" in spans}
     return Calibration(
         parts,
         settings,
@@ -273,6 +264,28 @@ def calibrate(
         f1=f1,
         all_found=found_all,
     )
+
+
+def train_spans(
+    model: SeDeM, examples: Sequence[Example], read: ReadExamples, progress: Progress | None = None
+) -> tuple[dict[str, nn.Module], dict[str, float]]:
+    """Fit the choice of spans by memory, and what decides after a second reading.
+
+    Returns:
+        The fitted parts, without a second reading if that gains nothing on the fitted questions;
+        and the mean token F1 of the last questions by way to answer.
+    """
+    scorer, second = SpanScorer(), SecondReading()
+    memory = compare_spans(model, examples, read, progress)
+    f1 = fit_spans(scorer, memory)
+    # What was just fitted chooses the sentences that are read again.
+    model.spans, model.config = scorer, model.config.with_changes(spans=True)
+    text = compare_spans(model, examples, read, progress, again=True)
+    again, gains = fit_second_reading(second, scorer, memory, text)
+    parts: dict[str, nn.Module] = {"spans": scorer}
+    if gains:
+        parts["second_reading"] = second
+    return parts, f1 | {f"{how}, read again": score for how, score in again.items()}
 
 
 def train_second_hop(
@@ -638,17 +651,24 @@ def fit_second_reading(
     first: SpanScorer,
     memory: Sequence[ComparedSpans | None],
     text: Sequence[ComparedSpans | None],
-) -> dict[str, float]:
+) -> tuple[dict[str, float], bool]:
     """Fit what decides after a second reading, as `fit_spans`.
 
     Args:
         first: the fitted score of spans by memory alone.
         memory: the spans that memory compared; `text` has those of both readings.
+
+    Returns:
+        What `fit_spans` returns, and whether the fitted questions gain by it.
     """
     scores = fit_spans(second, text)
-    fitted, measured = _parted(text)
-    best = [BestSpan.of(second, one) for one in fitted]
-    rivals = [one for one in best if one.share < UNSURE or one.gap > second.gap]
+    both = [m if t is not None else None for m, t in zip(memory, text, strict=True)]
+    fitted, measured = (
+        [(BestSpan.of(first, m), BestSpan.of(second, t)) for m, t in zip(*parts, strict=True)]
+        for parts in zip(_parted(both), _parted(text), strict=True)
+    )
+    # Where the best span is unsure, the better of it and a free answer is chosen.
+    rivals = [t for _, t in fitted if t.share < UNSURE or t.gap > second.gap]
     differ = [one for one in rivals if one.free != one.right]
     for part, ones, target in (
         (second.freely, differ, [one.free > one.right for one in differ]),
@@ -658,23 +678,21 @@ def fit_second_reading(
             part.fit(torch.stack([one.rival for one in ones]), torch.tensor(target))
 
     @torch.no_grad()
-    def decided(one: BestSpan) -> float:
-        open_ = one.share < UNSURE or one.gap > second.gap
-        return one.free if open_ and float(second.freely(one.rival[None])) >= 0.5 else one.right
+    def by_text(one: BestSpan) -> float:
+        is_rival = one.share < UNSURE or one.gap > second.gap
+        freely = is_rival and float(second.freely(one.rival[None])) >= 0.5
+        return one.free if freely else one.right
 
-    both = [
-        _parted([m if t else None for m, t in zip(memory, text, strict=True)])[n] for n in (0, 1)
-    ]
-    by_memory = [BestSpan.of(first, one) for one in both[0]]
-    quoted = [n for n, one in enumerate(by_memory) if one.gap <= first.gap]
+    def by_both(memory: BestSpan, text: BestSpan) -> float:
+        sure = memory.gap <= first.gap and memory.share >= second.sure
+        return memory.right if sure else by_text(text)
+
+    # Where memory is sure, nothing is read again.
     second.fit_sure(
-        [by_memory[n].share for n in quoted],
-        [by_memory[n].right for n in quoted],
-        [decided(best[n]) for n in quoted],
+        [m.share if m.gap <= first.gap else 0.0 for m, _ in fitted],
+        [m.right for m, _ in fitted],
+        [by_text(t) for _, t in fitted],
     )
-    final = []
-    for one, again in zip(both[1], measured, strict=True):
-        known = BestSpan.of(first, one)
-        sure = known.gap <= first.gap and known.share >= second.sure
-        final.append(known.right if sure else decided(BestSpan.of(second, again)))
-    return {**scores, "auto": 100 * mean(final)}
+    alone = mean(m.free if m.gap > first.gap else m.right for m, _ in fitted)
+    gains = mean(by_both(*one) for one in fitted) > alone
+    return {**scores, "auto": 100 * mean(by_both(*one) for one in measured)}, gains
