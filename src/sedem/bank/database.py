@@ -22,6 +22,7 @@ from typing import Any
 import apsw
 import apsw.sqlite_extra
 
+from sedem.durable_files import sync_folder
 from sedem.errors import BankError, DamagedBankError, first_line
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,8 @@ LONGEST = 2**28
 """Maximum bytes of a value; a file with longer ones is not read."""
 WAIT = 60.0
 """Seconds that a writer waits for another one."""
+LOG_WAIT = 5_000
+"""Milliseconds to wait for readers before a log is emptied."""
 SUFFIXES = ("-wal", "-shm", "-journal")
 """What SQLite appends to the name of a file for those beside it."""
 
@@ -172,8 +175,9 @@ def _make_safe(connection: apsw.Connection, defensive: bool) -> None:
     ):
         connection.config(option, value)
     connection.limit(apsw.SQLITE_LIMIT_LENGTH, LONGEST)
-    for pragma in ("cell_size_check = ON", "foreign_keys = ON", "synchronous = FULL"):
-        connection.execute(f"PRAGMA {pragma}")
+    for pragma in ("cell_size_check", "foreign_keys", "secure_delete"):
+        connection.execute(f"PRAGMA {pragma} = ON")
+    connection.execute("PRAGMA synchronous = FULL")
 
 
 def create_tables(connection: apsw.Connection, words: bool) -> None:
@@ -194,9 +198,37 @@ def has_tables(connection: apsw.Connection) -> bool:
 
 
 def free_space(connection: apsw.Connection) -> None:
-    """Shrink a file by its free pages, and empty its log."""
+    """Shrink a file by its free pages; also within a transaction."""
     query(connection, "PRAGMA incremental_vacuum")
-    connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+
+
+def empty_log(name: object, connection: apsw.Connection) -> None:
+    """Write the log of a file into the file and truncate it, so that nothing deleted stays there.
+
+    A long read of another process prevents that; it is reported, because the change is durable.
+    """
+    connection.set_busy_timeout(LOG_WAIT)
+    try:
+        connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+    except apsw.Error as error:
+        logger.warning(
+            "the log beside '%s' still holds what was removed (%s); run 'sedem bank compact' when "
+            "no other process reads the bank",
+            name,
+            first_line(error),
+        )
+
+
+def vacuum_into(connection: apsw.Connection, path: Path) -> None:
+    """Copy the newest commit of a database into a new file, without its free pages."""
+    _register_checksums()
+    is_reader = connection.pragma("query_only")
+    connection.pragma("query_only", False)
+    try:
+        connection.execute("VACUUM INTO ?", (f"{path.as_uri()}?vfs=cksmvfs",))
+    finally:
+        connection.pragma("query_only", is_reader)
+    sync_folder(path)
 
 
 def prepare_empty(connection: apsw.Connection, row_bytes: int) -> None:

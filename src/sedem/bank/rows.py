@@ -117,7 +117,10 @@ def count(connection: apsw.Connection, sign: str, document: int) -> None:
 
 
 def mark_removed(connection: apsw.Connection, name: str, version: int) -> bool:
-    """Remove a document from the newest version; returns whether there is one."""
+    """Remove a document from the newest version; returns whether there is one.
+
+    Readers of earlier versions have its rows until they are purged.
+    """
     statement = f"UPDATE documents SET removed = ? WHERE name = ? AND {LIVE} RETURNING id"
     found = query(connection, statement, version, name)
     for (number,) in found:
@@ -219,17 +222,51 @@ def find_unfinished(connection: apsw.Connection, document: Document) -> tuple[in
     return found[0] if found else (None, 0)
 
 
-def purge(connection: apsw.Connection, condition: str, *values: object) -> None:
-    """Delete the rows of documents, and the stored keys of their blocks."""
-    purged: list[int] = []
-    for (document,) in query(connection, f"SELECT id FROM documents WHERE {condition}", *values):
-        ids = query(connection, "SELECT id FROM blocks WHERE document = ?", document)
-        if connection.table_exists("main", "words"):
-            connection.executemany("DELETE FROM words WHERE rowid = ?", ids)
+def purge(connection: apsw.Connection, condition: str, *values: object) -> dict[int, bytes] | None:
+    """Delete the rows of documents, and what was derived from their blocks.
+
+    Nothing of them stays in the file, because connections overwrite what they delete.
+
+    Returns:
+        The ids of their blocks, with a digest of the memory of each; None without such a document.
+    """
+    documents = query(connection, f"SELECT id FROM documents WHERE {condition}", *values)
+    if not documents:
+        return None
+    purged: dict[int, bytes] = {}
+    has_words = connection.table_exists("main", "words")
+    for (document,) in documents:
+        blocks = connection.execute(
+            "SELECT id, memory, scales FROM blocks WHERE document = ?", (document,)
+        )
+        ids = {id: stored_digest(memory, scales) for id, memory, scales in blocks}
+        if has_words:
+            connection.executemany("DELETE FROM words WHERE rowid = ?", ((id,) for id in ids))
         for table, column in (("texts", "document"), ("blocks", "document"), ("documents", "id")):
             connection.execute(f"DELETE FROM {table} WHERE {column} = ?", (document,))
-        purged += (id for (id,) in ids)
-    if purged:
-        for number, blocks in query(connection, "SELECT id, blocks FROM keys"):
-            if np.isin(np.frombuffer(blocks, "<i8"), purged).any():
-                connection.execute("DELETE FROM keys WHERE id = ?", (number,))
+        purged |= ids
+    gone = np.fromiter(purged, np.int64)
+    for number, blocks in query(connection, "SELECT id, blocks FROM keys"):
+        if np.isin(np.frombuffer(blocks, "<i8"), gone).any():
+            connection.execute("DELETE FROM keys WHERE id = ?", (number,))
+    merge_words(connection)
+    return purged
+
+
+def merge_words(connection: apsw.Connection) -> None:
+    """Write the index of words again without what was deleted from it.
+
+    An index without texts only marks what is deleted, and FTS5's 'secure-delete' has no effect on
+    it.
+    """
+    if connection.table_exists("main", "words"):
+        connection.execute("INSERT INTO words (words) VALUES ('optimize')")
+
+
+def stored_digest(*contents: bytes | memoryview | None) -> bytes:
+    """Digest of the memory of a block as it is stored: its numbers, and any scales."""
+    digest = hashlib.blake2b(digest_size=16)
+    for content in contents:
+        if content is not None:
+            digest.update(content)
+    return digest.digest()

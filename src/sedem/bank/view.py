@@ -12,9 +12,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import islice
 from typing import Any, overload
+from weakref import proxy
 
 import apsw
 import numpy as np
@@ -69,6 +70,9 @@ class View:
     head: Head
     source: Source | None = None
     known: Columns | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        self.file.add_reader(self)
 
     @classmethod
     def newest(
@@ -219,7 +223,8 @@ class Documents(Sequence[Document]):
     def __init__(self, views: Sequence[View]) -> None:
         self._views = views
         self.bounds = np.cumsum([0, *(view.head.documents for view in views)])
-        self._source_text = lru_cache(SOURCES)(self._read_source)
+        # A cycle would keep the views, and so what is removed from their files.
+        self._source_text = lru_cache(SOURCES)(partial(Documents._read_source, proxy(self)))
 
     def __len__(self) -> int:
         return int(self.bounds[-1])

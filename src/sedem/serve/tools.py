@@ -157,6 +157,7 @@ class ServedBank:
         with self._entry.changing, full_disk():
             build_bank(model, model.engine, self._entry.path, [document], source=model.source)
         self._entry.refresh()
+        self._entry.purge()
 
     def remove(self, document: str) -> None:
         """Remove a document, in one commit."""

@@ -119,12 +119,20 @@ class BuiltBank:
         from sedem.reading.building import build_bank
 
         build_bank(model, model.engine, self.place, documents, progress, source=model.source)
+        self._purge()
 
     def remove(self, document: str) -> None:
         """Remove a document."""
         from sedem.bank.parts import store_at
 
         store_at(self.place).remove(document)
+        self._purge()
+
+    def _purge(self) -> None:
+        """Delete what was replaced or removed, unless an answer still reads it."""
+        if self._bank is not None:
+            self.snapshot()
+            self._bank.purge()
 
 
 class FolderBank(BuiltBank):
@@ -191,6 +199,7 @@ class FolderBank(BuiltBank):
             with FileLock(self.path.with_suffix(".lock"), timeout=0):
                 self._read_changes(model, stop, found)
                 self._remove_missing(found)
+                self._purge()
         except Timeout:
             self._read = self._load()
             self._waiting = len(self._different(found))

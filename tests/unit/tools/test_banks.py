@@ -15,6 +15,7 @@ from sedem import Document, MemoryBank, SeDeM
 from sedem.errors import BankError, DataError
 from sedem.tools import banks
 from sedem.tools.banks import BuiltBank, FolderBank, StoppedError, banks_at, following
+from sedem.tools.toolbox import Toolbox
 
 
 @pytest.fixture
@@ -74,6 +75,31 @@ def test_a_folder_is_read_and_not_touched(
     bank.remove("a.note")
     assert contents(folder) == before
     assert {path.parent for path in tmp_path.rglob("*.bank*")} == {tmp_path / "home"}
+
+
+def test_a_forgotten_note_and_a_deleted_file_stand_nowhere(
+    model: SeDeM, folder: Path, open_folder: Callable[[], FolderBank], tmp_path: Path
+) -> None:
+    bank = open_folder()
+    toolbox = Toolbox([bank], lambda: model, writable=True)
+
+    def stands(text: str) -> bool:
+        files = (path.read_bytes() for path in (tmp_path / "home").rglob("*") if path.is_file())
+        return any(text.encode() in content for content in files)
+
+    bank.catch_up(model, Event())
+    toolbox.remember("The door code is zqseven.", "door")
+    assert toolbox.search("door code").results and stands("zqseven") and stands(LEASE[:40])
+    toolbox.remember("The door code is zqeight.", "door")
+    assert stands("zqeight") and not stands("seven")
+    toolbox.forget("door")
+    assert not stands("eight")
+    change(folder / "lease.txt", "Another text.")
+    bank.catch_up(model, Event())
+    assert not stands(LEASE[:40]) and stands("Another text.")
+    (folder / "lease.txt").unlink()
+    bank.catch_up(model, Event())
+    assert not stands("Another text.") and names(bank) == ["kitchen/recipe.md"]
 
 
 def test_changes_are_told_at_once_and_then_followed(
