@@ -26,7 +26,7 @@ from sedem.backbone.loading import open_backbone
 from sedem.bank.file import BankFile
 from sedem.checkpoint.folder import EXTRA_ENTRIES
 from sedem.cli.main import app
-from sedem.cli.output import printable
+from sedem.errors import printable
 from sedem.reading import building
 
 RENT = "What is the rent?"

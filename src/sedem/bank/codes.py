@@ -228,9 +228,13 @@ class CodesFile(DerivedFile):
             rows = query(connection, statement, *self._belongs)
         if not rows:
             return None
-        mean, directions = (torch.tensor(np.frombuffer(blob, "<f4")) for blob in rows[0])
-        if not len(mean) or len(directions) % (64 * len(mean)):
+        mean, directions = (
+            torch.tensor(np.frombuffer(blob[: len(blob) // 4 * 4], "<f4")) for blob in rows[0]
+        )
+        if not len(mean) or not len(directions) or len(directions) % (64 * len(mean)):
             raise damaged(self.path, "its directions do not fit its mean")
+        if not (mean.isfinite().all() and directions.isfinite().all()):
+            raise damaged(self.path, "its directions hold infinities or NaN")
         return CodeSpace(mean, directions.view(-1, len(mean)))
 
     def read(

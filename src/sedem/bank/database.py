@@ -22,7 +22,7 @@ from typing import Any
 import apsw
 import apsw.sqlite_extra
 
-from sedem.durable_files import sync_folder
+from sedem.durable_files import create_private, sync_folder
 from sedem.errors import BankError, DamagedBankError, first_line
 
 logger = logging.getLogger(__name__)
@@ -122,13 +122,16 @@ def connect(
         verify: compare pages with their checksums; if not, only read.
 
     Raises:
-        BankError: one of the files beside it is a link or no file, which SQLite would write to.
+        BankError: one of the files beside it is a link or no file, which SQLite would write to; or
+            it belongs to another database, whose pages SQLite would put into this one.
     """
     uri, flags, vfs = ":memory:", _CREATE, None
     if path is not None:
         for suffix in SUFFIXES:
             check_no_link(path.with_name(path.name + suffix))
         _register_checksums()
+        if not create and not frozen:
+            _check_logs(path)
         uri, vfs = path.as_uri(), "cksmvfs"
         if frozen:
             uri, flags = uri + "?immutable=1", apsw.SQLITE_OPEN_READONLY
@@ -138,6 +141,10 @@ def connect(
                 # Without a log nobody is writing, and a read-only folder cannot hold one.
                 alone = not path.with_name(path.name + "-wal").exists()
                 uri, flags = uri + "?immutable=1" * alone, apsw.SQLITE_OPEN_READONLY
+        else:
+            # What SQLite creates beside a file has the same owner and mode.
+            with suppress(OSError):  # SQLite says why
+                create_private(path)
         flags |= apsw.SQLITE_OPEN_URI | apsw.SQLITE_OPEN_NOFOLLOW
     connection = apsw.Connection(uri, flags=flags, vfs=vfs)
     try:
@@ -164,6 +171,55 @@ def check_no_link(path: Path) -> None:
     with suppress(FileNotFoundError):
         if not stat.S_ISREG(path.lstat().st_mode):
             raise BankError(f"'{path}' is a link, or not a file; remove it")
+
+
+def _check_logs(path: Path) -> None:
+    """Reject a log or journal that would put pages of another database into a bank.
+
+    Every commit to a bank writes the page with its id, so its own log has the id. A bank is changed
+    without a log only while it is created.
+
+    Raises:
+        BankError: there is one; nothing was changed.
+    """
+    logs = [path.with_name(path.name + suffix) for suffix in ("-wal", "-journal")]
+    if not any(log.exists() and log.stat().st_size for log in logs):
+        return
+    try:
+        with closing(connect(path, frozen=True)) as alone:
+            id = str(alone.execute("SELECT id FROM bank").get)
+    except (apsw.Error, UnicodeDecodeError):
+        return  # it is no bank yet, or is being written
+    for log, is_own in zip(logs, (_is_log_of, _is_ignored), strict=True):
+        with suppress(FileNotFoundError):
+            if not is_own(log, id.encode()):
+                raise BankError(
+                    f"'{log}' does not belong to the bank beside it; move it to another folder, "
+                    "and open the bank again"
+                )
+
+
+def _is_ignored(journal: Path, id: bytes) -> bool:
+    """Whether SQLite ignores a journal: it is empty, or its first bytes are not those of one."""
+    with journal.open("rb") as file:
+        return file.read(8) != bytes.fromhex("d9d505f920a163d7")
+
+
+def _is_log_of(log: Path, id: bytes) -> bool:
+    """Whether a write-ahead log has the id of a bank, or has no commit that SQLite would read.
+
+    https://sqlite.org/fileformat.html#walformat: a header, and frames of a header and a page each.
+    """
+    with log.open("rb") as file:
+        header = file.read(32)
+        frame = 24 + int.from_bytes(header[8:12])
+        is_committed = False
+        while len(head := file.read(24)) == 24 and head[8:16] == header[16:24]:
+            page = file.read(frame - 24)
+            is_committed |= head[4:8] != bytes(4)
+            if id in page:
+                return True
+    return not is_committed
 
 
 def _make_safe(connection: apsw.Connection, defensive: bool) -> None:
@@ -222,6 +278,7 @@ def empty_log(name: object, connection: apsw.Connection) -> None:
 def vacuum_into(connection: apsw.Connection, path: Path) -> None:
     """Copy the newest commit of a database into a new file, without its free pages."""
     _register_checksums()
+    create_private(path)
     is_reader = connection.pragma("query_only")
     connection.pragma("query_only", False)
     try:

@@ -63,8 +63,8 @@ class DerivedFile:
                 connection.pragma("journal_mode", "wal")
                 connection.execute("PRAGMA synchronous = NORMAL")
             found = query(connection, "SELECT sql FROM sqlite_master WHERE sql NOT NULL")
-            is_one = connection.pragma("application_id") == application
-            if not is_one or len(found) != tables.count("CREATE TABLE"):
+            stated = "\n" + "".join(f"{sql};\n" for (sql,) in found)
+            if connection.pragma("application_id") != application or stated != tables:
                 raise other
 
     @contextmanager

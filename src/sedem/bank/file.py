@@ -187,6 +187,8 @@ class BankFile:
                 check_file(self.path, self)
                 with self._transaction(create=False) as connection:
                     check_tables(self, connection)
+                    # So that the log names its bank; see `database.connect`.
+                    connection.execute("UPDATE bank SET id = id")
                     yield connection
                 return
             with database_errors(self):
@@ -305,21 +307,29 @@ class BankFile:
     def head(self) -> Head:
         """Return the newest version; errors as in `meta`."""
         with self.reading() as connection:
+            # Another process may shrink the file meanwhile.
+            before, meta = self.size, rows.read_meta(self, connection)
             found = query(connection, "SELECT id, version, documents, blocks, tokens FROM bank")
-        if not found or any(not isinstance(n, int) or n < 0 for n in found[0][1:]):
+        if not found or not rows.fits(head := Head(*found[0]), meta, max(before, self.size)):
             raise damaged(self, "its table 'bank' is empty or malformed")
-        return Head(*found[0])
+        return head
 
     def digests(self) -> dict[str, str]:
         """Return the SHA-256 of each document's text by name; errors as in `meta`."""
         with self.reading() as connection:
-            return dict(query(connection, f"SELECT name, sha256 FROM documents WHERE {rows.LIVE}"))
+            statement = f"SELECT {rows.bounded('name')}, sha256 FROM documents WHERE {rows.LIVE}"
+            return {
+                rows.checked_text(self, "name", name): digest
+                for name, digest in connection.execute(statement)
+            }
 
     def unfinished(self) -> list[str]:
         """Return the names of documents whose reading was interrupted; errors as in `meta`."""
         with self.reading() as connection:
-            statement = "SELECT name FROM documents WHERE added IS NULL ORDER BY id"
-            return [str(name) for (name,) in query(connection, statement)]
+            name = rows.bounded("name")
+            statement = f"SELECT {name} FROM documents WHERE added IS NULL ORDER BY id"
+            found = query(connection, statement)
+            return [rows.checked_text(self, "name", name) for (name,) in found]
 
     # Changes
 
@@ -549,7 +559,7 @@ def check_fingerprint(bank: str, has: str, needs: str) -> None:
 
 def unknown_document(bank: str, name: str, known: Sequence[str]) -> UnknownDocumentError:
     """Return the error for a name that no document of a bank has; `known` are those of all."""
-    listed = ", ".join(known[:LISTED]) or "none"
+    listed = ", ".join(f"'{one}'" for one in known[:LISTED]) or "none"
     more = f" and {len(known) - LISTED:,} more" if len(known) > LISTED else ""
     return UnknownDocumentError(f"{bank} has no document '{name}'; it has {listed}{more}")
 

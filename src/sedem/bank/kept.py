@@ -105,7 +105,7 @@ class KeptFile(DerivedFile):
         except BankError as error:
             logger.warning("%s; it is computed again", error)
             return None
-        return found
+        return found if found.is_finite() else None
 
     def holds(self, memory_JD: Quantized, dtype: torch.dtype) -> bool:
         """Whether there is an entry of this type for a block with this memory."""

@@ -14,17 +14,22 @@ from typing import Any
 
 import apsw
 import numpy as np
+from numpy.typing import NDArray
 
-from sedem.bank.blocks import Blocks
+from sedem.bank.blocks import MOST_SLOT_TOKENS, Blocks
 from sedem.bank.database import damaged, query
 from sedem.errors import BankError
 from sedem.quantization import BFLOAT16, DTYPES, Quantized, vector_bytes
-from sedem.types import WITHOUT_SPACES, Document
+from sedem.types import MOST_PAGES, NAME_CHARACTERS, WITHOUT_SPACES, Document
 
 TEXT_PIECE = 2**16
 """Characters of text per row."""
 LIVE = "added NOT NULL AND removed IS NULL"
 """Condition for the documents of the newest version."""
+SPAN_CHARACTERS = 1_024
+"""Most characters of a span per token."""
+_LIMITS = {"name": 4 * NAME_CHARACTERS, "pages": 16 * MOST_PAGES, "made_by": 2**20}
+"""Most bytes of the text columns."""
 _RUN = re.compile(f"[{WITHOUT_SPACES}]+")
 
 
@@ -65,13 +70,74 @@ def text_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def bounded(column: str) -> str:
+    """Return the expression of a text column that is NULL if it is too long, which is not read."""
+    return f"iif(octet_length({column}) <= {_LIMITS[column]}, {column}, NULL)"
+
+
+def checked_text(name: object, column: str, value: object) -> str:
+    """Return a value of a `bounded` column.
+
+    Raises:
+        DamagedBankError: it is too long; `name` is how messages refer to the bank.
+    """
+    if not isinstance(value, str):
+        raise damaged(name, f"the {column} of a document are longer than {_LIMITS[column]:,} bytes")
+    return value
+
+
+def checked_spans(name: object, blocks: Blocks, characters_N: NDArray[np.int64]) -> Blocks:
+    """Return blocks whose spans lie within their texts, of that many characters each.
+
+    Raises:
+        DamagedBankError: one does not, or is too long for its tokens.
+    """
+    outside = (blocks.starts < 0) | (blocks.starts > blocks.ends) | (blocks.ends > characters_N)
+    if outside.any():
+        raise damaged(name, "the span of a block lies outside its text")
+    most = SPAN_CHARACTERS * blocks.slot_tokens.sum(1, dtype=np.int64)
+    if (blocks.ends - blocks.starts > most).any():
+        raise damaged(name, "the span of a block is too long for its tokens")
+    return blocks
+
+
+def checked_memory(name: object, memory: Quantized) -> Quantized:
+    """Return memory or keys that are numbers; a NaN would win every question.
+
+    Raises:
+        DamagedBankError: they hold infinities or NaN.
+    """
+    if not memory.is_finite():
+        raise damaged(name, "it holds infinities or NaN")
+    return memory
+
+
+def fits(head: Head, meta: Meta, size: int) -> bool:
+    """Whether a file of `size` bytes has room for what it claims to hold.
+
+    More would allocate memory that no file fills. A document has at least a digest.
+    """
+    return (
+        meta.dtype in DTYPES
+        and 1 <= meta.slots < 2**16
+        and 1 <= meta.width < 2**20
+        and 0 <= head.version < 2**62
+        and 0 <= head.documents <= size // 64
+        and 0 <= head.blocks * meta.slots * vector_bytes(meta.width, meta.dtype) <= size
+        and 0 <= head.tokens <= head.blocks * meta.slots * MOST_SLOT_TOKENS
+    )
+
+
 def read_meta(name: object, connection: apsw.Connection) -> Meta:
     """Return the bank-wide metadata; `name` is how messages refer to the bank.
 
     Raises:
         BankError: it is malformed, or of a type that this release does not know.
     """
-    found = query(connection, "SELECT fingerprint, made_by, slots, width, dtype, texts FROM bank")
+    found = query(
+        connection,
+        f"SELECT fingerprint, {bounded('made_by')}, slots, width, dtype, texts FROM bank LIMIT 2",
+    )
     try:
         [(fingerprint, made_by, slots, width, dtype, texts)] = found
         made_by = json.loads(made_by)

@@ -84,6 +84,7 @@ class Builder:
             self._thread.join()
 
     def _run(self) -> None:
+        told = ""
         while not self._stop.is_set():
             self.library.work.clear()
             try:
@@ -91,13 +92,18 @@ class Builder:
             except StoppedError:
                 continue  # the server is stopping, or the bank was deleted
             except (ApiError, SedemError) as error:  # such as a full disk
-                logger.error("reading files failed: %s; trying again in %g s", error, RETRY_SECONDS)
+                if str(error) != told:
+                    logger.warning(
+                        "reading files failed: %s; trying again every %g s", error, RETRY_SECONDS
+                    )
+                told = str(error)
                 self._stop.wait(RETRY_SECONDS)
                 continue
             except Exception:
                 logger.exception("reading files failed; trying again in %g s", RETRY_SECONDS)
                 self._stop.wait(RETRY_SECONDS)
                 continue
+            told = ""
             if not busy:
                 self.library.work.wait(IDLE_SECONDS)
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 from filelock import FileLock, Timeout
 
 from sedem.data.documents import files_in, read_document
-from sedem.durable_files import atomic_write, make_folders
+from sedem.durable_files import atomic_write, create_private, make_folders
 from sedem.errors import DataError, SedemError
 from sedem.types import Document
 from sedem.untrusted import DOCUMENT_BYTES, StoppedError, read_json
@@ -193,7 +193,7 @@ class FolderBank(BuiltBank):
             StoppedError: `stop` was set.
             SedemError: the bank cannot be written, or another model made it.
         """
-        make_folders(self.path.parent)
+        make_folders(self.path.parent, 0o700)
         found = self._look()
         try:
             with FileLock(self.path.with_suffix(".lock"), timeout=0):
@@ -276,6 +276,7 @@ class FolderBank(BuiltBank):
     def _save(self, stamps: dict[str, Stamp]) -> None:
         if stamps != self._read:
             with atomic_write(self.path.with_suffix(".json")) as beside:
+                create_private(beside)
                 beside.write_text(json.dumps(stamps), encoding="utf-8")
             self._read = stamps
 

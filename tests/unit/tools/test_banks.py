@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event, Thread
@@ -74,6 +75,9 @@ def test_a_folder_is_read_and_not_touched(
     bank.add(model, Document("a.note", "A note."))
     bank.remove("a.note")
     assert contents(folder) == before
+    home = tmp_path / "home"
+    modes = {stat.S_IMODE(one.stat().st_mode) for one in home.iterdir() if one.suffix != ".lock"}
+    assert (stat.S_IMODE(home.stat().st_mode), modes) == (0o700, {0o600})
     assert {path.parent for path in tmp_path.rglob("*.bank*")} == {tmp_path / "home"}
 
 
