@@ -425,8 +425,8 @@ class Toolbox:
         parts = [part.strip() for part in scope.split(";") if part.strip()]
         if len(parts) > MOST_PATTERNS:
             raise DataError(
-                f"the scope has {len(parts):,} patterns, at most {MOST_PATTERNS} are compared; name "
-                "a folder, or search in several calls"
+                f"the scope has {len(parts):,} patterns, at most {MOST_PATTERNS} are compared; "
+                "name a folder, or search in several calls"
             )
         chosen: list[Chosen] = []
         notes: list[str] = []

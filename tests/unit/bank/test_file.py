@@ -74,7 +74,9 @@ def test_an_error_in_a_commit_changes_nothing(file: BankFile) -> None:
         file.remove("0.txt")
         raise ZeroDivisionError
     assert str(facts(file)) == str(before)
-    with pytest.raises(UnknownDocumentError, match=r"no document '9\.txt'; it has 0\.txt, 1\.txt"):
+    with pytest.raises(
+        UnknownDocumentError, match=r"no document '9\.txt'; it has '0\.txt', '1\.txt'"
+    ):
         file.remove("0.txt", "9.txt")
     assert names(file) == ["0.txt", "1.txt"]
 

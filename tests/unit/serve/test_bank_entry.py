@@ -13,7 +13,9 @@ from unit.serve.conftest import finish, opened, upload
 from sedem import SeDeM
 from sedem.bank.file import BankFile
 from sedem.errors import BankError
+from sedem.serve import building
 from sedem.serve.building import Builder
+from sedem.serve.database import FullDiskError
 from sedem.serve.library import Library
 from sedem.serve.settings import Settings
 
@@ -128,6 +130,29 @@ def test_a_purge_that_fails_is_not_tried_again(
     finish(builder)
     assert len(tries) == 2 and entry.bank is not None
     assert entry.bank.documents[0].text == RECIPE
+
+
+def test_a_full_disk_is_one_warning_in_the_log(
+    server: tuple[Library, Builder],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _, builder = server
+    left = [FullDiskError() for _ in range(5)]
+
+    def turn() -> bool:
+        if not left:
+            builder._stop.set()
+            return False
+        raise left.pop()
+
+    monkeypatch.setattr(building, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(building, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(builder, "turn", turn)
+    builder._run()
+    told = [one for one in caplog.records if "reading files failed" in one.getMessage()]
+    assert [one.levelname for one in told] == ["WARNING"]
+    assert "the disk of the server is full" in told[0].getMessage()
 
 
 def test_a_deleted_bank_is_removed_when_no_answer_reads_it(
