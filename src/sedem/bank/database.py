@@ -12,6 +12,7 @@ import logging
 import os
 import random
 import stat
+import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -212,14 +213,32 @@ def _is_log_of(log: Path, id: bytes) -> bool:
     """
     with log.open("rb") as file:
         header = file.read(32)
-        frame = 24 + int.from_bytes(header[8:12])
-        is_committed = False
+        size = int.from_bytes(header[8:12])
         while len(head := file.read(24)) == 24 and head[8:16] == header[16:24]:
-            page = file.read(frame - 24)
-            is_committed |= head[4:8] != bytes(4)
-            if id in page:
+            if id in file.read(size):
                 return True
-    return not is_committed
+        # A power cut may have lost the page with the id: then a checksum differs.
+        file.seek(32)
+        order = "<" if header[:4] == bytes.fromhex("377f0682") else ">"
+        sums = struct.unpack(">2I", header[24:]) if len(header) == 32 else (0, 0)
+        while len(head := file.read(24)) == 24 and head[8:16] == header[16:24]:
+            sums = _add_words(order, head[:8] + file.read(size), *sums)
+            if struct.pack(">2I", *sums) != head[16:]:
+                return True
+            if head[4:8] != bytes(4):
+                return False
+    return True
+
+
+def _add_words(order: str, content: bytes, first: int, second: int) -> tuple[int, int]:
+    """Continue the checksums of a write-ahead log."""
+    words = iter(
+        struct.unpack(f"{order}{len(content) // 8 * 2}I", content[: len(content) // 8 * 8])
+    )
+    for one, two in zip(words, words, strict=True):
+        first = (first + one + second) & 0xFFFFFFFF
+        second = (second + two + first) & 0xFFFFFFFF
+    return first, second
 
 
 def _make_safe(connection: apsw.Connection, defensive: bool) -> None:
