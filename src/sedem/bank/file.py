@@ -187,8 +187,10 @@ class BankFile:
                 check_file(self.path, self)
                 with self._transaction(create=False) as connection:
                     check_tables(self, connection)
-                    # So that the log names its bank; see `database.connect`.
-                    connection.execute("UPDATE bank SET id = id")
+                    # So that the log names its bank; see `database.connect`. SQLite writes no page
+                    # of a row that is set to what it is.
+                    for step in (1, -1):
+                        connection.execute("UPDATE bank SET oldest = oldest + ?", (step,))
                     yield connection
                 return
             with database_errors(self):
