@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute
 from unit.serve.conftest import send
 
 from sedem.errors import ConfigError
-from sedem.serve import keys
+from sedem.serve import guard, keys
 from sedem.serve.errors import bank_not_found
 from sedem.serve.guard import ADDRESSES, WRONG_KEYS, WrongKeys
 from sedem.serve.keys import Key, KeyRing, add_key, digest_of, keys_of
@@ -312,14 +312,17 @@ def test_wrong_keys_of_an_address_slow_down() -> None:
     assert len(wrong._buckets) == ADDRESSES
 
 
-def test_an_address_with_many_wrong_keys_waits(anonymous: TestClient) -> None:
+def test_an_address_with_many_wrong_keys_waits(
+    anonymous: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "WRONG_KEYS_RATE", 1e-3)  # a slow machine gets no new tokens
     codes = [
         anonymous.get("/v1/banks", headers=bearer(f"wrong-key-of-somebody-{n}")).status_code
         for n in range(int(WRONG_KEYS) + 5)
     ]
     assert codes[: int(WRONG_KEYS)] == [401] * int(WRONG_KEYS) and codes[-1] == 429
     told = anonymous.get("/v1/banks", headers=bearer(SECRET))
-    assert told.status_code == 429 and int(told.headers["Retry-After"]) == 1
-    assert "too many wrong keys came from this address; try again in 1 s" in told.text
+    assert told.status_code == 429 and 0 < int(told.headers["Retry-After"]) <= 1000
+    assert "too many wrong keys came from this address; try again in " in told.text
     assert anonymous.get("/v1/banks").status_code == 401, "a request without a key needs no wait"
     assert anonymous.get("/health").status_code == 200
