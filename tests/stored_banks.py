@@ -54,7 +54,7 @@ def append(
         for index, document in enumerate(documents)
         for row in (
             BlockRow(index, 0, 9, (4, 4, 1, 0)),
-            BlockRow(index, 9, len(document.text), (4, 4, 4, 4)),
+            BlockRow(index, 9, min(len(document.text), 16_000), (4, 4, 4, 4)),
         )
     ]
     memory_NJD = Quantized(torch.cat([memory_of(seed) for seed in seeds]))

@@ -247,11 +247,16 @@ def cache_folder(kind: str) -> Path:
     return Path(home).resolve() / "sedem" / kind
 
 
-def make_folders(folder: Path) -> None:
+def create_private(path: Path) -> None:
+    """Create an empty file that only its owner may read and write; an existing one stays."""
+    os.close(os.open(path, os.O_CREAT | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0), 0o600))
+
+
+def make_folders(folder: Path, mode: int = 0o777) -> None:
     """Create a folder and its missing parents; a power cut after that loses none of them."""
     missing = [place for place in (folder, *folder.parents) if not place.is_dir()]
     for place in reversed(missing):
-        place.mkdir(exist_ok=True)
+        place.mkdir(mode, exist_ok=True)
         sync_folder(place.parent)
 
 

@@ -1,6 +1,7 @@
 """Errors of sedem. Each message says what was given, what is needed and what to do."""
 
 import re
+import unicodedata
 
 QUOTED = 200
 """Maximum characters of anything that a message quotes."""
@@ -12,7 +13,7 @@ class SedemError(Exception):
     """Base class of all errors that sedem raises on purpose; the CLI prints them as one line."""
 
     def __init__(self, message: object = "") -> None:
-        super().__init__(shortened(str(message)))
+        super().__init__(printable(shortened(str(message))))
 
 
 class ConfigError(SedemError):
@@ -66,6 +67,38 @@ class QueueFullError(UnavailableError):
 
 class CancelledError(SedemError):
     """An answer that its reader cancelled; nothing more of it comes."""
+
+
+JOINERS = "\u200c\u200d"
+"""Zero-width joiners: invisible, but part of Persian, Indic scripts and emoji."""
+
+
+def is_safe(character: str) -> bool:
+    """Return whether a terminal shows a character and does nothing else with it.
+
+    Control characters, changes of the writing direction, line separators, unassigned characters
+    and halves of surrogate pairs are not safe.
+    """
+    return (
+        character.isprintable() or unicodedata.category(character) == "Zs" or character in JOINERS
+    )
+
+
+def printable(text: str, keep: str = "") -> str:
+    r"""Escape every character that could steer a terminal or a model, such as ESC as `\x1b`.
+
+    Anybody may have written a document, and the names in a bank or a data file.
+
+    Args:
+        text: any text.
+        keep: characters that stay as they are, such as a line break.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        c if is_safe(c) or c in keep else c.encode("unicode_escape", "surrogatepass").decode()
+        for c in text
+    )
 
 
 def first_line(error: BaseException) -> str:

@@ -17,6 +17,10 @@ WITHOUT_SPACES = (
 """Characters of scripts that put no spaces between words, as ranges for a regular expression."""
 
 
+NAME_CHARACTERS, MOST_PAGES = 4_096, 2**18
+"""Limits of a document."""
+
+
 @dataclass(frozen=True)
 class Document:
     """A named text.
@@ -27,7 +31,8 @@ class Document:
         pages: first character of each page; empty if the text has no pages.
 
     Raises:
-        DataError: name or text is empty or not Unicode text, or the pages are not in order.
+        DataError: name or text is empty or not Unicode text, the name is too long, or the pages
+            are too many or not in order.
     """
 
     name: str
@@ -41,6 +46,11 @@ class Document:
             raise DataError(
                 f"document '{self.name}' holds no text (it is empty or only white space); "
                 "leave it out or give its text"
+            )
+        if len(self.name) > NAME_CHARACTERS or len(self.pages) > MOST_PAGES:
+            raise DataError(
+                f"document '{self.name}' has a name of {len(self.name):,} characters and "
+                f"{len(self.pages):,} pages; give at most {NAME_CHARACTERS:,} and {MOST_PAGES:,}"
             )
         check_unicode(self.name, "the name of a document")
         check_unicode(self.text, f"document '{self.name}'")

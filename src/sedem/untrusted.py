@@ -25,7 +25,7 @@ from typing import IO, Any
 
 from sedem import errors
 from sedem.durable_files import bytes_text
-from sedem.errors import ConfigError, SedemError, first_line
+from sedem.errors import ConfigError, SedemError, first_line, is_safe
 
 DOCUMENT_BYTES = 2**28
 """Limit of one document."""
@@ -216,6 +216,15 @@ def parse_json(text: str, place: str, error: type[SedemError]) -> Any:
     return value
 
 
+def json_text(value: object) -> str:
+    r"""Return a value as JSON in one line; unsafe characters become its `\u` escapes."""
+    text = json.dumps(value, ensure_ascii=False)
+    # Outside of strings JSON is ASCII, so only characters of strings are replaced.
+    if text.isprintable():
+        return text
+    return "".join(c if is_safe(c) else json.dumps(c)[1:-1] for c in text)
+
+
 def check_depth(value: Any, place: str, error: type[SedemError]) -> None:
     """Refuse lists and objects that are nested too deeply.
 
@@ -324,19 +333,24 @@ def apart(
         stopped: says that the result is no longer needed; it is called again and again.
 
     Raises:
-        LimitError: it takes more.
+        LimitError: it takes more, or the system killed its process.
         StoppedError: `stopped` returned true.
         SedemError: the function raised it; the class is the same.
-        ValueError: it raised another error, whose first line this has.
+        ValueError: it raised another error, whose first line this has; or its process died of its
+            own, or could not be started.
     """
     # -P: nothing in the working folder is imported.
     command = [sys.executable, "-P", "-m", __name__, str(seconds), str(memory), call]
     given: bytes | None = json.dumps(arguments).encode()
     until = time.monotonic() + seconds
     slow = LimitError(f"needs more than {seconds:g} s")
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as process:
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+    except OSError as error:
+        raise ValueError(f"no process could be started: {error.strerror}") from None
+    with process:
         try:
             while True:
                 try:
@@ -350,17 +364,28 @@ def apart(
                         raise slow from None
         finally:
             process.kill()
-    # Libraries without an error for too little memory end their process by a signal.
-    answer = json.loads(output) if output else {"kind": "MemoryError"}
-    match answer:
+    if not output:
+        raise _cause(process.returncode, memory, slow)
+    match answer := json.loads(output):
         case {"result": result}:
             return result
-        case {"kind": "MemoryError"} if process.returncode != -getattr(signal, "SIGALRM", 0):
-            raise LimitError(f"needs more than {memory >> 20:,} MB")
         case {"kind": "MemoryError"}:
-            raise slow
+            raise LimitError(f"needs more than {memory >> 20:,} MB")
     kind = getattr(errors, answer["kind"], ValueError)
     raise kind(answer["message"])
+
+
+def _cause(code: int, memory: int, slow: LimitError) -> Exception:
+    """Return the error for a process that ended without a result."""
+    by = signal.Signals(-code).name if code < 0 else f"status {code}"
+    match by:
+        case "SIGALRM":
+            return slow
+        case "SIGABRT":  # how libraries without an error for too little memory end
+            return LimitError(f"needs more than {memory >> 20:,} MB")
+        case "SIGKILL":
+            return LimitError("needs more memory than the system has")
+    return ValueError(f"its process died with {by}")
 
 
 def parser_limits() -> dict[str, Any]:

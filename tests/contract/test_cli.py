@@ -26,7 +26,7 @@ from sedem.backbone.loading import open_backbone
 from sedem.bank.file import BankFile
 from sedem.checkpoint.folder import EXTRA_ENTRIES
 from sedem.cli.main import app
-from sedem.cli.output import printable
+from sedem.errors import printable
 from sedem.reading import building
 
 RENT = "What is the rent?"
@@ -541,7 +541,7 @@ def test_documents_can_be_named(bank: Path) -> None:
     assert {c["document"] for c in lease["citations"]} == {"lease.txt"}
     both = prints_json(*ask, "lease.txt", "--document", "recipe.md")
     assert len(both["citations"]) == both["blocks"] == 29 > len(lease["citations"])
-    refused(*ask, "rent.txt", words="has no document 'rent.txt'; it has lease.txt, recipe.md")
+    refused(*ask, "rent.txt", words="has no document 'rent.txt'; it has 'lease.txt', 'recipe.md'")
 
 
 def test_auto_says_how_many_blocks_it_used(here: Path, variant: Callable[..., Path]) -> None:
@@ -613,7 +613,9 @@ def test_a_bank_is_listed_shown_copied_and_reduced(bank: Path) -> None:
     backup = prints_json("bank", "backup", bank, "copy.bank", "--json")
     assert backup == {"from": str(bank), "to": "copy.bank", "bytes": backup["bytes"]}
     refused("bank", "backup", bank, "copy.bank", words="'copy.bank' exists already")
-    refused("bank", "rm", "copy.bank", "lease.txt", "x", words="no document 'x'; it has lease.txt")
+    refused(
+        "bank", "rm", "copy.bank", "lease.txt", "x", words="no document 'x'; it has 'lease.txt'"
+    )
     assert prints_json("bank", "ls", "copy.bank", "--json") == listed, "all or none are removed"
     removed = prints_json("bank", "rm", bank, "recipe.md", "recipe.md", "--json")
     assert removed == {"removed": ["recipe.md"]}

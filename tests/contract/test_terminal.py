@@ -19,7 +19,8 @@ from conftest import LEASE
 from typer.testing import Result
 
 from sedem import Document, MemoryBank, SeDeM
-from sedem.cli.output import is_safe, print_facts, print_json, print_table, printable
+from sedem.cli.output import print_facts, print_json, print_table
+from sedem.errors import is_safe, printable
 
 ESCAPE, BELL, RETURN, BACKSPACE = "\x1b]0;owned\x07\x1b[2J", "\x07", "\r", "\x08"
 C1, BIDI = "\x9b31m", "\u202eabc\u2066"

@@ -62,9 +62,10 @@ def text_of(version: int) -> str:
 
 def rows_of(version: int, document: int) -> list[BlockRow]:
     whole = len(text_of(version))
+    half = whole // 2
     return [
-        BlockRow(document, 0, whole // 2, (4, 4, 1, 0)),
-        BlockRow(document, whole // 2, whole, (4, 4, 4, 4)),
+        BlockRow(document, 0, min(half, 9_000), (4, 4, 1, 0)),
+        BlockRow(document, half, min(whole, half + 16_000), (4, 4, 4, 4)),
     ]
 
 

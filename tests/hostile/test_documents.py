@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -174,6 +175,39 @@ def test_a_result_or_an_error_comes_back() -> None:
 def test_memory_is_limited(memory: int) -> None:
     with pytest.raises(LimitError, match=f"^needs more than {memory >> 20} MB$"):
         apart("builtins:bytearray", 2**29, seconds=20, memory=memory)
+
+
+@pytest.mark.parametrize(
+    ("call", "given", "error", "message"),
+    [
+        (
+            "signal:raise_signal",
+            signal.SIGKILL,
+            LimitError,
+            "needs more memory than the system has",
+        ),
+        ("signal:raise_signal", signal.SIGABRT, LimitError, "needs more than 1,024 MB"),
+        ("signal:raise_signal", signal.SIGALRM, LimitError, "needs more than 20 s"),
+        ("signal:raise_signal", signal.SIGSEGV, ValueError, "its process died with SIGSEGV"),
+        ("os:_exit", 3, ValueError, "its process died with status 3"),
+    ],
+)
+def test_what_happened_to_a_process_is_told(
+    call: str, given: int, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=f"^{message}$"):
+        apart(call, given, seconds=20, memory=2**30)
+
+
+def test_time_is_limited() -> None:
+    with pytest.raises(LimitError, match=r"^needs more than 0\.5 s$"):
+        apart("time:sleep", 60, seconds=0.5, memory=2**30)
+
+
+def test_a_process_that_cannot_be_started_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nothing/python")
+    with pytest.raises(ValueError, match=r"^no process could be started: No such file"):
+        apart("builtins:sorted", [1], seconds=20, memory=2**30)
 
 
 def test_a_process_ends_by_itself_if_nobody_waits_for_it() -> None:

@@ -22,7 +22,7 @@ from filelock import FileLock
 
 from sedem.bank.database import check_no_link
 from sedem.bank.file import delete
-from sedem.durable_files import atomic_write, make_folders
+from sedem.durable_files import atomic_write, create_private, make_folders
 from sedem.errors import BankError, ConfigError, first_line
 from sedem.untrusted import read_bytes
 
@@ -173,6 +173,7 @@ class Folder:
                 if (now and now[1]) != tag:
                     return False
                 with atomic_write(self.path / name) as partial:
+                    create_private(partial)
                     partial.write_bytes(content)
         return True
 
@@ -181,6 +182,7 @@ class Folder:
         with writing(self.path):
             make_folders(self.path)
             with atomic_write(self.path / name) as partial:
+                create_private(partial)
                 shutil.copyfile(file, partial)
 
     def entries(self) -> Iterator[Listed]:

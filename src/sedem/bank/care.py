@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -509,6 +510,7 @@ def _exchange(path: Path, new: BankFile) -> Path:
     if not os.path.lexists(aside):
         link(path, aside)
     sync_folder(path.parent)
+    shutil.copymode(path, new.path)
     new.path.replace(path)
     sync_folder(path.parent)
     return aside

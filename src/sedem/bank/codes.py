@@ -10,18 +10,19 @@ C signs of a code, W words of 64 signs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import apsw
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from sedem.bank.database import damaged, query
-from sedem.bank.derived import DerivedFile
+from sedem.bank.derived import DerivedFile, delete_from
 from sedem.quantization import Quantized
 
 SUFFIX = ".codes"
@@ -38,7 +39,7 @@ SLICE = 2**15
 """Codes that are compared at once; more would not fit a CPU's cache."""
 ROW = 2**13
 """Codes per row of the file: about a megabyte."""
-_APPLICATION = 0x53644344
+_WHAT, _APPLICATION = "codes", 0x53644344
 _TABLES = """
 CREATE TABLE space (
     bank TEXT NOT NULL,       -- id of the bank
@@ -164,6 +165,25 @@ class Codes:
         return torch.from_numpy(close_n)[best_n]
 
 
+def forget_codes(bank: Path, ids: Collection[int]) -> None:
+    """Delete the codes of some blocks."""
+    gone_n = np.fromiter(ids, np.int64)
+
+    def rewrite(connection: apsw.Connection) -> None:
+        for row, blocks, signs in query(connection, "SELECT rowid, blocks, signs FROM codes"):
+            is_kept_n = ~np.isin(np.frombuffer(blocks, "<i8"), gone_n)
+            if not is_kept_n.all():
+                kept = (
+                    np.frombuffer(column, np.uint8).reshape(len(is_kept_n), -1)[is_kept_n].tobytes()
+                    for column in (blocks, signs)
+                )
+                connection.execute(
+                    "UPDATE codes SET blocks = ?, signs = ? WHERE rowid = ?", (*kept, row)
+                )
+
+    delete_from(codes_path(bank), _WHAT, _APPLICATION, _TABLES, rewrite)
+
+
 class CodesFile(DerivedFile):
     """The codes of one bank and selector, beside the bank.
 
@@ -177,7 +197,7 @@ class CodesFile(DerivedFile):
     """
 
     def __init__(self, bank: Path, id: str, selector: str) -> None:
-        super().__init__(codes_path(bank), "codes", _APPLICATION, _TABLES, 2**20, create=True)
+        super().__init__(codes_path(bank), _WHAT, _APPLICATION, _TABLES, 2**20, create=True)
         self._belongs = id, selector
 
     def space(self, new: Callable[[], CodeSpace]) -> CodeSpace:
@@ -208,9 +228,13 @@ class CodesFile(DerivedFile):
             rows = query(connection, statement, *self._belongs)
         if not rows:
             return None
-        mean, directions = (torch.tensor(np.frombuffer(blob, "<f4")) for blob in rows[0])
-        if not len(mean) or len(directions) % (64 * len(mean)):
+        mean, directions = (
+            torch.tensor(np.frombuffer(blob[: len(blob) // 4 * 4], "<f4")) for blob in rows[0]
+        )
+        if not len(mean) or not len(directions) or len(directions) % (64 * len(mean)):
             raise damaged(self.path, "its directions do not fit its mean")
+        if not (mean.isfinite().all() and directions.isfinite().all()):
+            raise damaged(self.path, "its directions hold infinities or NaN")
         return CodeSpace(mean, directions.view(-1, len(mean)))
 
     def read(

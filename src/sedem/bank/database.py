@@ -12,6 +12,7 @@ import logging
 import os
 import random
 import stat
+import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -22,6 +23,7 @@ from typing import Any
 import apsw
 import apsw.sqlite_extra
 
+from sedem.durable_files import create_private, sync_folder
 from sedem.errors import BankError, DamagedBankError, first_line
 
 logger = logging.getLogger(__name__)
@@ -36,6 +38,8 @@ LONGEST = 2**28
 """Maximum bytes of a value; a file with longer ones is not read."""
 WAIT = 60.0
 """Seconds that a writer waits for another one."""
+LOG_WAIT = 5_000
+"""Milliseconds to wait for readers before a log is emptied."""
 SUFFIXES = ("-wal", "-shm", "-journal")
 """What SQLite appends to the name of a file for those beside it."""
 
@@ -119,13 +123,16 @@ def connect(
         verify: compare pages with their checksums; if not, only read.
 
     Raises:
-        BankError: one of the files beside it is a link or no file, which SQLite would write to.
+        BankError: one of the files beside it is a link or no file, which SQLite would write to; or
+            it belongs to another database, whose pages SQLite would put into this one.
     """
     uri, flags, vfs = ":memory:", _CREATE, None
     if path is not None:
         for suffix in SUFFIXES:
             check_no_link(path.with_name(path.name + suffix))
         _register_checksums()
+        if not create and not frozen:
+            _check_logs(path)
         uri, vfs = path.as_uri(), "cksmvfs"
         if frozen:
             uri, flags = uri + "?immutable=1", apsw.SQLITE_OPEN_READONLY
@@ -135,6 +142,10 @@ def connect(
                 # Without a log nobody is writing, and a read-only folder cannot hold one.
                 alone = not path.with_name(path.name + "-wal").exists()
                 uri, flags = uri + "?immutable=1" * alone, apsw.SQLITE_OPEN_READONLY
+        else:
+            # What SQLite creates beside a file has the same owner and mode.
+            with suppress(OSError):  # SQLite says why
+                create_private(path)
         flags |= apsw.SQLITE_OPEN_URI | apsw.SQLITE_OPEN_NOFOLLOW
     connection = apsw.Connection(uri, flags=flags, vfs=vfs)
     try:
@@ -163,6 +174,73 @@ def check_no_link(path: Path) -> None:
             raise BankError(f"'{path}' is a link, or not a file; remove it")
 
 
+def _check_logs(path: Path) -> None:
+    """Reject a log or journal that would put pages of another database into a bank.
+
+    Every commit to a bank writes the page with its id, so its own log has the id. A bank is changed
+    without a log only while it is created.
+
+    Raises:
+        BankError: there is one; nothing was changed.
+    """
+    logs = [path.with_name(path.name + suffix) for suffix in ("-wal", "-journal")]
+    if not any(log.exists() and log.stat().st_size for log in logs):
+        return
+    try:
+        with closing(connect(path, frozen=True)) as alone:
+            id = str(alone.execute("SELECT id FROM bank").get)
+    except (apsw.Error, UnicodeDecodeError):
+        return  # it is no bank yet, or is being written
+    for log, is_own in zip(logs, (_is_log_of, _is_ignored), strict=True):
+        with suppress(FileNotFoundError):
+            if not is_own(log, id.encode()):
+                raise BankError(
+                    f"'{log}' does not belong to the bank beside it; move it to another folder, "
+                    "and open the bank again"
+                )
+
+
+def _is_ignored(journal: Path, id: bytes) -> bool:
+    """Whether SQLite ignores a journal: it is empty, or its first bytes are not those of one."""
+    with journal.open("rb") as file:
+        return file.read(8) != bytes.fromhex("d9d505f920a163d7")
+
+
+def _is_log_of(log: Path, id: bytes) -> bool:
+    """Whether a write-ahead log has the id of a bank, or has no commit that SQLite would read.
+
+    https://sqlite.org/fileformat.html#walformat: a header, and frames of a header and a page each.
+    """
+    with log.open("rb") as file:
+        header = file.read(32)
+        size = int.from_bytes(header[8:12])
+        while len(head := file.read(24)) == 24 and head[8:16] == header[16:24]:
+            if id in file.read(size):
+                return True
+        # A power cut may have lost the page with the id: then a checksum differs.
+        file.seek(32)
+        order = "<" if header[:4] == bytes.fromhex("377f0682") else ">"
+        sums = struct.unpack(">2I", header[24:]) if len(header) == 32 else (0, 0)
+        while len(head := file.read(24)) == 24 and head[8:16] == header[16:24]:
+            sums = _add_words(order, head[:8] + file.read(size), *sums)
+            if struct.pack(">2I", *sums) != head[16:]:
+                return True
+            if head[4:8] != bytes(4):
+                return False
+    return True
+
+
+def _add_words(order: str, content: bytes, first: int, second: int) -> tuple[int, int]:
+    """Continue the checksums of a write-ahead log."""
+    words = iter(
+        struct.unpack(f"{order}{len(content) // 8 * 2}I", content[: len(content) // 8 * 8])
+    )
+    for one, two in zip(words, words, strict=True):
+        first = (first + one + second) & 0xFFFFFFFF
+        second = (second + two + first) & 0xFFFFFFFF
+    return first, second
+
+
 def _make_safe(connection: apsw.Connection, defensive: bool) -> None:
     for option, value in (
         (apsw.SQLITE_DBCONFIG_DEFENSIVE, int(defensive)),
@@ -172,8 +250,9 @@ def _make_safe(connection: apsw.Connection, defensive: bool) -> None:
     ):
         connection.config(option, value)
     connection.limit(apsw.SQLITE_LIMIT_LENGTH, LONGEST)
-    for pragma in ("cell_size_check = ON", "foreign_keys = ON", "synchronous = FULL"):
-        connection.execute(f"PRAGMA {pragma}")
+    for pragma in ("cell_size_check", "foreign_keys", "secure_delete"):
+        connection.execute(f"PRAGMA {pragma} = ON")
+    connection.execute("PRAGMA synchronous = FULL")
 
 
 def create_tables(connection: apsw.Connection, words: bool) -> None:
@@ -194,9 +273,38 @@ def has_tables(connection: apsw.Connection) -> bool:
 
 
 def free_space(connection: apsw.Connection) -> None:
-    """Shrink a file by its free pages, and empty its log."""
+    """Shrink a file by its free pages; also within a transaction."""
     query(connection, "PRAGMA incremental_vacuum")
-    connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+
+
+def empty_log(name: object, connection: apsw.Connection) -> None:
+    """Write the log of a file into the file and truncate it, so that nothing deleted stays there.
+
+    A long read of another process prevents that; it is reported, because the change is durable.
+    """
+    connection.set_busy_timeout(LOG_WAIT)
+    try:
+        connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+    except apsw.Error as error:
+        logger.warning(
+            "the log beside '%s' still holds what was removed (%s); run 'sedem bank compact' when "
+            "no other process reads the bank",
+            name,
+            first_line(error),
+        )
+
+
+def vacuum_into(connection: apsw.Connection, path: Path) -> None:
+    """Copy the newest commit of a database into a new file, without its free pages."""
+    _register_checksums()
+    create_private(path)
+    is_reader = connection.pragma("query_only")
+    connection.pragma("query_only", False)
+    try:
+        connection.execute("VACUUM INTO ?", (f"{path.as_uri()}?vfs=cksmvfs",))
+    finally:
+        connection.pragma("query_only", is_reader)
+    sync_folder(path)
 
 
 def prepare_empty(connection: apsw.Connection, row_bytes: int) -> None:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import apsw
 
 from sedem.bank.database import (
+    SUFFIXES,
     check_no_link,
     connect,
     database_errors,
+    empty_log,
+    free_space,
     has_tables,
     prepare_empty,
     query,
 )
-from sedem.errors import BankError
+from sedem.errors import BankError, DamagedBankError
+
+logger = logging.getLogger(__name__)
 
 
 class DerivedFile:
@@ -57,8 +63,8 @@ class DerivedFile:
                 connection.pragma("journal_mode", "wal")
                 connection.execute("PRAGMA synchronous = NORMAL")
             found = query(connection, "SELECT sql FROM sqlite_master WHERE sql NOT NULL")
-            is_one = connection.pragma("application_id") == application
-            if not is_one or len(found) != tables.count("CREATE TABLE"):
+            stated = "\n" + "".join(f"{sql};\n" for (sql,) in found)
+            if connection.pragma("application_id") != application or stated != tables:
                 raise other
 
     @contextmanager
@@ -67,6 +73,40 @@ class DerivedFile:
         with self._lock, database_errors(self.path):
             yield self._connection
 
+    @contextmanager
+    def deleting(self) -> Iterator[apsw.Connection]:
+        """Delete rows in a transaction, so that nothing of them stays in the file or its log."""
+        with self.using() as connection:
+            with connection:
+                yield connection
+                free_space(connection)
+            empty_log(self.path, connection)
+
     def close(self) -> None:
         """Close the file."""
         self._connection.close()
+
+
+def delete_from(
+    path: Path, what: str, application: int, tables: str, rows: Callable[[apsw.Connection], object]
+) -> None:
+    """Delete rows of a file of derived data, if there is one; arguments as in `DerivedFile`.
+
+    A damaged or malformed file is deleted as a whole. One that is something else stays.
+
+    Args:
+        rows: deletes them.
+    """
+    if not path.is_file():
+        return
+    try:
+        with (
+            closing(DerivedFile(path, what, application, tables, 0, create=False)) as file,
+            file.deleting() as connection,
+        ):
+            rows(connection)
+    except (DamagedBankError, ValueError):
+        for suffix in (*SUFFIXES, ""):
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
+    except BankError as error:
+        logger.warning("%s; it may hold what was removed from its bank", error)

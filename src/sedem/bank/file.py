@@ -1,10 +1,11 @@
 """A bank's file: created, extended, edited and compacted in transactions; docs/bank-format.md.
 
 Every change is one SQLite transaction and gets the next version number. Rows of blocks never change
-and their ids are never reused. A removed document keeps its rows, marked with the version that
-removed it, until the bank is compacted. So a reader needs no lock and no long transaction: it
-remembers a version (`view.View`) and reads rows of that version whenever it needs them, while
-others append, remove, and shrink the file.
+and their ids are never reused. A reader needs no lock and no long transaction: it remembers a
+version (`view.View`) and reads rows of that version whenever it needs them, while others append,
+remove, and shrink the file. The rows of a removed document go with the transaction that removes it.
+Only while a reader of this process has an earlier version do they stay, marked with the version
+that removed it; then the next change or `compact` deletes them.
 
 Letters: N blocks, J slots of a block, D decoder width.
 """
@@ -17,7 +18,7 @@ import secrets
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ import numpy as np
 
 from sedem.bank import rows
 from sedem.bank.blocks import Blocks
+from sedem.bank.codes import forget_codes
 from sedem.bank.database import (
     SUFFIXES,
     WAIT,
@@ -36,12 +38,15 @@ from sedem.bank.database import (
     create_tables,
     damaged,
     database_errors,
+    empty_log,
     free_space,
     has_moved,
     has_tables,
     prepare_empty,
     query,
+    vacuum_into,
 )
+from sedem.bank.kept import forget_kept
 from sedem.bank.rows import Head, Meta
 from sedem.durable_files import make_folders, sync_folder
 from sedem.errors import BankError, BankMismatchError, DamagedBankError, UnknownDocumentError
@@ -52,6 +57,8 @@ IDLE = 8
 """Connections that stay open while nobody uses them."""
 LISTED = 10
 """Number of names listed in an unknown-document error; a bank may have millions."""
+_READERS = weakref.WeakSet[Any]()
+_READERS_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,7 @@ class BankFile:
         self._idle: list[apsw.Connection] = []
         self._lock, self._writing = threading.Lock(), threading.RLock()
         self._open: apsw.Connection | None = None
+        self._purged = False
         self._inode: tuple[int, int] | None = None
         if path is None:
             self._open = connect(None)
@@ -179,6 +187,10 @@ class BankFile:
                 check_file(self.path, self)
                 with self._transaction(create=False) as connection:
                     check_tables(self, connection)
+                    # So that the log names its bank; see `database.connect`. SQLite writes no page
+                    # of a row that is set to what it is.
+                    for step in (1, -1):
+                        connection.execute("UPDATE bank SET oldest = oldest + ?", (step,))
                     yield connection
                 return
             with database_errors(self):
@@ -239,12 +251,14 @@ class BankFile:
                         raise _exchanged(self)
                     yield self._open
                     self._open.execute("COMMIT")
+                    if self._purged:
+                        empty_log(self, self._open)
                 except BaseException:
                     if self._open.in_transaction:
                         self._open.execute("ROLLBACK")
                     raise
             finally:
-                open_, self._open = self._open, None
+                open_, self._open, self._purged = self._open, None, False
                 open_.close()
             if create:
                 sync_folder(self.path.parent)
@@ -295,23 +309,36 @@ class BankFile:
     def head(self) -> Head:
         """Return the newest version; errors as in `meta`."""
         with self.reading() as connection:
+            # Another process may shrink the file meanwhile.
+            before, meta = self.size, rows.read_meta(self, connection)
             found = query(connection, "SELECT id, version, documents, blocks, tokens FROM bank")
-        if not found or any(not isinstance(n, int) or n < 0 for n in found[0][1:]):
+        if not found or not rows.fits(head := Head(*found[0]), meta, max(before, self.size)):
             raise damaged(self, "its table 'bank' is empty or malformed")
-        return Head(*found[0])
+        return head
 
     def digests(self) -> dict[str, str]:
         """Return the SHA-256 of each document's text by name; errors as in `meta`."""
         with self.reading() as connection:
-            return dict(query(connection, f"SELECT name, sha256 FROM documents WHERE {rows.LIVE}"))
+            statement = f"SELECT {rows.bounded('name')}, sha256 FROM documents WHERE {rows.LIVE}"
+            return {
+                rows.checked_text(self, "name", name): digest
+                for name, digest in connection.execute(statement)
+            }
 
     def unfinished(self) -> list[str]:
         """Return the names of documents whose reading was interrupted; errors as in `meta`."""
         with self.reading() as connection:
-            statement = "SELECT name FROM documents WHERE added IS NULL ORDER BY id"
-            return [str(name) for (name,) in query(connection, statement)]
+            name = rows.bounded("name")
+            statement = f"SELECT {name} FROM documents WHERE added IS NULL ORDER BY id"
+            found = query(connection, statement)
+            return [rows.checked_text(self, "name", name) for (name,) in found]
 
     # Changes
+
+    def add_reader(self, reader: Any) -> None:
+        """Keep what an object may read, a `view.View`, until nobody has it any more."""
+        with _READERS_LOCK:
+            _READERS.add(reader)
 
     def append(
         self,
@@ -344,6 +371,7 @@ class BankFile:
                 rows.insert_blocks(connection, number, blocks, stored_NJD, chosen)
                 rows.insert_text(connection, meta, number, document)
                 rows.show_document(connection, number, version)
+            self._purge(connection)
 
     def append_part(
         self, fingerprint: str, document: Document, blocks: Blocks, memory_NJD: Quantized,
@@ -376,6 +404,7 @@ class BankFile:
             if last:
                 rows.insert_text(connection, meta, number, document)
                 rows.show_document(connection, number, rows.next_version(connection))
+                self._purge(connection)
 
     def stored_part(self, document: Document) -> int:
         """Return how many blocks of an unfinished document are stored; errors as in `meta`."""
@@ -383,7 +412,7 @@ class BankFile:
             return rows.find_unfinished(connection, document)[1]
 
     def remove(self, *names: str) -> None:
-        """Remove documents in one commit; `compact` frees their space.
+        """Remove documents in one commit.
 
         Raises:
             UnknownDocumentError: no document has one of the names; then none is removed.
@@ -392,31 +421,68 @@ class BankFile:
         with self.writing() as connection:
             version = rows.next_version(connection)
             for name in dict.fromkeys(names):
+                # What an interrupted build has read of another text of it.
+                rows.purge(connection, "name = ? AND added IS NULL", name)
                 if not rows.mark_removed(connection, name, version):
                     raise unknown_document(f"'{self}'", name, list(self.digests()))
+            self._purge(connection)
 
-    def compact(self, before: int | None = None) -> Compacted:
+    def compact(self) -> Compacted:
         """Delete removed and unfinished documents and free their space; answers do not change.
-
-        Args:
-            before: the oldest version that readers may still use; None means the newest. A reader
-                of an earlier one has to open the bank again.
 
         Raises:
             BankError: the bank cannot be written, or it is damaged.
         """
         size = self.size
         with self.writing() as connection:
-            newest = int(connection.execute("SELECT version FROM bank").get)
-            limit = newest if before is None else min(before, newest)
-            rows.purge(connection, "added IS NULL OR removed <= ?", limit)
-            connection.execute("UPDATE bank SET oldest = max(oldest, ?)", (limit,))
-        with database_errors(self), ExitStack() as stack:
-            connection = self._open or stack.enter_context(
-                closing(connect(self.path, wait=self.wait))
-            )
+            self._purge(connection, "added IS NULL OR")
+            rows.merge_words(connection)
             free_space(connection)
+        if self.path is not None:
+            with database_errors(self), closing(connect(self.path)) as connection:
+                empty_log(self, connection)
         return Compacted(size, self.size)
+
+    def purge(self) -> bool:
+        """Delete removed documents that no reader of this process needs any more.
+
+        Returns:
+            Whether there were any.
+
+        Raises:
+            BankError: as `compact`.
+        """
+        with self.reading() as connection:
+            statement = "SELECT 1 FROM documents WHERE removed <= ? LIMIT 1"
+            found = query(connection, statement, self._oldest_read(connection))
+        if found:
+            with self.writing() as connection:
+                self._purge(connection)
+        return bool(found)
+
+    def _purge(self, connection: apsw.Connection, condition: str = "") -> None:
+        """Delete what readers of this process do not need; others have to open the bank again."""
+        limit = self._oldest_read(connection)
+        purged = rows.purge(connection, f"{condition} removed <= ?", limit)
+        if purged is None:
+            return
+        connection.execute("UPDATE bank SET oldest = max(oldest, ?)", (limit,))
+        free_space(connection)
+        self._purged = True
+        if self.path is not None:
+            forget_codes(self.path, purged)
+            forget_kept(self.path, purged.values())
+
+    def _oldest_read(self, connection: apsw.Connection) -> int:
+        """Return the oldest version that this process may read."""
+        [(id, newest)] = query(connection, "SELECT id, version FROM bank")
+        with _READERS_LOCK:
+            heads = [
+                one.head
+                for one in _READERS
+                if one.file is self or (self.path is not None and one.file.path == self.path)
+            ]
+        return min([newest, *(head.version for head in heads if head.id == id)])
 
     def copy_to(self, path: Path) -> int:
         """Copy the newest commit into a new file while others write, and return its bytes.
@@ -431,14 +497,12 @@ class BankFile:
         partial = target.path.with_name(f".{path.name}.partial")
         delete(partial)
         try:
-            with (
-                self.reading() as source,
-                database_errors(path),
-                closing(connect(partial, create=True)) as connection,
-            ):
-                with connection.backup("main", source, "main") as backup:
-                    backup.step()
-                connection.pragma("journal_mode", "delete")
+            with self.reading() as source, database_errors(path):
+                vacuum_into(source, partial)
+                with closing(connect(partial)) as copy, copy:
+                    if rows.purge(copy, "added IS NULL OR removed NOT NULL") is not None:
+                        copy.execute("UPDATE bank SET oldest = version")
+                        free_space(copy)
             os.link(partial, target.path)
         except FileExistsError:
             raise already_there(target) from None
@@ -497,7 +561,7 @@ def check_fingerprint(bank: str, has: str, needs: str) -> None:
 
 def unknown_document(bank: str, name: str, known: Sequence[str]) -> UnknownDocumentError:
     """Return the error for a name that no document of a bank has; `known` are those of all."""
-    listed = ", ".join(known[:LISTED]) or "none"
+    listed = ", ".join(f"'{one}'" for one in known[:LISTED]) or "none"
     more = f" and {len(known) - LISTED:,} more" if len(known) > LISTED else ""
     return UnknownDocumentError(f"{bank} has no document '{name}'; it has {listed}{more}")
 

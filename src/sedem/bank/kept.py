@@ -9,7 +9,6 @@ Letters: L layers above injection, G key heads, U states of a block, H width of 
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Collection
 from pathlib import Path
@@ -19,15 +18,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sedem.bank.database import free_space, query
-from sedem.bank.derived import DerivedFile
+from sedem.bank.database import query
+from sedem.bank.derived import DerivedFile, delete_from
+from sedem.bank.rows import stored_digest
 from sedem.errors import BankError
 from sedem.quantization import Quantized, empty
 
 logger = logging.getLogger(__name__)
 
 SUFFIX = ".kept"
-_APPLICATION = 0x53644B56
+_WHAT, _APPLICATION = "kept keys and values", 0x53644B56
 _TABLE = """
 CREATE TABLE kept (
     decoder TEXT NOT NULL,  -- fingerprint of everything that computes keys and values
@@ -54,11 +54,19 @@ def kept_bytes(bank: Path) -> int:
 
 def memory_digest(memory_JD: Quantized) -> bytes:
     """Digest of the memory of a block as it is stored."""
-    digest = hashlib.blake2b(digest_size=16)
-    for content in memory_JD.raw():
-        if content is not None:
-            digest.update(content.data)
-    return digest.digest()
+    return stored_digest(
+        *(content if content is None else content.data for content in memory_JD.raw())
+    )
+
+
+def forget_kept(bank: Path, memories: Collection[bytes]) -> None:
+    """Delete what is kept of blocks with the given digests of memory, for every decoder."""
+    delete_from(
+        kept_path(bank), _WHAT, _APPLICATION, _TABLE,
+        lambda connection: connection.executemany(
+            "DELETE FROM kept WHERE memory = ?", ((one,) for one in memories)
+        ),
+    )  # fmt: skip
 
 
 class KeptFile(DerivedFile):
@@ -78,7 +86,7 @@ class KeptFile(DerivedFile):
         self, bank: Path, decoder: str, shape: tuple[int, int, int], *, create: bool = False
     ) -> None:
         path = kept_path(bank)
-        super().__init__(path, "kept keys and values", _APPLICATION, _TABLE, 2**20, create)
+        super().__init__(path, _WHAT, _APPLICATION, _TABLE, 2**20, create)
         self.decoder, self.shape = decoder, shape
 
     def entry(self, memory_JD: Quantized, states: int) -> Quantized | None:
@@ -97,7 +105,7 @@ class KeptFile(DerivedFile):
         except BankError as error:
             logger.warning("%s; it is computed again", error)
             return None
-        return found
+        return found if found.is_finite() else None
 
     def holds(self, memory_JD: Quantized, dtype: torch.dtype) -> bool:
         """Whether there is an entry of this type for a block with this memory."""
@@ -120,11 +128,10 @@ class KeptFile(DerivedFile):
         `memories` are the digests of the memory of all blocks.
         """
         kept = self.decoder, _name(dtype)
-        with self.using() as connection:
+        with self.deleting() as connection:
             rows = query(connection, "SELECT rowid, memory, decoder, dtype FROM kept")
             gone = [(row,) for row, memory, *of in rows if (*of,) != kept or memory not in memories]
             connection.executemany("DELETE FROM kept WHERE rowid = ?", gone)
-            free_space(connection)
 
     def _row(self, connection: apsw.Connection, memory_JD: Quantized) -> tuple[int, str]:
         """Return the row of a block and its type; no type without a row."""

@@ -24,6 +24,7 @@ from sedem.bank.codes import Codes
 from sedem.bank.database import query
 from sedem.bank.file import BankFile
 from sedem.bank.memory_bank import BankReader, Snapshot
+from sedem.bank.rows import checked_memory
 from sedem.bank.view import View, open_values
 from sedem.errors import BankError
 from sedem.method.selector import Selector
@@ -252,7 +253,7 @@ class StoredKeys:
                         )
                     blob.seek(int(self._place_of[block]) * room.nbytes)
                     blob.read_into(room.data)
-        return keys
+        return checked_memory(self._file, keys)
 
 
 def _heads(selector: Selector) -> tuple[int, int]:

@@ -355,6 +355,7 @@ class MemoryBank(BankReader):
         with self._changing:
             append_to(self.store, other)
             self.reload()
+            self.purge()
 
     def remove(self, *names: str) -> None:
         """Remove documents and their blocks, in one commit.
@@ -365,6 +366,14 @@ class MemoryBank(BankReader):
         with self._changing:
             self.store.remove(*names)
             self.reload()
+            self.purge()
+
+    def purge(self) -> bool:
+        """Delete the rows of removed documents, unless a snapshot that somebody has needs them.
+
+        Changes do so too; this is for after such a snapshot. Returns whether there were any.
+        """
+        return isinstance(self.store, BankFile) and self.store.purge()
 
     def compact(self) -> Compacted:
         """Free the space of removed documents; answers do not change.

@@ -30,14 +30,12 @@ import apsw
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from sedem.bank.blocks import MOST_SLOT_TOKENS
 from sedem.bank.buckets import Bucket, Folder, Tag, writing
 from sedem.bank.database import WAIT
 from sedem.bank.file import BankFile, Compacted, already_there, delete, unknown_document
-from sedem.bank.rows import Head, Meta
+from sedem.bank.rows import Head, Meta, fits
 from sedem.durable_files import CACHE, cache_folder, sha256
 from sedem.errors import BankError, ConfigError, DamagedBankError
-from sedem.quantization import DTYPES, vector_bytes
 from sedem.validation import explain
 
 MANIFEST = "bank.json"
@@ -69,17 +67,7 @@ class Entry(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        head, meta = self.head, self.meta
-        # A count that the file has no room for would allocate more than the bank can fill.
-        if not (
-            meta.dtype in DTYPES
-            and 1 <= meta.slots < 2**16
-            and 1 <= meta.width < 2**20
-            and 0 <= head.version < 2**62
-            and 0 <= head.documents <= self.bytes
-            and 0 <= head.blocks * meta.slots * vector_bytes(meta.width, meta.dtype) <= self.bytes
-            and 0 <= head.tokens <= head.blocks * meta.slots * MOST_SLOT_TOKENS
-        ):
+        if not fits(self.head, self.meta, self.bytes):
             raise ValueError(f"part '{self.name}' cannot hold what it is said to hold")
         return self
 

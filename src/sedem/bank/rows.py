@@ -14,17 +14,22 @@ from typing import Any
 
 import apsw
 import numpy as np
+from numpy.typing import NDArray
 
-from sedem.bank.blocks import Blocks
+from sedem.bank.blocks import MOST_SLOT_TOKENS, Blocks
 from sedem.bank.database import damaged, query
 from sedem.errors import BankError
 from sedem.quantization import BFLOAT16, DTYPES, Quantized, vector_bytes
-from sedem.types import WITHOUT_SPACES, Document
+from sedem.types import MOST_PAGES, NAME_CHARACTERS, WITHOUT_SPACES, Document
 
 TEXT_PIECE = 2**16
 """Characters of text per row."""
 LIVE = "added NOT NULL AND removed IS NULL"
 """Condition for the documents of the newest version."""
+SPAN_CHARACTERS = 1_024
+"""Most characters of a span per token."""
+_LIMITS = {"name": 4 * NAME_CHARACTERS, "pages": 16 * MOST_PAGES, "made_by": 2**20}
+"""Most bytes of the text columns."""
 _RUN = re.compile(f"[{WITHOUT_SPACES}]+")
 
 
@@ -65,13 +70,74 @@ def text_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def bounded(column: str) -> str:
+    """Return the expression of a text column that is NULL if it is too long, which is not read."""
+    return f"iif(octet_length({column}) <= {_LIMITS[column]}, {column}, NULL)"
+
+
+def checked_text(name: object, column: str, value: object) -> str:
+    """Return a value of a `bounded` column.
+
+    Raises:
+        DamagedBankError: it is too long; `name` is how messages refer to the bank.
+    """
+    if not isinstance(value, str):
+        raise damaged(name, f"the {column} of a document are longer than {_LIMITS[column]:,} bytes")
+    return value
+
+
+def checked_spans(name: object, blocks: Blocks, characters_N: NDArray[np.int64]) -> Blocks:
+    """Return blocks whose spans lie within their texts, of that many characters each.
+
+    Raises:
+        DamagedBankError: one does not, or is too long for its tokens.
+    """
+    outside = (blocks.starts < 0) | (blocks.starts > blocks.ends) | (blocks.ends > characters_N)
+    if outside.any():
+        raise damaged(name, "the span of a block lies outside its text")
+    most = SPAN_CHARACTERS * blocks.slot_tokens.sum(1, dtype=np.int64)
+    if (blocks.ends - blocks.starts > most).any():
+        raise damaged(name, "the span of a block is too long for its tokens")
+    return blocks
+
+
+def checked_memory(name: object, memory: Quantized) -> Quantized:
+    """Return memory or keys that are numbers; a NaN would win every question.
+
+    Raises:
+        DamagedBankError: they hold infinities or NaN.
+    """
+    if not memory.is_finite():
+        raise damaged(name, "it holds infinities or NaN")
+    return memory
+
+
+def fits(head: Head, meta: Meta, size: int) -> bool:
+    """Whether a file of `size` bytes has room for what it claims to hold.
+
+    More would allocate memory that no file fills. A document has at least a digest.
+    """
+    return (
+        meta.dtype in DTYPES
+        and 1 <= meta.slots < 2**16
+        and 1 <= meta.width < 2**20
+        and 0 <= head.version < 2**62
+        and 0 <= head.documents <= size // 64
+        and 0 <= head.blocks * meta.slots * vector_bytes(meta.width, meta.dtype) <= size
+        and 0 <= head.tokens <= head.blocks * meta.slots * MOST_SLOT_TOKENS
+    )
+
+
 def read_meta(name: object, connection: apsw.Connection) -> Meta:
     """Return the bank-wide metadata; `name` is how messages refer to the bank.
 
     Raises:
         BankError: it is malformed, or of a type that this release does not know.
     """
-    found = query(connection, "SELECT fingerprint, made_by, slots, width, dtype, texts FROM bank")
+    found = query(
+        connection,
+        f"SELECT fingerprint, {bounded('made_by')}, slots, width, dtype, texts FROM bank LIMIT 2",
+    )
     try:
         [(fingerprint, made_by, slots, width, dtype, texts)] = found
         made_by = json.loads(made_by)
@@ -117,7 +183,10 @@ def count(connection: apsw.Connection, sign: str, document: int) -> None:
 
 
 def mark_removed(connection: apsw.Connection, name: str, version: int) -> bool:
-    """Remove a document from the newest version; returns whether there is one."""
+    """Remove a document from the newest version; returns whether there is one.
+
+    Readers of earlier versions have its rows until they are purged.
+    """
     statement = f"UPDATE documents SET removed = ? WHERE name = ? AND {LIVE} RETURNING id"
     found = query(connection, statement, version, name)
     for (number,) in found:
@@ -219,17 +288,51 @@ def find_unfinished(connection: apsw.Connection, document: Document) -> tuple[in
     return found[0] if found else (None, 0)
 
 
-def purge(connection: apsw.Connection, condition: str, *values: object) -> None:
-    """Delete the rows of documents, and the stored keys of their blocks."""
-    purged: list[int] = []
-    for (document,) in query(connection, f"SELECT id FROM documents WHERE {condition}", *values):
-        ids = query(connection, "SELECT id FROM blocks WHERE document = ?", document)
-        if connection.table_exists("main", "words"):
-            connection.executemany("DELETE FROM words WHERE rowid = ?", ids)
+def purge(connection: apsw.Connection, condition: str, *values: object) -> dict[int, bytes] | None:
+    """Delete the rows of documents, and what was derived from their blocks.
+
+    Nothing of them stays in the file, because connections overwrite what they delete.
+
+    Returns:
+        The ids of their blocks, with a digest of the memory of each; None without such a document.
+    """
+    documents = query(connection, f"SELECT id FROM documents WHERE {condition}", *values)
+    if not documents:
+        return None
+    purged: dict[int, bytes] = {}
+    has_words = connection.table_exists("main", "words")
+    for (document,) in documents:
+        blocks = connection.execute(
+            "SELECT id, memory, scales FROM blocks WHERE document = ?", (document,)
+        )
+        ids = {id: stored_digest(memory, scales) for id, memory, scales in blocks}
+        if has_words:
+            connection.executemany("DELETE FROM words WHERE rowid = ?", ((id,) for id in ids))
         for table, column in (("texts", "document"), ("blocks", "document"), ("documents", "id")):
             connection.execute(f"DELETE FROM {table} WHERE {column} = ?", (document,))
-        purged += (id for (id,) in ids)
-    if purged:
-        for number, blocks in query(connection, "SELECT id, blocks FROM keys"):
-            if np.isin(np.frombuffer(blocks, "<i8"), purged).any():
-                connection.execute("DELETE FROM keys WHERE id = ?", (number,))
+        purged |= ids
+    gone = np.fromiter(purged, np.int64)
+    for number, blocks in query(connection, "SELECT id, blocks FROM keys"):
+        if np.isin(np.frombuffer(blocks, "<i8"), gone).any():
+            connection.execute("DELETE FROM keys WHERE id = ?", (number,))
+    merge_words(connection)
+    return purged
+
+
+def merge_words(connection: apsw.Connection) -> None:
+    """Write the index of words again without what was deleted from it.
+
+    An index without texts only marks what is deleted, and FTS5's 'secure-delete' has no effect on
+    it.
+    """
+    if connection.table_exists("main", "words"):
+        connection.execute("INSERT INTO words (words) VALUES ('optimize')")
+
+
+def stored_digest(*contents: bytes | memoryview | None) -> bytes:
+    """Digest of the memory of a block as it is stored: its numbers, and any scales."""
+    digest = hashlib.blake2b(digest_size=16)
+    for content in contents:
+        if content is not None:
+            digest.update(content)
+    return digest.digest()

@@ -12,9 +12,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import islice
 from typing import Any, overload
+from weakref import proxy
 
 import apsw
 import numpy as np
@@ -23,7 +24,16 @@ from numpy.typing import NDArray
 from sedem.bank.blocks import Blocks
 from sedem.bank.database import damaged, query
 from sedem.bank.file import BankFile
-from sedem.bank.rows import TEXT_PIECE, Head, Meta, text_digest
+from sedem.bank.rows import (
+    TEXT_PIECE,
+    Head,
+    Meta,
+    bounded,
+    checked_memory,
+    checked_spans,
+    checked_text,
+    text_digest,
+)
 from sedem.errors import BankError, NoTextError
 from sedem.quantization import Quantized
 from sedem.types import Document, are_pages
@@ -69,6 +79,9 @@ class View:
     head: Head
     source: Source | None = None
     known: Columns | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        self.file.add_reader(self)
 
     @classmethod
     def newest(
@@ -175,10 +188,7 @@ class View:
                 f"it holds {len(columns.documents):,} documents and {len(blocks):,} blocks, its "
                 f"table 'bank' says {head.documents:,} and {head.blocks:,}",
             )
-        outside = (blocks.starts < 0) | (blocks.starts > blocks.ends)
-        outside |= blocks.ends > columns.characters[blocks.documents]
-        if outside.any():
-            raise damaged(self.file, "the span of a block lies outside its text")
+        checked_spans(self.file, blocks, columns.characters[blocks.documents])
 
     def read(self, ids: Sequence[int], room: Quantized, places: Sequence[int]) -> None:
         """Read the memory of blocks from the pages of the file into tensors, without another copy.
@@ -200,6 +210,9 @@ class View:
                     if blob.length() != rows[place].nbytes:
                         raise damaged(self.file, f"block {number} has memory of another size")
                     blob.read_into(rows[place].data)
+        # A copy only if the bank has more files.
+        own = room if len(places) == len(room.values) else room[list(places)]
+        checked_memory(self.file, own)
 
     def compacted(self) -> BankError:
         """Return the error for what is gone."""
@@ -219,7 +232,8 @@ class Documents(Sequence[Document]):
     def __init__(self, views: Sequence[View]) -> None:
         self._views = views
         self.bounds = np.cumsum([0, *(view.head.documents for view in views)])
-        self._source_text = lru_cache(SOURCES)(self._read_source)
+        # A cycle would keep the views, and so what is removed from their files.
+        self._source_text = lru_cache(SOURCES)(partial(Documents._read_source, proxy(self)))
 
     def __len__(self) -> int:
         return int(self.bounds[-1])
@@ -247,15 +261,16 @@ class Documents(Sequence[Document]):
         for view in self._views:
             view.file.check_holds(view.head)
             with view.file.reading() as connection:
-                found = query(connection, f"SELECT name {_LIVE}", *[view.head.version] * 2)
+                statement = f"SELECT {bounded('name')} {_LIVE}"
+                found = query(connection, statement, *[view.head.version] * 2)
             if len(found) != view.head.documents:
                 raise view.compacted()
-            names += (str(name) for (name,) in found)
+            names += (checked_text(view.file, "name", name) for (name,) in found)
         return names
 
     def name(self, index: int) -> str:
         """Name of a document."""
-        return str(self._column("name", index))
+        return checked_text(self._at(index)[0].file, "name", self._column(bounded("name"), index))
 
     def characters(self, index: int) -> int:
         """Length of a document's text."""
@@ -265,7 +280,7 @@ class Documents(Sequence[Document]):
     def pages(self, index: int) -> tuple[int, ...]:
         """First character of each page of a document's text; empty if it has no pages."""
         try:
-            pages = tuple(json.loads(self._column("pages", index)))
+            pages = tuple(json.loads(self._column(bounded("pages"), index)))
             if are_pages(pages, self.characters(index)):
                 return pages
         except (TypeError, ValueError, RecursionError):
@@ -307,8 +322,9 @@ class Documents(Sequence[Document]):
     def _column(self, column: str, index: int) -> Any:
         view, number = self._at(index)
         identity = int(view.columns.documents[number])
+        statement = f"SELECT {column} FROM documents WHERE id = ?"
         with view.file.reading() as connection:
-            row = query(connection, f"SELECT {column} FROM documents WHERE id = ?", identity)
+            row = query(connection, statement, identity)
         if not row:
             raise view.compacted()
         return row[0][0]

@@ -36,6 +36,10 @@ _FREQUENT: WeakKeyDictionary[View, set[tuple[str, int]]] = WeakKeyDictionary()
 """Words that stand in so many blocks of a version or more: most questions have the same ones."""
 
 
+_ROWS: WeakKeyDictionary[View, int] = WeakKeyDictionary()
+"""Rows of blocks in the file of a view, removed ones included, when they were counted last."""
+
+
 @dataclass(frozen=True)
 class Word:
     """A word of a question and where it stands.
@@ -176,6 +180,10 @@ def _in_file(
     places = []
     with view.file.reading() as connection:
         [(indexed,)] = query(connection, "SELECT count(*) FROM words_docsize")
+        if indexed > _ROWS.get(view, 0):
+            [(_ROWS[view],)] = query(connection, "SELECT count(*) FROM blocks")
+            if indexed > _ROWS[view]:
+                raise damaged(view.file, "its index of words has more rows than it has blocks")
         for word in words:
             rows, shares = [], []
             for column in ("name", "text"):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import sys
-import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -14,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from sedem.errors import DataError
+from sedem.errors import DataError, printable
+from sedem.untrusted import json_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -44,35 +43,6 @@ _SPACES = re.compile(r"\s+")
 QUESTION_BYTES = 2**20
 """Limit of a line on stdin; no model reads a question as long."""
 
-JOINERS = "\u200c\u200d"
-"""Zero-width joiners: invisible, but part of Persian, Indic scripts and emoji."""
-
-
-def is_safe(character: str) -> bool:
-    """Return whether a terminal shows a character and does nothing else with it.
-
-    Control characters, changes of the writing direction, line separators, unassigned characters
-    and halves of surrogate pairs are not safe.
-    """
-    return (
-        character.isprintable() or unicodedata.category(character) == "Zs" or character in JOINERS
-    )
-
-
-def printable(text: str, keep: str = "") -> str:
-    r"""Escape every character that could steer a terminal, such as ESC as `\x1b`.
-
-    Anybody may have written a document, and the names in a bank or a data file.
-
-    Args:
-        text: any text.
-        keep: characters that stay as they are, such as a line break.
-    """
-    return "".join(
-        c if is_safe(c) or c in keep else c.encode("unicode_escape", "surrogatepass").decode()
-        for c in text
-    )
-
 
 def write(text: str = "") -> None:
     """Write one line to stdout, with unsafe characters escaped."""
@@ -91,9 +61,7 @@ def error(text: str) -> None:
 
 def print_json(value: object) -> None:
     r"""Write a JSON value in one line; unsafe characters become `\u` escapes of JSON."""
-    text = json.dumps(value, ensure_ascii=False)
-    # Outside of strings JSON is ASCII, so only characters of strings are replaced.
-    typer.echo("".join(c if is_safe(c) else json.dumps(c)[1:-1] for c in text))
+    typer.echo(json_text(value))
 
 
 def report(as_json: bool, value: object, *lines: str) -> None:

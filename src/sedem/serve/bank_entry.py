@@ -15,7 +15,6 @@ from sedem.bank.database import check_file
 from sedem.bank.file import BankFile
 from sedem.bank.memory_bank import MemoryBank, Snapshot
 from sedem.bank.parts import Place, Store, is_remote, store_at
-from sedem.durable_files import bytes_text
 from sedem.errors import BankError
 from sedem.serve.database import full_disk
 from sedem.serve.uploads import Failure, Progress, Status, Uploads
@@ -35,11 +34,6 @@ EARLIER = (
     "the bank is in the format of an earlier release; its operator can convert it with 'sedem bank "
     "import', as the log of the server says"
 )
-_REMOVED = """
-SELECT ifnull(sum(blocks), 0), ifnull(sum(blocks) FILTER (WHERE added IS NULL OR removed <= ?), 0)
-FROM documents
-"""
-"""Stored blocks, and those that `BankFile.compact` would remove."""
 
 
 @dataclass(eq=False)
@@ -74,7 +68,7 @@ class BankEntry:
     _snapshots: list[weakref.ref[Snapshot]] = field(default_factory=list)
     _inode: tuple[int, int] | None = None
     _stamp: Stamp | None = None
-    _not_compacted: Stamp | None = None
+    _not_purged: Stamp | None = None
     _reloading: threading.Lock = field(default_factory=threading.Lock)
     _looking: threading.Lock = field(default_factory=threading.Lock)
 
@@ -216,39 +210,24 @@ class BankEntry:
                 with full_disk():
                     self.store.remove(*present)
                 self.refresh()
+                self.purge()
 
-    def compact(self, limit: float) -> bool:
-        """Free the space of removed documents, if they take more than a share of a client's bank.
+    def purge(self) -> bool:
+        """Delete removed documents from a client's bank, unless a running answer reads them.
 
-        Running answers keep the documents of their snapshots. If it fails, it is not tried again
-        before the next change of the bank.
+        If it fails, it is not tried again before the next change of the bank.
 
         Returns:
-            Whether the bank was compacted.
+            Whether there were any.
         """
-        if self.bank is None or self.error is not None or self._not_compacted == self._stamp:
+        if self.bank is None or self.error is not None or self._not_purged == self._stamp:
             return False
-        assert isinstance(self.store, BankFile)
-        before = self._oldest()
         try:
-            with self.store.reading() as connection:
-                ((stored, removed),) = connection.execute(_REMOVED, (before,))
-            if removed <= limit * stored:
-                return False
-            done = self.store.compact(before)
+            return self.bank.purge()
         except (BankError, OSError) as error:
-            logger.warning("bank '%s' could not be compacted: %s", self.name, error)
-            self._not_compacted = self._stamp
+            logger.warning("removed documents stay in bank '%s' for now: %s", self.name, error)
+            self._not_purged = self._stamp
             return False
-        sizes = bytes_text(done.bytes_before), bytes_text(done.bytes_after)
-        logger.info("bank '%s' was compacted from %s to %s", self.name, *sizes)
-        return True
-
-    def _oldest(self) -> int | None:
-        """Return the oldest version that an answer may read; None if there is none."""
-        with self._reloading:
-            found = [snapshot for one in self._snapshots if (snapshot := one()) is not None]
-        return min((one.views[0].head.version for one in found), default=None)
 
     def forget(self) -> Readers:
         """Release the memory.

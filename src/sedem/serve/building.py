@@ -84,6 +84,7 @@ class Builder:
             self._thread.join()
 
     def _run(self) -> None:
+        told = ""
         while not self._stop.is_set():
             self.library.work.clear()
             try:
@@ -91,18 +92,23 @@ class Builder:
             except StoppedError:
                 continue  # the server is stopping, or the bank was deleted
             except (ApiError, SedemError) as error:  # such as a full disk
-                logger.error("reading files failed: %s; trying again in %g s", error, RETRY_SECONDS)
+                if str(error) != told:
+                    logger.warning(
+                        "reading files failed: %s; trying again every %g s", error, RETRY_SECONDS
+                    )
+                told = str(error)
                 self._stop.wait(RETRY_SECONDS)
                 continue
             except Exception:
                 logger.exception("reading files failed; trying again in %g s", RETRY_SECONDS)
                 self._stop.wait(RETRY_SECONDS)
                 continue
+            told = ""
             if not busy:
                 self.library.work.wait(IDLE_SECONDS)
 
     def turn(self) -> bool:
-        """Do pending removals and read one group of files, or else compact a bank.
+        """Do pending removals and read one group of files, or else purge a bank.
 
         Returns:
             Whether there was work to do.
@@ -115,16 +121,11 @@ class Builder:
             entry = self.library.by_id(uploads[0].bank)
             if entry is not None:
                 self._read(entry, uploads)
-        return bool(uploads or removals) or self._compact()
+        return bool(uploads or removals) or self._purge()
 
-    def _compact(self) -> bool:
-        """Compact a bank that needs it, unless it is being read into; returns whether one did."""
-        limit, uploads = self.library.settings.max_removed_share, self.library.uploads
-        return any(
-            entry.compact(limit)
-            for entry in self.library.entries()
-            if entry.id is not None and not uploads.has_work(entry.id)
-        )
+    def _purge(self) -> bool:
+        """Purge a bank of documents that no answer reads any more; returns whether one was."""
+        return any(entry.purge() for entry in self.library.entries() if entry.id is not None)
 
     def _remove(self, removals: Sequence[Removal]) -> None:
         """Remove documents from their banks; missing ones are ignored."""

@@ -71,6 +71,13 @@ def unauthorized(message: str) -> ApiError:
     return ApiError(401, message, "authentication_error", code="invalid_api_key", headers=headers)
 
 
+def too_many_keys(seconds: int) -> ApiError:
+    """A request from an address that tries wrong keys."""
+    message = f"too many wrong keys came from this address; try again in {seconds} s"
+    headers = {"Retry-After": str(seconds)}
+    return ApiError(429, message, "rate_limit_error", code="too_many_wrong_keys", headers=headers)
+
+
 def forbidden(message: str, code: str = "forbidden") -> ApiError:
     """A request that its key does not allow."""
     return ApiError(403, message, "permission_error", code=code)

@@ -7,6 +7,10 @@ its origin must be this server.
 
 from __future__ import annotations
 
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -16,7 +20,14 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sedem.serve.body_limit import in_time
-from sedem.serve.errors import ApiError, bank_not_found, forbidden, head_too_large, unauthorized
+from sedem.serve.errors import (
+    ApiError,
+    bank_not_found,
+    forbidden,
+    head_too_large,
+    too_many_keys,
+    unauthorized,
+)
 from sedem.serve.keys import Key, KeyRing
 from sedem.serve.metrics import Metrics
 from sedem.serve.pages import COOKIE, asks_for_page, login, login_page, sign_out, welcome
@@ -25,13 +36,41 @@ from sedem.untrusted import HEAD_BYTES, HEADERS
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 OPEN = ("GET", "/health")
 """The only route that needs no key."""
+WRONG_KEYS, WRONG_KEYS_RATE = 20.0, 1.0
+"""Wrong keys that an address may send at once, and per second after that."""
+ADDRESSES = 10_000
+"""Addresses whose wrong keys are counted."""
+
+
+class WrongKeys:
+    """A token bucket for each address: how many more wrong keys it may send.
+
+    Args:
+        clock: returns seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def left(self, address: str) -> float:
+        """Return the tokens of an address; below 1, it has to wait."""
+        tokens, at = self._buckets.get(address, (WRONG_KEYS, 0.0))
+        return min(WRONG_KEYS, tokens + (self._clock() - at) * WRONG_KEYS_RATE)
+
+    def take(self, address: str) -> None:
+        """Count a wrong key."""
+        self._buckets[address] = self.left(address) - 1, self._clock()
+        self._buckets.move_to_end(address)
+        if len(self._buckets) > ADDRESSES:
+            self._buckets.popitem(last=False)
 
 
 class Guard:
     """Checks the key before anything else sees a request."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self.app, self.metrics = app, metrics
+        self.app, self.metrics, self.wrong_keys = app, metrics, WrongKeys()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer it with 401 or 403."""
@@ -40,11 +79,31 @@ class Guard:
         elif scope["type"] == "http":
             receive = in_time(receive)
             request = Request(scope, receive)
-            response = await self._refusal(request)
+            response = await self._refusal_in_time(request)
             await (response or self.app)(scope, receive, send)
         else:
             # A web socket: no route supports it.
             await send({"type": "websocket.close", "code": 1008})
+
+    async def _refusal_in_time(self, request: Request) -> Response | None:
+        """Do as `_refusal`, but slow an address down that tries wrong keys."""
+        path, address = request.scope["path"], request.client.host if request.client else ""
+        has_key = (
+            "authorization" in request.headers
+            or COOKIE in request.cookies
+            or "key" in request.query_params
+            or path == "/login"
+        )
+        if not has_key or (request.method, path) == OPEN:
+            return await self._refusal(request)
+        # No key is compared before the address has waited, or the wait would not slow it down.
+        if (left := self.wrong_keys.left(address)) < 1:
+            self.metrics.refused.labels("key").inc()
+            return too_many_keys(math.ceil((1 - left) / WRONG_KEYS_RATE)).response()
+        response = await self._refusal(request)
+        if response is not None and response.status_code == 401:
+            self.wrong_keys.take(address)
+        return response
 
     async def _refusal(self, request: Request) -> Response | None:
         """Put the key into the request's state, or return a response instead of passing it on."""

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 
 from sedem import validation
 from sedem.config import DEFAULT_MODEL
-from sedem.validation import Flag, NumberFrom0, Share, WholeAbove0, WholeFrom0
+from sedem.validation import Flag, NumberFrom0, WholeAbove0, WholeFrom0
 
 BANK_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 """A valid bank name; it is also part of the name of its file."""
@@ -28,8 +28,6 @@ class Settings(validation.Settings):
         max_all_blocks: largest bank, in blocks, for which `k="all"` is allowed.
         max_online_characters: longest text that comes with a question.
         online_banks: temporary banks that are kept for texts that come with a question.
-        max_removed_share: share of a bank's stored blocks that may be of removed documents; with
-            more, the bank is compacted in the background. 1 turns that off.
         drain_seconds: how long running answers may take to finish when the server stops.
     """
 
@@ -77,7 +75,6 @@ class Settings(validation.Settings):
     max_tokens: WholeAbove0 = 512
     max_online_characters: WholeAbove0 = 2_000_000
     online_banks: WholeFrom0 = 64
-    max_removed_share: Share = 0.5
     drain_seconds: NumberFrom0 = 30.0
 
     @field_validator("banks")

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from sedem.model import SeDeM
 
 PATH = "/mcp"
+SESSIONS = 256
+"""Most sessions of agents that are open; one that is not used for half an hour is closed."""
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
 """Hosts by which this machine calls a server that listens on one of them."""
 
@@ -52,10 +54,13 @@ def add_tools(app: FastAPI, settings: Settings) -> None:
         allowed_hosts=[*LOCAL, *(f"{host}:*" for host in LOCAL)],
         allowed_origins=[*settings.cors, *origins],
     )
-    tools = server.streamable_http_app(streamable_http_path=PATH, transport_security=security)
+    tools = server.streamable_http_app(
+        streamable_http_path=PATH, transport_security=security, max_sessions=SESSIONS
+    )
     for route in tools.routes:
         # Behind a proxy, the server's own host is any.
-        route.app = route.app if local else OwnOrigins(route.app, settings)  # type: ignore[attr-defined]
+        inner = route.app if local else OwnOrigins(route.app, settings)  # type: ignore[attr-defined]
+        route.app = WithOwner(inner)  # type: ignore[attr-defined]
         app.router.routes.append(route)
     lifespan = app.router.lifespan_context
 
@@ -65,6 +70,22 @@ def add_tools(app: FastAPI, settings: Settings) -> None:
             yield
 
     app.router.lifespan_context = with_tools
+
+
+class WithOwner:
+    """Tells the SDK whose request it is: a session belongs to the key that made it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+        from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+        from mcp.server.auth.provider import AccessToken
+
+        key: Key = Request(scope).state.key
+        token = AccessToken(token=key.sha256, client_id=key.sha256, scopes=[])
+        await self.app({**scope, "user": AuthenticatedUser(token)}, receive, send)
 
 
 class OwnOrigins:
@@ -157,6 +178,7 @@ class ServedBank:
         with self._entry.changing, full_disk():
             build_bank(model, model.engine, self._entry.path, [document], source=model.source)
         self._entry.refresh()
+        self._entry.purge()
 
     def remove(self, document: str) -> None:
         """Remove a document, in one commit."""

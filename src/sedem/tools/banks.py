@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 from filelock import FileLock, Timeout
 
 from sedem.data.documents import files_in, read_document
-from sedem.durable_files import atomic_write, make_folders
+from sedem.durable_files import atomic_write, create_private, make_folders
 from sedem.errors import DataError, SedemError
 from sedem.types import Document
 from sedem.untrusted import DOCUMENT_BYTES, StoppedError, read_json
@@ -119,12 +119,20 @@ class BuiltBank:
         from sedem.reading.building import build_bank
 
         build_bank(model, model.engine, self.place, documents, progress, source=model.source)
+        self._purge()
 
     def remove(self, document: str) -> None:
         """Remove a document."""
         from sedem.bank.parts import store_at
 
         store_at(self.place).remove(document)
+        self._purge()
+
+    def _purge(self) -> None:
+        """Delete what was replaced or removed, unless an answer still reads it."""
+        if self._bank is not None:
+            self.snapshot()
+            self._bank.purge()
 
 
 class FolderBank(BuiltBank):
@@ -185,12 +193,13 @@ class FolderBank(BuiltBank):
             StoppedError: `stop` was set.
             SedemError: the bank cannot be written, or another model made it.
         """
-        make_folders(self.path.parent)
+        make_folders(self.path.parent, 0o700)
         found = self._look()
         try:
             with FileLock(self.path.with_suffix(".lock"), timeout=0):
                 self._read_changes(model, stop, found)
                 self._remove_missing(found)
+                self._purge()
         except Timeout:
             self._read = self._load()
             self._waiting = len(self._different(found))
@@ -267,6 +276,7 @@ class FolderBank(BuiltBank):
     def _save(self, stamps: dict[str, Stamp]) -> None:
         if stamps != self._read:
             with atomic_write(self.path.with_suffix(".json")) as beside:
+                create_private(beside)
                 beside.write_text(json.dumps(stamps), encoding="utf-8")
             self._read = stamps
 

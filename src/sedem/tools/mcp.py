@@ -6,7 +6,6 @@ only one of them. The model is opened after the first messages: a host gives up 
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -29,7 +28,7 @@ from mcp_types import CallToolResult, Resource, TextContent, Tool, ToolAnnotatio
 from pydantic import ValidationError
 
 from sedem.config import PASSAGES, PER_DOCUMENT
-from sedem.errors import SedemError, UnavailableError
+from sedem.errors import SedemError, UnavailableError, printable
 from sedem.tools.banks import BuiltBank, following
 from sedem.tools.toolbox import (
     BUDGET,
@@ -45,6 +44,7 @@ from sedem.tools.toolbox import (
     Noted,
     Toolbox,
 )
+from sedem.untrusted import json_text
 
 if TYPE_CHECKING:
     from sedem.answering.decoding import Decoding
@@ -244,7 +244,7 @@ class ToolServer(MCPServer[None]):
         except ToolError as error:
             raise ToolError(self._sentence(name, error)) from None
         if isinstance(result, CallToolResult) and result.structured_content is not None:
-            text = json.dumps(result.structured_content, ensure_ascii=False)
+            text = json_text(result.structured_content)
             result.content = [TextContent(type="text", text=text)]
         return result
 
@@ -254,7 +254,7 @@ class ToolServer(MCPServer[None]):
             names = await _in_thread(partial(self._toolbox().names, RESOURCES))
         except SedemError:
             return []  # the tools say why
-        return [Resource(uri=SCHEME + quote(name), name=name) for name in names]
+        return [Resource(uri=SCHEME + quote(name), name=printable(name)) for name in names]
 
     async def read_resource(
         self, uri: Any, context: Context[None, Any] | None = None
@@ -331,8 +331,8 @@ class ToolServer(MCPServer[None]):
 
 
 def _clean(text: str) -> str:
-    """Escape what UTF-8 cannot represent, and bound the length; a message may quote a client."""
-    return text.encode("utf-8", "backslashreplace").decode()[:ERROR_CHARACTERS]
+    """Escape unsafe characters, and bound the length; a message may quote a client or a bank."""
+    return printable(text)[:ERROR_CHARACTERS]
 
 
 async def _in_thread(work: Callable[[], T]) -> T:

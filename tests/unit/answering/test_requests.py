@@ -309,7 +309,11 @@ def test_a_large_bank_is_not_searched_for_candidates_of_other_documents(
         ([], ConfigError, "documents is empty; give at least one"),
         ([2], ConfigError, "document 2 was asked for, the bank has 2"),
         ([-1], ConfigError, "document -1 was asked for"),
-        (["x"], UnknownDocumentError, "the bank has no document 'x'; it has lease.txt, recipe.txt"),
+        (
+            ["x"],
+            UnknownDocumentError,
+            "the bank has no document 'x'; it has 'lease.txt', 'recipe.txt'",
+        ),
     ],
 )
 def test_documents_that_are_not_there_are_refused(

@@ -40,7 +40,7 @@ def add(file: BankFile, *numbers: int, characters: int = 3_000) -> None:
     for number in numbers:
         text = text_of(number, characters)
         document = Document(f"{number}.txt", text, (0, 9) if number == 7 else ())
-        rows = [BlockRow(0, 0, 9, (4, 4, 1, 0)), BlockRow(0, 9, len(text), (4,) * 4)]
+        rows = [BlockRow(0, 0, 9, (4, 4, 1, 0)), BlockRow(0, 9, min(len(text), 16_000), (4,) * 4)]
         file.append(PRINT, [document], Blocks.of(rows), memory_of(number))
 
 

@@ -113,12 +113,15 @@ def test_documents_that_cannot_be_read_or_removed_are_refused(
     with pytest.raises(DataError, match="give at least one document"):
         model.read([])
     bank = model.read(documents)
-    with pytest.raises(BankError, match=r"no document 'rent\.txt'; it has lease\.txt, recipe\.txt"):
+    with pytest.raises(
+        BankError, match=r"no document 'rent\.txt'; it has 'lease\.txt', 'recipe\.txt'"
+    ):
         bank.remove("rent.txt")
     assert bank.documents == documents
     names = [f"{number}.txt" for number in range(1_200)]
     sentence = str(unknown_document("the bank", "x", names))
-    assert sentence.endswith("no document 'x'; it has " + ", ".join(names[:10]) + " and 1,190 more")
+    listed = ", ".join(f"'{name}'" for name in names[:10])
+    assert sentence.endswith(f"no document 'x'; it has {listed} and 1,190 more")
 
 
 def test_blocks_and_memory_of_different_number_are_refused(model: SeDeM) -> None:

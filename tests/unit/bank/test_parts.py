@@ -87,7 +87,9 @@ def test_documents_are_replaced_and_removed_in_their_parts_only(parts: Parts) ->
     assert facts(parts)[3][1] == text_of(1003) and torch.equal(facts(parts)[3][3], memory_of(1003))
     parts.remove("1.txt", "3.txt")
     assert names(parts) == ["2.txt", "4.txt"] and parts.manifest().commit == 5
-    with pytest.raises(UnknownDocumentError, match=r"has no document 'x'; it has 2\.txt, 4\.txt"):
+    with pytest.raises(
+        UnknownDocumentError, match=r"has no document 'x'; it has '2\.txt', '4\.txt'"
+    ):
         parts.remove("2.txt", "x")
     append(parts, 2, 4)
     with pytest.raises(BankMismatchError, match=f"bank '{parts}' was built by model"):

@@ -1,4 +1,4 @@
-"""Banks of a server are compacted and deleted; answers keep the version that they began with."""
+"""Deleted documents and banks are gone; answers keep the version that they began with."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from unit.serve.conftest import finish, opened, upload
 from sedem import SeDeM
 from sedem.bank.file import BankFile
 from sedem.errors import BankError
+from sedem.serve import building
 from sedem.serve.building import Builder
+from sedem.serve.database import FullDiskError
 from sedem.serve.library import Library
 from sedem.serve.settings import Settings
 
@@ -35,26 +37,40 @@ def stored_names(path: Path) -> list[str]:
         return [name for (name,) in connection.execute("SELECT name FROM documents ORDER BY id")]
 
 
+def stands(text: str, folder: Path) -> bool:
+    """Whether a text stands in any file of a folder."""
+    files = (path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    return any(text.encode() in content for content in files)
+
+
 def banks(settings: Settings) -> set[str]:
     return {path.name for path in (settings.folder / "banks").iterdir()}
 
 
-def test_a_bank_that_is_mostly_removed_documents_gives_their_space_back(
+def test_a_deleted_document_stands_in_no_file_of_the_server(
     settings: Settings, model: SeDeM, server: tuple[Library, Builder]
 ) -> None:
     library, builder = server
     entry = library.get("flat")
     assert entry.bank is not None
+    size, memory = BankFile(entry.file).size, entry.bank.memory(range(len(entry.bank)))
+    assert stands(LEASE[:40], settings.folder)
+    library.remove_document("flat", "long.txt")
+    upload(library, "flat", {"lease.txt": "Nothing is rented."})
+    finish(builder)
+    assert not stands(LEASE[:40], settings.folder)
     library.remove_document("flat", "lease.txt")
     finish(builder)
-    assert stored_names(entry.file) == [*TEXTS], "less than half is removed"
-    size, memory = BankFile(entry.file).size, entry.bank.memory(range(len(entry.bank)))
-    library.remove_document("flat", "long.txt")
-    finish(builder)
+    assert not stands("rented", settings.folder)
     assert stored_names(entry.file) == ["recipe.txt"]
     assert BankFile(entry.file).size < size
     assert entry.bank.documents[0].text == RECIPE
-    assert torch.equal(entry.bank.memory(range(len(entry.bank))), memory[: len(entry.bank)])
+    # The recipe is the second document.
+    first = len(memory) - len(entry.bank)
+    assert any(
+        torch.equal(entry.bank.memory(range(len(entry.bank))), memory[at : at + len(entry.bank)])
+        for at in range(first)
+    )
     # This server and the next one write on.
     upload(library, "flat", {"lease.txt": LEASE})
     finish(builder)
@@ -83,7 +99,7 @@ def test_running_answers_keep_what_they_have_not_read_yet(
     assert {one.name: one.text for one in before.documents} == TEXTS
     del before
     finish(builder)
-    assert stored_names(entry.file) == [*TEXTS], "what only the newer one lacks is a small part"
+    assert stored_names(entry.file) == ["recipe.txt", "long.txt"]
     assert {one.name for one in between.documents} == {"recipe.txt", "long.txt"}
     assert between.memory(range(len(between))).isfinite().all()
     del between
@@ -91,32 +107,52 @@ def test_running_answers_keep_what_they_have_not_read_yet(
     assert stored_names(entry.file) == ["recipe.txt"]
 
 
-def test_compaction_that_fails_is_not_tried_again_and_may_be_turned_off(
+def test_a_purge_that_fails_is_not_tried_again(
     server: tuple[Library, Builder],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     library, builder = server
-    entry, tries, limits = library.get("flat"), [], library.settings
+    entry, tries = library.get("flat"), []
 
-    def refused(file: BankFile, before: int | None = None) -> None:
-        tries.append(before)
+    def refused(file: BankFile) -> None:
+        tries.append(file)
         raise BankError("the disk is full")
 
-    monkeypatch.setattr(BankFile, "compact", refused)
-    library.settings = limits.with_changes(max_removed_share=1.0)
+    monkeypatch.setattr(BankFile, "purge", refused)
     library.remove_document("flat", "long.txt")
-    finish(builder)
-    assert not tries
-    library.settings = limits
     finish(builder)
     finish(builder)
     assert len(tries) == 1
-    assert caplog.messages.count("bank 'flat' could not be compacted: the disk is full") == 1
+    told = "removed documents stay in bank 'flat' for now: the disk is full"
+    assert caplog.messages.count(told) == 1
     library.remove_document("flat", "lease.txt")
     finish(builder)
     assert len(tries) == 2 and entry.bank is not None
     assert entry.bank.documents[0].text == RECIPE
+
+
+def test_a_full_disk_is_one_warning_in_the_log(
+    server: tuple[Library, Builder],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _, builder = server
+    left = [FullDiskError() for _ in range(5)]
+
+    def turn() -> bool:
+        if not left:
+            builder._stop.set()
+            return False
+        raise left.pop()
+
+    monkeypatch.setattr(building, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(building, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(builder, "turn", turn)
+    builder._run()
+    told = [one for one in caplog.records if "reading files failed" in one.getMessage()]
+    assert [one.levelname for one in told] == ["WARNING"]
+    assert "the disk of the server is full" in told[0].getMessage()
 
 
 def test_a_deleted_bank_is_removed_when_no_answer_reads_it(

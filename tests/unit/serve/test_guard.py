@@ -18,8 +18,9 @@ from starlette.routing import BaseRoute
 from unit.serve.conftest import send
 
 from sedem.errors import ConfigError
-from sedem.serve import keys
+from sedem.serve import guard, keys
 from sedem.serve.errors import bank_not_found
+from sedem.serve.guard import ADDRESSES, WRONG_KEYS, WrongKeys
 from sedem.serve.keys import Key, KeyRing, add_key, digest_of, keys_of
 from sedem.serve.pages import COOKIE, FORM_BYTES
 
@@ -293,3 +294,35 @@ def test_without_a_file_there_is_one_key(monkeypatch: pytest.MonkeyPatch) -> Non
     found = ring.find(made)
     assert found is not None and found.write and found.metrics
     assert keys_of(None)[1] != made
+
+
+def test_wrong_keys_of_an_address_slow_down() -> None:
+    now = [0.0]
+    wrong = WrongKeys(lambda: now[0])
+    for _ in range(int(WRONG_KEYS)):
+        assert wrong.left("a") >= 1
+        wrong.take("a")
+    assert wrong.left("a") < 1 <= wrong.left("b")
+    now[0] += 1.0
+    assert wrong.left("a") == 1.0
+    now[0] += 3600.0
+    assert wrong.left("a") == WRONG_KEYS
+    for number in range(ADDRESSES + 5):
+        wrong.take(str(number))
+    assert len(wrong._buckets) == ADDRESSES
+
+
+def test_an_address_with_many_wrong_keys_waits(
+    anonymous: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "WRONG_KEYS_RATE", 1e-3)  # a slow machine gets no new tokens
+    codes = [
+        anonymous.get("/v1/banks", headers=bearer(f"wrong-key-of-somebody-{n}")).status_code
+        for n in range(int(WRONG_KEYS) + 5)
+    ]
+    assert codes[: int(WRONG_KEYS)] == [401] * int(WRONG_KEYS) and codes[-1] == 429
+    told = anonymous.get("/v1/banks", headers=bearer(SECRET))
+    assert told.status_code == 429 and 0 < int(told.headers["Retry-After"]) <= 1000
+    assert "too many wrong keys came from this address; try again in " in told.text
+    assert anonymous.get("/v1/banks").status_code == 401, "a request without a key needs no wait"
+    assert anonymous.get("/health").status_code == 200

@@ -223,3 +223,28 @@ async def test_a_client_that_leaves_stops_its_answer(
             while served.service.scheduler.running:
                 await anyio.sleep(0.01)
             assert not (await client.call_tool("documents", {})).is_error
+
+
+def test_a_session_belongs_to_the_key_that_made_it(client: TestClient) -> None:
+    version = VERSIONS[0]
+    about = {"clientInfo": {"name": "raw", "version": "1"}, "capabilities": {}}
+    body = message(version, "initialize", protocolVersion=version, **about)
+    begun = client.post("/mcp", json=body, headers={**LOCAL, **bearer(SECRET)})
+    session = {"Mcp-Session-Id": begun.headers["mcp-session-id"], **LOCAL}
+    listing = message(version, "tools/list")
+    for secret, status in ((SECRET, 200), (READER, 404), (SCOPED, 404)):
+        answer = client.post("/mcp", json=listing, headers={**session, **bearer(secret)})
+        assert answer.status_code == status
+
+
+def test_the_number_of_sessions_is_bounded(
+    make_client: Callable[..., TestClient],
+    banks: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tools, "SESSIONS", 2)
+    client, version = make_client(banks=banks), VERSIONS[0]
+    about = {"clientInfo": {"name": "raw", "version": "1"}, "capabilities": {}}
+    body = message(version, "initialize", protocolVersion=version, **about)
+    codes = [client.post("/mcp", json=body, headers=LOCAL).status_code for _ in range(3)]
+    assert codes == [200, 200, 503]

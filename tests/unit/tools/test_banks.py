@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event, Thread
@@ -15,6 +16,7 @@ from sedem import Document, MemoryBank, SeDeM
 from sedem.errors import BankError, DataError
 from sedem.tools import banks
 from sedem.tools.banks import BuiltBank, FolderBank, StoppedError, banks_at, following
+from sedem.tools.toolbox import Toolbox
 
 
 @pytest.fixture
@@ -73,7 +75,35 @@ def test_a_folder_is_read_and_not_touched(
     bank.add(model, Document("a.note", "A note."))
     bank.remove("a.note")
     assert contents(folder) == before
+    home = tmp_path / "home"
+    modes = {stat.S_IMODE(one.stat().st_mode) for one in home.iterdir() if one.suffix != ".lock"}
+    assert (stat.S_IMODE(home.stat().st_mode), modes) == (0o700, {0o600})
     assert {path.parent for path in tmp_path.rglob("*.bank*")} == {tmp_path / "home"}
+
+
+def test_a_forgotten_note_and_a_deleted_file_stand_nowhere(
+    model: SeDeM, folder: Path, open_folder: Callable[[], FolderBank], tmp_path: Path
+) -> None:
+    bank = open_folder()
+    toolbox = Toolbox([bank], lambda: model, writable=True)
+
+    def stands(text: str) -> bool:
+        files = (path.read_bytes() for path in (tmp_path / "home").rglob("*") if path.is_file())
+        return any(text.encode() in content for content in files)
+
+    bank.catch_up(model, Event())
+    toolbox.remember("The door code is zqseven.", "door")
+    assert toolbox.search("door code").results and stands("zqseven") and stands(LEASE[:40])
+    toolbox.remember("The door code is zqeight.", "door")
+    assert stands("zqeight") and not stands("seven")
+    toolbox.forget("door")
+    assert not stands("eight")
+    change(folder / "lease.txt", "Another text.")
+    bank.catch_up(model, Event())
+    assert not stands(LEASE[:40]) and stands("Another text.")
+    (folder / "lease.txt").unlink()
+    bank.catch_up(model, Event())
+    assert not stands("Another text.") and names(bank) == ["kitchen/recipe.md"]
 
 
 def test_changes_are_told_at_once_and_then_followed(

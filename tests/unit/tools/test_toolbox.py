@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import time
 from collections.abc import Callable
 from datetime import datetime
 from itertools import pairwise
@@ -328,3 +329,13 @@ def test_the_same_name_in_two_banks_needs_the_banks_name(
         both.read("lease.txt")
     assert both.read("other/lease.txt").text == "Another lease."
     assert both.names(2) == ["lease/lease.txt", "lease/kitchen/recipe.txt"]
+
+
+@pytest.mark.parametrize("count", [101, 5_000, 100_000])
+def test_a_scope_of_too_many_patterns_is_refused(toolbox: Toolbox, count: int) -> None:
+    scope, began = ";".join(f"*{n}*" for n in range(count)), time.monotonic()
+    for call in (toolbox.documents, lambda scope: toolbox.search("rent", scope)):
+        with pytest.raises(DataError, match=f"has {count:,} patterns, at most 100 are compared"):
+            call(scope)
+    assert time.monotonic() - began < 5
+    assert toolbox.documents(";".join(["lease.txt"] * 100)).total == 1
