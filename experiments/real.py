@@ -37,12 +37,11 @@ LABELS = {
     "auto, K=1": "sedem-smol, K=1",
     "auto, K=4": "sedem-smol, K=4",
     "auto, K=all": "sedem-smol, every block",
-    "auto, K=4, one reading": "sedem-smol, K=4, memory alone",
-    "auto, text, K=4, one reading": "the same four blocks as text (RAG with the same reader)",
-    "auto, text, K=4": "the same four blocks as text, and a second reading",
+    "auto, text, K=4": "the same four blocks as text (RAG with the same reader)",
+    "no memory": "sedem-smol, no memory",
+    "span, K=4": "sedem-smol, K=4, always quoted",
     "K=4": "sedem-smol, K=4, never quoted",
     "text, K=4": "the same four blocks as text, never quoted",
-    "no memory": "sedem-smol, no memory",
 }
 """Ways in the order of the table."""
 QUOTING_NANO = "sedem-nano, K=4, selecting by words too and quoting"

@@ -89,23 +89,15 @@ def budgets(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     return _by_way(cell, scale, data, "budgets", tried, examples_of(cell, scale, data))
 
 
-ONE_READING = {"second_reading": False}
-"""Turns the second reading off, which is the model's and no field of a request."""
 WAYS: dict[str, dict[str, Any]] = {
-    "auto, K=4": {"k": 4, "answer": "auto"},
-    "auto, K=4, one reading": {"k": 4, "answer": "auto", **ONE_READING},
-    "auto, text, K=4": {"k": 4, "condition": "text", "answer": "auto"},
-    "auto, text, K=4, one reading": {
-        "k": 4,
-        "condition": "text",
-        "answer": "auto",
-        **ONE_READING,
-    },
-    "auto, K=1": {"k": 1, "answer": "auto"},
-    "auto, K=all": {"k": "all", "answer": "auto"},
     "K=4": {"k": 4, "answer": "free"},
     "text, K=4": {"k": 4, "condition": "text", "answer": "free"},
     "no memory": {"blocks": [], "answer": "free"},
+    "auto, K=1": {"k": 1, "answer": "auto"},
+    "auto, K=4": {"k": 4, "answer": "auto"},
+    "auto, K=all": {"k": "all", "answer": "auto"},
+    "span, K=4": {"k": 4, "answer": "span"},
+    "auto, text, K=4": {"k": 4, "condition": "text", "answer": "auto"},
 }
 """Ways to answer, with fields of their requests; answers are decoded freely, or quoted."""
 
@@ -176,20 +168,17 @@ def _by_way(
     method = open_sedem(settings)
     assert isinstance(method, SedemMethod)
     records: dict[str, list[Record]] = {way: [] for way in tried}
-    decider = method.model.second_reading
     for start in tqdm(range(0, len(examples), BATCH), desc=cell.name, unit="batch"):
         batch = examples[start : start + BATCH]
         asked = list(zip(method.requests(batch), batch, strict=True))
         for way, fields in tried.items():
             requests = [replace(request, blocks=None) for request, _ in asked]
-            own = {name: value for name, value in fields.items() if name not in ONE_READING}
-            method.model.second_reading = decider if own == fields else None
-            if own.get("k") == "all":
+            if fields.get("k") == "all":
                 requests = [
                     replace(request, blocks=method.best_that_fit(request.bank, example))
                     for request, example in asked
                 ]
-            requests = [replace(request, **own) for request in requests]
+            requests = [replace(request, **fields) for request in requests]
             found = method.model.answer_requests(requests, method.decoding)
             records[way] += [to_record(*pair) for pair in zip(batch, found, strict=True)]
     first = next(iter(records.values()))

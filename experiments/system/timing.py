@@ -16,7 +16,6 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from experiments.system.answers import ONE_READING
 from experiments.system.cells import Cell, checkpoint_of, examples_of
 from experiments.system.scales import Scale
 from sedem import Decoding, SeDeM
@@ -180,8 +179,7 @@ def condition_times(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
 ASKED: dict[str, dict[str, Any]] = {
     "free": {"answer": "free"},
     "free, two hops": {"answer": "free", "hops": 2},
-    "quoted by memory alone": {"answer": "auto", **ONE_READING},
-    "quoted, by a second reading": {"answer": "auto"},
+    "quoted": {"answer": "span"},
 }
 """Ways, with fields of their questions."""
 
@@ -195,17 +193,14 @@ def answer_times(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     folder, examples = checkpoint_of(cell, scale, data), examples_of(cell, scale, data)
     model = SeDeM.from_pretrained(folder, dtype=getattr(torch, cell.dtype or scale.dtype))
     times: dict[str, list[tuple[float, float]]] = {way: [] for way in ASKED}
-    decider = model.second_reading
     for example in examples:
         bank = model.read(example.documents)
         model.warm(bank)
         asked: dict[str, list[tuple[float, float]]] = {way: [] for way in ASKED}
         for _ in range(1 + ROUNDS):
             for way, fields in ASKED.items():
-                own = {name: value for name, value in fields.items() if name not in ONE_READING}
-                model.second_reading = decider if own == fields else None
                 decoding = Decoding(max_new_tokens=cell.max_new_tokens)
-                answer = model.answer(bank, example.question, k=cell.k, decoding=decoding, **own)
+                answer = model.answer(bank, example.question, k=cell.k, decoding=decoding, **fields)
                 timings = answer.timings
                 asked[way].append((timings["ttft_ms"], timings["total_ms"]))
         for way, (_, *timed) in asked.items():

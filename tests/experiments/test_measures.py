@@ -79,7 +79,7 @@ def test_every_way_to_answer_is_scored(
     measure(replace(cell, limit=2), scale, tmp_path, study.name)
     result = replace(cell, limit=2).read(scale)
     assert result is not None and result["form"]["examples"] == 2
-    assert set(result["ways"]) == set(WAYS) and set(result["change"]) == set(WAYS) - {"auto, K=4"}
+    assert set(result["ways"]) == set(WAYS) and set(result["change"]) == set(WAYS) - {"K=4"}
     cut = {way: found["conditioning"]["mean"] for way, found in result["ways"].items()}
     assert cut["no memory"] < cut["auto, K=1"] < cut["K=4"] < cut["auto, K=all"]
 

@@ -171,25 +171,7 @@ def log_of_a_database(path: Path) -> None:
     database.close()
 
 
-def journal_of_a_new_database(path: Path) -> None:
-    other = path.with_name("other.db")
-    with sqlite3.connect(other) as database:
-        database.execute("PRAGMA page_size = 65536")
-        database.execute("CREATE TABLE a (b)")
-        database.commit()
-        database.execute("PRAGMA cache_size = 1")
-        database.execute("PRAGMA cache_spill = 1")
-        database.execute("INSERT INTO a VALUES (zeroblob(9000000))")
-        shutil.copy(f"{other}-journal", f"{path}-journal")
-    database.close()
-    content = bytearray(Path(f"{path}-journal").read_bytes())
-    content[8:12] = b"\xff\xff\xff\xff"  # as it is after a commit that was not finished
-    Path(f"{path}-journal").write_bytes(content)
-
-
-@pytest.mark.parametrize(
-    "beside", [log_of_another_bank, log_of_a_database, journal_of_a_new_database]
-)
+@pytest.mark.parametrize("beside", [log_of_another_bank, log_of_a_database])
 def test_a_log_of_another_database_is_refused_and_never_replayed(
     beside: Callable[[Path], None], path: Path
 ) -> None:
@@ -204,7 +186,7 @@ def test_a_log_of_another_database_is_refused_and_never_replayed(
     ):
         with suppress(BankError):
             work()
-    with pytest.raises(BankError, match=r"a\.bank-(wal|journal)' does not belong to the bank"):
+    with pytest.raises(BankError, match=r"a\.bank-wal' does not belong to the bank"):
         use(path)
     assert path.read_bytes() == content
     for suffix in ("-wal", "-journal", "-shm"):

@@ -45,7 +45,7 @@ LOOK_AHEAD = 4
 LONGEST = 32
 """Tokens of the longest span."""
 BEFORE = 300
-"""Characters before a block that are looked at for the beginning of its first sentence."""
+"""Characters before a block that a second reading takes for the sentence before a span."""
 FURTHER = 2
 """Most beginnings that are read further."""
 CHARACTERS = 12
@@ -250,7 +250,8 @@ class SpanSearch:
         self.log_V = logits_V.float().log_softmax(-1)
         request, selection = prepared.request, prepared.selection
         if passages is None:
-            passages = [read_passage(request.bank, block) for block in selection.ranked]
+            before = 1 if model.second_reading is None else BEFORE
+            passages = [read_passage(request.bank, block, before) for block in selection.ranked]
         self.passages = passages
         chat = model.config.chat_template or request.prompt is not None
         self.lead, self.ends = ("" if chat else " "), end_ids(model.decoder, chat=chat)
@@ -494,14 +495,14 @@ class SpanSearch:
         return self.rows.branches(self.row, ids_SP)[:, len(self.said) :]
 
 
-def read_passage(bank: BankReader, block: int) -> Passage:
-    """Read the text of a block, with what stands before it and after it.
+def read_passage(bank: BankReader, block: int, before: int) -> Passage:
+    """Read the text of a block, with so many characters before it, and what follows it.
 
     Raises:
         NoTextError: the bank does not hold it, and it cannot be read from its source.
     """
     [row], documents = bank.rows([block]), bank.documents
-    start = max(0, row.start - BEFORE)
+    start = max(0, row.start - before)
     end = min(row.end + LONGEST * CHARACTERS, documents.characters(row.document))
     text = documents.text(row.document, start, end)
     inside = range(row.start - start, row.end - start)

@@ -132,7 +132,7 @@ def connect(
             check_no_link(path.with_name(path.name + suffix))
         _register_checksums()
         if not create and not frozen:
-            _check_logs(path)
+            _check_log(path)
         uri, vfs = path.as_uri(), "cksmvfs"
         if frozen:
             uri, flags = uri + "?immutable=1", apsw.SQLITE_OPEN_READONLY
@@ -174,36 +174,28 @@ def check_no_link(path: Path) -> None:
             raise BankError(f"'{path}' is a link, or not a file; remove it")
 
 
-def _check_logs(path: Path) -> None:
-    """Reject a log or journal that would put pages of another database into a bank.
+def _check_log(path: Path) -> None:
+    """Reject a log that would put pages of another database into a bank.
 
-    Every commit to a bank writes the page with its id, so its own log has the id. A bank is changed
-    without a log only while it is created.
+    Every commit to a bank writes the page with its id, so its own log has the id.
 
     Raises:
         BankError: there is one; nothing was changed.
     """
-    logs = [path.with_name(path.name + suffix) for suffix in ("-wal", "-journal")]
-    if not any(log.exists() and log.stat().st_size for log in logs):
+    log = path.with_name(path.name + "-wal")
+    if not log.exists() or not log.stat().st_size:
         return
     try:
         with closing(connect(path, frozen=True)) as alone:
             id = str(alone.execute("SELECT id FROM bank").get)
     except (apsw.Error, UnicodeDecodeError):
         return  # it is no bank yet, or is being written
-    for log, is_own in zip(logs, (_is_log_of, _is_ignored), strict=True):
-        with suppress(FileNotFoundError):
-            if not is_own(log, id.encode()):
-                raise BankError(
-                    f"'{log}' does not belong to the bank beside it; move it to another folder, "
-                    "and open the bank again"
-                )
-
-
-def _is_ignored(journal: Path, id: bytes) -> bool:
-    """Whether SQLite ignores a journal: it is empty, or its first bytes are not those of one."""
-    with journal.open("rb") as file:
-        return file.read(8) != bytes.fromhex("d9d505f920a163d7")
+    with suppress(FileNotFoundError):
+        if not _is_log_of(log, id.encode()):
+            raise BankError(
+                f"'{log}' does not belong to the bank beside it; move it to another folder, and "
+                "open the bank again"
+            )
 
 
 def _is_log_of(log: Path, id: bytes) -> bool:

@@ -224,8 +224,9 @@ def test_a_least_confidence_needs_a_model_that_tells_it(model: SeDeM, bank: Memo
 
 VIEWS = ("slice", "select", "view", "permute", "unsqueeze", "expand", "t", "transpose", "unbind")
 VIEWS += ("split", "split_with_sizes", "_unsafe_view", "lift_fresh", "unflatten", "detach")
-OPERATIONS = 60
-"""Tensor operations from a question to its first token, outside encoding and prefill."""
+OPERATIONS = 68
+"""Tensor operations from a question to its first token, outside encoding and prefill. Eight of them
+check on the CPU that what is read from a bank is finite."""
 
 
 class Counting(TorchDispatchMode):

@@ -52,6 +52,8 @@ ADAPTED_IN_DECODING = {"full-context-tuned", "rag", "hmt"}
 """Methods whose adapters are on when an answer is decoded."""
 IDLE_IN_TEXT = {"500x": "layers.3.self_attn.q_proj", "beacon": "q.3.weight"}
 """Trained parameters on which no loss depends: nothing reads these queries of the last layer."""
+SHIFT = "transport.mass.1.bias"
+"""A bias of all scores of a softmax: rounding alone gives it a gradient."""
 
 
 def drop_invisible_spaces(backbone: Backbone) -> None:
@@ -233,6 +235,7 @@ def test_the_loss_on_text_trains_every_part_and_adapter(
     stage(torch.stack(context), torch.stack(continuation))["loss"].backward()
     trained = {n: p for n, p in stage.named_parameters() if p.requires_grad}
     idle = [n for n, p in trained.items() if p.grad is None or not p.grad.any()]
+    idle = [n for n in idle if not n.endswith(SHIFT)]
     assert bool(idle) == (name in IDLE_IN_TEXT)
     assert all(IDLE_IN_TEXT[name] in one for one in idle)
 
