@@ -276,6 +276,8 @@ def train_spans(
         and the mean token F1 of the last questions by way to answer.
     """
     scorer, second = SpanScorer(), SecondReading()
+    # Also in the first pass, because spans then have more text before them.
+    model.second_reading = SecondReading().to(model.device)
     memory = compare_spans(model, examples, read, progress)
     f1 = fit_spans(scorer, memory)
     # What was just fitted chooses the sentences that are read again.
@@ -549,8 +551,6 @@ def compare_spans(
     """
     decoding, compared = Decoding(ANSWER_TOKENS), list[ComparedSpans | None]()
     limit = decoding.max_new_tokens
-    if again:
-        model.second_reading = SecondReading().to(model.device)
     for number, example in enumerate(examples, start=1):
         documents = [read.names[document.text] for document in example.documents]
         request = Request(read.bank, example.question, K, documents=documents)
