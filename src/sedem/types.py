@@ -210,8 +210,8 @@ class Answer:
 
     @property
     def certainty(self) -> str | None:
-        """`answer_confidence` in words."""
-        return certainty_of(self.answer_confidence)
+        """How likely the answer is right, whether or not its source was found, in words."""
+        return certainty_of(joint(self.answer_confidence, self.confidence))
 
     def to_dict(self) -> dict[str, Any]:
         """The answer as values for JSON; its text has the key "answer"."""
@@ -223,6 +223,13 @@ class Answer:
 
 SURE, LIKELY = 0.85, 0.5
 """The least probabilities of answers that are called sure or likely."""
+
+
+def joint(answer_confidence: float | None, confidence: float | None) -> float | None:
+    """Return the probability that an answer is right, given that if its source was found."""
+    if answer_confidence is None or confidence is None:
+        return answer_confidence
+    return answer_confidence * confidence
 
 
 def certainty_of(probability: float | None) -> str | None:

@@ -39,7 +39,7 @@ from sedem.engine.interface import WIDE, Engine, Rows
 from sedem.errors import CancelledError, ConfigError, NoTextError, SedemError, UnavailableError
 from sedem.method.selector import select
 from sedem.modules import SedemModules
-from sedem.types import Answer, Citation, Span, certainty_of
+from sedem.types import Answer, Citation, Span, certainty_of, joint
 
 
 @dataclass(frozen=True)
@@ -537,7 +537,9 @@ def to_answer(name: str, running: Running) -> Answer:
         answer_tokens=len(transcript.ids) if quotation is None else quotation.tokens,
         logprobs=_named(transcript),
         sentences=tuple((request.bank.documents.name(n), a, b) for n, a, b in found.sentences),
-        alternative=found.alternative if certainty_of(certainty) == "unsure" else None,
+        alternative=found.alternative
+        if certainty_of(joint(certainty, selection.confidence)) == "unsure"
+        else None,
     )
 
 

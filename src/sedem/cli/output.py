@@ -219,6 +219,8 @@ def print_answer(
     **options: Any,
 ) -> None:
     """Write an answer piece by piece, then what is known about it and its sources."""
+    from sedem.types import joint
+
     stream = model.stream(bank, question, k=k, **options)
     for piece in stream:
         typer.echo(printable(piece, keep="\n"), nl=False)
@@ -227,9 +229,9 @@ def print_answer(
     answer, facts = stream.answer, []
     if (model.config.k if k is None else k) == "auto":
         facts.append(f"from {answer.k:,} of {count(answer.blocks, 'block')}")
-    if answer.answer_confidence is not None:
+    if (probability := joint(answer.answer_confidence, answer.confidence)) is not None:
         other = "" if answer.alternative is None else f"; perhaps: {printable(answer.alternative)}"
-        facts.append(f"{answer.certainty} ({answer.answer_confidence:.2f}{other})")
+        facts.append(f"{answer.certainty} ({probability:.2f}{other})")
     if answer.confidence is not None:
         facts.append(f"source found ({answer.confidence:.2f})")
     if facts:

@@ -110,7 +110,7 @@ export class Card {
     if (typeof sedem.answer_confidence === "number") {
       const other = sedem.alternative ? `. Perhaps: ${sedem.alternative}` : "";
       this.sure.append(
-        note(`The answer is ${sedem.certainty} (${score(sedem.answer_confidence)})${other}`),
+        note(`The answer is ${sedem.certainty} (${score(sedem.answer_confidence * (sedem.confidence ?? 1))})${other}`),
       );
     }
     this.costs.replaceChildren(
