@@ -16,7 +16,6 @@ import numpy as np
 
 from sedem.bank.care import examine
 from sedem.bank.file import BankFile, already_there, delete
-from sedem.bank.folders import import_folder
 from sedem.bank.memory_bank import MemoryBank, Snapshot, copy_to
 from sedem.bank.parts import Parts, Place, is_remote, store_at
 from sedem.durable_files import make_folders, sync_folder
@@ -48,7 +47,7 @@ def export_bank(source: Place, file: Path) -> int:
 
 
 def import_bank(file: Path, target: Place) -> int:
-    """Make a bank from the file of one, or from the folder of one of an earlier format.
+    """Make a bank from the file of one.
 
     All of it is checked first. The target is a new file, or a new place in an object store.
     """
@@ -57,10 +56,7 @@ def import_bank(file: Path, target: Place) -> int:
             import_bank(file, path)
             return backup(path, target)
     with _appearing(Path(target), checked=file) as path:
-        if file.is_dir():
-            import_folder(file, BankFile(path))
-        else:
-            BankFile(file).copy_to(path)
+        BankFile(file).copy_to(path)
     return Path(target).stat().st_size
 
 

@@ -339,13 +339,7 @@ def check_file(path: Path, name: object) -> None:
     try:
         found = path.stat()
         if stat.S_ISDIR(found.st_mode):
-            old = (path / "catalog.sqlite").exists()
-            raise BankError(
-                f"'{name}' is a bank in the format of an earlier release; convert it with 'sedem "
-                f"bank import {name} NEW.bank'"
-                if old
-                else f"'{name}' is a folder, not a bank; give the file of a bank"
-            )
+            raise BankError(f"'{name}' is a folder, not a bank; give the file of a bank")
         if not stat.S_ISREG(found.st_mode):
             raise BankError(f"'{name}' is not a file; give the file of a bank")
         with path.open("rb") as file:

@@ -226,17 +226,11 @@ def export_file(
 
 @bank_app.command("import")
 def import_file(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="File of a bank, or a folder of format 3 or 4.")
-    ],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File of a bank.")],
     bank: BankPlace,
     as_json: Json = False,
 ) -> None:
-    """Make a bank from the file of one, once all of it has been checked.
-
-    A bank of an earlier release, which is a folder, is converted. Nothing is read again: its
-    memory and its texts stay the same.
-    """
+    """Make a bank from the file of one, once all of it has been checked."""
     from sedem.bank.copies import import_bank
 
     _report_copy(file, bank, import_bank(file, bank), as_json)

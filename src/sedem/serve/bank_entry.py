@@ -30,10 +30,6 @@ Prepare = Callable[[Snapshot], None]
 """Prepares for questions to a new version of a bank."""
 
 UNREADABLE = "the bank cannot be read now; the log of the server has the reason"
-EARLIER = (
-    "the bank is in the format of an earlier release; its operator can convert it with 'sedem bank "
-    "import', as the log of the server says"
-)
 
 
 @dataclass(eq=False)
@@ -156,8 +152,7 @@ class BankEntry:
         except BankError as error:
             if self.error is None:
                 logger.warning("bank '%s' cannot be read: %s", self.name, error)
-            is_old = not is_remote(self.path) and Path(self.path).is_dir()
-            self.error = EARLIER if is_old else UNREADABLE
+            self.error = UNREADABLE
 
     def _newest(self) -> tuple[Store, Stamp]:
         """Return the store of the bank that is at the path now, and its newest version.

@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-import shutil
 import sqlite3
 import threading
 import time
@@ -40,8 +39,8 @@ logger = logging.getLogger(__name__)
 REFRESH_SECONDS = 2.0
 """Minimum time between two checks of the operator's banks."""
 _BANK = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}-[0-9a-f]{8}\.bank")
-_OF_BANK = re.compile(rf"\.?({_BANK.pattern})(\.partial|(\.kept|\.codes)?(-wal|-shm|-journal)?)")
-"""A bank, or what lies beside one; in earlier releases it was a folder, at first a hidden one."""
+_OF_BANK = re.compile(rf"({_BANK.pattern})(\.partial|(\.kept|\.codes)?(-wal|-shm|-journal)?)")
+"""A bank, or what lies beside one."""
 
 
 class Library:
@@ -137,11 +136,7 @@ class Library:
         """Remove banks that are not among the given ones: a killed server left them."""
         for path in [*self._banks.iterdir()]:
             found = _OF_BANK.fullmatch(path.name)
-            if found is None or found[1] in banks:
-                continue
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
+            if found is not None and found[1] not in banks and not path.is_dir():
                 path.unlink()
 
     def close(self) -> None:
@@ -269,10 +264,7 @@ class Library:
             file, readers = deleted
             if any(reader() is not None for reader in readers):
                 continue
-            if file.is_dir():
-                shutil.rmtree(file)
-            else:
-                delete(file)
+            delete(file)
             sync_folder(self._banks)
             self._deleted.remove(deleted)
 

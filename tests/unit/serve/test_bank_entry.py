@@ -183,10 +183,6 @@ def test_the_next_server_removes_what_a_killed_one_left(
     beside = "a-00000000.bank-wal", "b-00000000.bank.kept", "d-00000000.bank.codes-wal"
     for name in ("a-00000000.bank", *beside):
         (folder / name).write_bytes(b"of a deleted bank")
-    # In folders of earlier releases.
-    for name in ("c-00000000.bank", ".c-00000000.bank.partial"):
-        (folder / name).mkdir()
-        (folder / name / "catalog.sqlite").write_bytes(b"of a deleted bank")
     (folder / "converted.bank").write_bytes(b"of the operator")
     library.close()
     again = Library(settings, model)

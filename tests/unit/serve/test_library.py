@@ -13,7 +13,7 @@ from conftest import LEASE, RECIPE
 from unit.serve.conftest import finish, opened, upload
 
 from sedem import Document, MemoryBank, SeDeM
-from sedem.bank.file import BankFile, delete
+from sedem.bank.file import BankFile
 from sedem.bank.memory_bank import append_to, copy_to
 from sedem.bank.parts import Parts
 from sedem.errors import BankMismatchError, ConfigError
@@ -143,25 +143,6 @@ def test_names_are_not_shared_and_a_lost_database_is_not_begun_anew(
         with pytest.raises(ConfigError, match=r"but not its database 'server\.sqlite'; restore"):
             Library(settings, model)
     assert uploaded.read_bytes() == b"uploaded"
-
-
-def test_a_folder_of_an_earlier_release_opens_and_says_how_to_convert_its_banks(
-    settings: Settings, model: SeDeM
-) -> None:
-    old = build(settings, model)
-    delete(old)
-    old.mkdir()
-    (old / "catalog.sqlite").write_bytes(b"of format 4")
-    with opened(settings, model) as (library, builder):
-        entry = library.get("flat")
-        assert entry.error is not None and "sedem bank import" in entry.error
-        assert str(old) not in entry.error and entry.status == "failed"
-        upload(library, "flat", {"recipe.txt": RECIPE})
-        finish(builder)
-        assert "cannot be written now" in entry.progress().failed[0].error
-        library.delete("flat")
-        finish(builder)
-        assert not old.exists()
 
 
 def test_a_bank_of_the_operator_may_be_replaced_or_lost(
