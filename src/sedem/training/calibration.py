@@ -11,7 +11,6 @@ spans.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -276,13 +275,10 @@ def train_spans(
         and the mean token F1 of the last questions by way to answer.
     """
     scorer, second = SpanScorer(), SecondReading()
-    # Also in the first pass, because spans then have more text before them.
+    # Set at once, because spans then have more text before them.
     model.second_reading = SecondReading().to(model.device)
-    memory = compare_spans(model, examples, read, progress)
+    memory, text = zip(*compare_spans(model, examples, read, progress), strict=True)
     f1 = fit_spans(scorer, memory)
-    # What was just fitted chooses the sentences that are read again.
-    model.spans, model.config = scorer, model.config.with_changes(spans=True)
-    text = compare_spans(model, examples, read, progress, again=True)
     again, gains = fit_second_reading(second, scorer, memory, text)
     parts: dict[str, nn.Module] = {"spans": scorer}
     if gains:
@@ -537,35 +533,30 @@ class ComparedSpans:
 
 @torch.no_grad()
 def compare_spans(
-    model: SeDeM,
-    examples: Sequence[Example],
-    read: ReadExamples,
-    progress: Progress | None = None,
-    *,
-    again: bool = False,
-) -> list[ComparedSpans | None]:
-    """Compare the spans of questions, and answer freely; None for a question without spans.
+    model: SeDeM, examples: Sequence[Example], read: ReadExamples, progress: Progress | None = None
+) -> list[tuple[ComparedSpans | None, ComparedSpans | None]]:
+    """Compare the spans of questions by memory, then by their best sentences, read as text.
 
-    Args:
-        again: whether the sentences of the best spans are read again, and answer both ways.
+    The model's present choice of spans says which sentences those are.
+
+    Returns:
+        The spans of each question by both readings; None where there are none.
     """
-    decoding, compared = Decoding(ANSWER_TOKENS), list[ComparedSpans | None]()
-    limit = decoding.max_new_tokens
+    decoding = Decoding(ANSWER_TOKENS)
+    limit, compared = decoding.max_new_tokens, []
     for number, example in enumerate(examples, start=1):
         documents = [read.names[document.text] for document in example.documents]
         request = Request(read.bank, example.question, K, documents=documents)
         [prepared] = prepare(model, model.engine, [request], [limit], Clock(model.device))
         assert prepared.inputs is not None
-        with ExitStack() as opened:
-            rows = opened.enter_context(model.engine.open_rows(1))
-            logits_1V = rows.join([0], [prepared.inputs], [limit])
-            search = SpanSearch(model, rows, 0, prepared, limit, logits_1V[0])
-            spans = search.ordered(search.candidates())
-            if again and spans:
-                text = open_text(model, model.engine, prepared, limit, search, spans)
-                search = opened.enter_context(text)
-                spans = search.candidates()
-            compared.append(_compared(search, spans, example, decoding) if spans else None)
+        with model.engine.open_rows(1) as rows:
+            [logits_V] = rows.join([0], [prepared.inputs], [limit])
+            memory = SpanSearch(model, rows, 0, prepared, limit, logits_V)
+            spans, again = memory.ordered(memory.candidates()), None
+            if spans:
+                with open_text(model, model.engine, prepared, limit, memory, spans) as text:
+                    again = _compared(text, text.candidates(), example, decoding)
+            compared.append((_compared(memory, spans, example, decoding), again))
         if progress is not None:
             progress(number, len(examples))
     return compared
@@ -573,7 +564,9 @@ def compare_spans(
 
 def _compared(
     search: SpanSearch, spans: Sequence[Candidate], example: Example, decoding: Decoding
-) -> ComparedSpans:
+) -> ComparedSpans | None:
+    if not spans:
+        return None
     features_CF = search.compared(spans)[1]
     free, likelihood = search.answer_freely(decoding)
     right_C = torch.tensor([_right(span.text, example) for span in spans])
@@ -629,7 +622,8 @@ def fit_spans(scorer: SpanScorer, compared: Sequence[ComparedSpans | None]) -> d
         The mean token F1 of the last questions by way to answer.
     """
     fitted, measured = _parted(compared)
-    scorer.fit([(one.features, one.right) for one in fitted if one.right.any()])
+    if chosen := [(one.features, one.right) for one in fitted if one.right.any()]:
+        scorer.fit(chosen)
     best = [BestSpan.of(scorer, one) for one in fitted]
     right = [one.right for one in best]
     scorer.fit_gap([one.gap for one in best], right, [one.free for one in best])

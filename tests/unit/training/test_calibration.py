@@ -20,7 +20,7 @@ from sedem.errors import ConfigError, DataError
 from sedem.evaluation.run import sample
 from sedem.guidance.scores import confidence_features
 from sedem.guidance.spans import FEATURES as SPAN_FEATURES
-from sedem.guidance.spans import SpanScorer
+from sedem.guidance.spans import SECOND_FEATURES, SecondReading, SpanScorer
 from sedem.training import calibration
 from sedem.training.calibration import (
     MINIMUM,
@@ -149,12 +149,17 @@ def test_spans_are_fitted_to_the_first_questions_and_measured_on_the_last(
 ) -> None:
     usable = [example for example in examples.examples if len(example.documents) > 1]
     chosen = [replace(one, id=f"{one.id} {n}") for n, one in enumerate(islice(cycle(usable), 20))]
+    model.second_reading = SecondReading()
     compared = compare_spans(model, chosen, read_examples(model, chosen))
     assert len(compared) == 20
-    for one in compared:
-        assert one is not None
-        assert one.features.shape == (len(one.right), len(SPAN_FEATURES))
-        assert float(one.right.min()) >= 0 and float(one.right.max()) <= 1
+    for memory, text in compared:
+        assert memory is not None and memory.features.shape == (
+            len(memory.right),
+            len(SPAN_FEATURES),
+        )
+        assert text is not None and text.features.shape == (len(text.right), len(SECOND_FEATURES))
+        for right in (memory.right, text.right):
+            assert float(right.min()) >= 0 and float(right.max()) <= 1
     found = calibrate(model, chosen, answer="span")
     assert found.settings == {
         "selection": "both", "word_weight": found.settings["word_weight"], "confidence": True,
@@ -162,10 +167,9 @@ def test_spans_are_fitted_to_the_first_questions_and_measured_on_the_last(
         "second_reading": "second_reading" in found.parts,
     }  # fmt: skip
     # The model selects by words too once it was calibrated, and has the fitted score of spans.
-    model.spans = SpanScorer()
-    compared = compare_spans(model, chosen, read_examples(model, chosen))
+    both = compare_spans(model, chosen, read_examples(model, chosen))
     expected = SpanScorer()
-    compared = [one for one in compared if one is not None]
+    compared = [memory for memory, _ in both if memory is not None]
     expected.fit([(one.features, one.right) for one in compared[:15] if one.right.any()])
     torch.testing.assert_close(found.parts["spans"].weight, expected.weight)
     measured = compared[15:]
