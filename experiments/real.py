@@ -37,9 +37,10 @@ LABELS = {
     "auto, K=1": "sedem-smol, K=1",
     "auto, K=4": "sedem-smol, K=4",
     "auto, K=all": "sedem-smol, every block",
-    "auto, text, K=4": "the same four blocks as text (RAG with the same reader)",
+    "one reading, text, K=4": "the same four blocks as text (RAG with the same reader)",
+    "auto, text, K=4": "the same four blocks as text, their best sentences read again",
+    "one reading, K=4": "sedem-smol, K=4, memory alone",
     "no memory": "sedem-smol, no memory",
-    "span, K=4": "sedem-smol, K=4, always quoted",
     "K=4": "sedem-smol, K=4, never quoted",
     "text, K=4": "the same four blocks as text, never quoted",
 }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -96,10 +97,12 @@ WAYS: dict[str, dict[str, Any]] = {
     "auto, K=1": {"k": 1, "answer": "auto"},
     "auto, K=4": {"k": 4, "answer": "auto"},
     "auto, K=all": {"k": "all", "answer": "auto"},
-    "span, K=4": {"k": 4, "answer": "span"},
     "auto, text, K=4": {"k": 4, "condition": "text", "answer": "auto"},
+    "one reading, K=4": {"k": 4, "answer": "auto", "again": False},
+    "one reading, text, K=4": {"k": 4, "condition": "text", "answer": "auto", "again": False},
 }
-"""Ways to answer, with fields of their requests; answers are decoded freely, or quoted."""
+"""Ways to answer, with fields of their requests; answers are decoded freely, or quoted. `again` is
+whether their best sentences are read a second time."""
 
 
 def ways(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
@@ -140,7 +143,7 @@ def hops(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
 
 
 WAY_METRICS = ("f1", "em", *RECALLS, "conditioning")
-"""The metrics of a way that are committed: eight ways with all of them would be long."""
+"""The metrics of a way that are committed: nine ways with all of them would be long."""
 
 
 def _shown(measured: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,8 +181,10 @@ def _by_way(
                     replace(request, blocks=method.best_that_fit(request.bank, example))
                     for request, example in asked
                 ]
-            requests = [replace(request, **fields) for request in requests]
-            found = method.model.answer_requests(requests, method.decoding)
+            asked_so = {name: value for name, value in fields.items() if name != "again"}
+            requests = [replace(request, **asked_so) for request in requests]
+            with readings(method.model, again=fields.get("again", True)):
+                found = method.model.answer_requests(requests, method.decoding)
             records[way] += [to_record(*pair) for pair in zip(batch, found, strict=True)]
     first = next(iter(records.values()))
     config, guidance = method.model.config, method.model.guidance
@@ -200,6 +205,17 @@ def _by_way(
             "examples": len(examples),
         },
     }
+
+
+@contextmanager
+def readings(model: SeDeM, *, again: bool) -> Iterator[None]:
+    """Let a model read the best sentences a second time, if it can, or not."""
+    kept = model.second_reading
+    model.second_reading = kept if again else None
+    try:
+        yield
+    finally:
+        model.second_reading = kept
 
 
 def constant(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
+from experiments.system.answers import readings
 from experiments.system.cells import Cell, checkpoint_of, examples_of
 from experiments.system.scales import Scale
 from sedem import Decoding, SeDeM
@@ -179,9 +180,10 @@ def condition_times(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
 ASKED: dict[str, dict[str, Any]] = {
     "free": {"answer": "free"},
     "free, two hops": {"answer": "free", "hops": 2},
+    "quoted by memory alone": {"answer": "span", "again": False},
     "quoted": {"answer": "span"},
 }
-"""Ways, with fields of their questions."""
+"""Ways, with fields of their questions; `again` is whether sentences are read a second time."""
 
 
 def answer_times(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
@@ -200,7 +202,11 @@ def answer_times(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         for _ in range(1 + ROUNDS):
             for way, fields in ASKED.items():
                 decoding = Decoding(max_new_tokens=cell.max_new_tokens)
-                answer = model.answer(bank, example.question, k=cell.k, decoding=decoding, **fields)
+                asked_so = {name: value for name, value in fields.items() if name != "again"}
+                with readings(model, again=fields.get("again", True)):
+                    answer = model.answer(
+                        bank, example.question, k=cell.k, decoding=decoding, **asked_so
+                    )
                 timings = answer.timings
                 asked[way].append((timings["ttft_ms"], timings["total_ms"]))
         for way, (_, *timed) in asked.items():
