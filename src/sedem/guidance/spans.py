@@ -231,16 +231,25 @@ class SpanScorer(nn.Module):
         spread_F = spread_F.clamp_min(1e-9)  # a feature may be the same everywhere
         rows = [(f.double() / spread_F, right_S.double()) for f, right_S in questions]
         weight_F = torch.zeros(len(self.weight), dtype=torch.float64, requires_grad=True)
+        used_F = torch.ones_like(weight_F, requires_grad=False)
 
         def loss() -> Tensor:
-            right = [(features_SF @ weight_F).softmax(0) @ right_S for features_SF, right_S in rows]
+            right = [
+                (features_SF @ (used_F * weight_F)).softmax(0) @ right_S
+                for features_SF, right_S in rows
+            ]
             value = -torch.stack(right).clamp_min(1e-9).log().mean()
             # A small penalty keeps weights finite if a feature separates right spans from wrong.
             return value + 1e-2 * weight_F.square().sum()
 
         minimize(loss, [weight_F])
+        # Among the few blocks of these questions, a lower score may seem better by chance. Among
+        # many it would draw answers to blocks that have nothing to do with the question.
+        if weight_F[FEATURES.index("block")] < 0:
+            used_F[FEATURES.index("block")] = 0
+            minimize(loss, [weight_F])
         with torch.no_grad():
-            self.weight.copy_(weight_F / spread_F)
+            self.weight.copy_(used_F * weight_F / spread_F)
 
     def fit_gap(self, gaps: Sequence[float], spans: Sequence[float], free: Sequence[float]) -> None:
         """Choose the middle of the gaps with which the answers of some questions are best.
