@@ -113,6 +113,21 @@ def test_fitting_finds_the_feature_that_tells_right_spans() -> None:
     assert sum(chosen) >= 38
 
 
+@pytest.mark.parametrize("sign", [-1.0, -0.3, 1.0])
+def test_a_lower_score_of_its_block_never_speaks_for_a_span(sign: float) -> None:
+    generator, block = torch.manual_seed(0), FEATURES.index("block")
+    questions = []
+    for _ in range(40):
+        features_SF = torch.randn(6, len(FEATURES), generator=generator)
+        seen_S = features_SF[:, 4] + sign * features_SF[:, block]
+        questions.append((features_SF, (seen_S == seen_S.max()).float()))
+    scorer = SpanScorer()
+    scorer.fit(questions)
+    weight_F = scorer.weight.detach()
+    assert weight_F[4] > 0
+    assert weight_F[block] == 0 if sign < 0 else weight_F[block] > 0
+
+
 def test_the_gap_is_the_one_with_which_answers_are_best() -> None:
     scorer = SpanScorer()
     assert scorer.gap.item() == GAP
