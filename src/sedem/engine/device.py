@@ -6,13 +6,14 @@ that synchronizes a GPU breaks the CUDA graph that another is capturing there. A
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Lock, get_ident
+from threading import Lock, get_ident, get_native_id, local
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,11 @@ ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBack
 IDLE_SECONDS = 0.01
 """A lock that stays free for this long is not needed by others; answer steps follow faster."""
 POLL_SECONDS = 0.001
+NICE = 10
+"""How far long work steps back from what others wait for. The system then gives it a tenth of a
+core that both want, so that it does not starve, and all that others leave."""
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+"""The memory that a container may use, or "max"."""
 
 
 class FairLock:
@@ -113,6 +119,38 @@ class FairLock:
 
     def _is_idle(self) -> bool:
         return self._owner is None and time.perf_counter() - self._free_since > IDLE_SECONDS
+
+
+_WATCH = local()
+
+
+@contextmanager
+def watched(watch: Callable[[int, int], None]) -> Iterator[None]:
+    """Watch the long work of this thread.
+
+    Args:
+        watch: called between two pieces, with how much of how much is done, or with 0 and 0 if that
+            is not known there. An error that it raises ends the work.
+    """
+    _WATCH.call = watch
+    try:
+        yield
+    finally:
+        del _WATCH.call
+
+
+def between_pieces(done: int = 0, total: int = 0) -> None:
+    """Let whoever watches this thread look at it, or end its work."""
+    watch = getattr(_WATCH, "call", None)
+    if watch is not None:
+        watch(done, total)
+
+
+def step_back() -> None:
+    """Lower the priority of the calling thread for good; only Linux has one for each thread."""
+    if sys.platform == "linux":
+        me = get_native_id()
+        os.setpriority(os.PRIO_PROCESS, me, os.getpriority(os.PRIO_PROCESS, me) + NICE)
 
 
 _LOCKS: dict[int, FairLock] = {}
@@ -268,6 +306,25 @@ def free_bytes(device: torch.device) -> int:
     except OSError:
         return sys.maxsize
     return 1024 * next(int(x.split()[1]) for x in lines if x.startswith("MemAvailable:"))
+
+
+def machine_bytes() -> int | None:
+    """RAM of the machine, or of the container that it is; None if the system does not say."""
+    try:
+        whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None
+    own = CGROUP_LIMIT.read_text("ascii").strip() if CGROUP_LIMIT.exists() else ""
+    return min(whole, int(own)) if own.isdecimal() else whole
+
+
+def resident_bytes() -> int:
+    """RAM that this process has now; 0 if the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def storage_bytes(tensors: Sequence[Tensor]) -> int:
