@@ -10,11 +10,11 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock, get_ident, get_native_id, local
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -31,8 +31,20 @@ POLL_SECONDS = 0.001
 NICE = 10
 """How far long work steps back from what others wait for. The system then gives it a tenth of a
 core that both want, so that it does not starve, and all that others leave."""
+PIECE = 128
+"""Items, such as words, that Python handles in a piece."""
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 """The memory that a container may use, or "max"."""
+
+
+Item = TypeVar("Item")
+_WORK = local()
+"""What watches the work of this thread, and how many locks it has."""
+
+
+def _locks_held() -> int:
+    held: int = getattr(_WORK, "locks", 0)
+    return held
 
 
 class FairLock:
@@ -70,6 +82,7 @@ class FairLock:
             if self._owner is None:
                 self._owner, self._depth = me, 1
                 self._since = time.perf_counter()
+                _WORK.locks = _locks_held() + 1
                 return
             self._waiting.append(waiter)
         try:
@@ -82,11 +95,13 @@ class FairLock:
                 else:
                     self._hand_over()
             raise
+        _WORK.locks = _locks_held() + 1
 
     def __exit__(self, *error: object) -> None:
         if self._depth > 1:
             self._depth -= 1
             return
+        _WORK.locks = _locks_held() - 1
         with self._guard:
             self._hand_over()
 
@@ -121,9 +136,6 @@ class FairLock:
         return self._owner is None and time.perf_counter() - self._free_since > IDLE_SECONDS
 
 
-_WATCH = local()
-
-
 @contextmanager
 def watched(watch: Callable[[int, int], None]) -> Iterator[None]:
     """Watch the long work of this thread.
@@ -132,18 +144,29 @@ def watched(watch: Callable[[int, int], None]) -> Iterator[None]:
         watch: called between two pieces, with how much of how much is done, or with 0 and 0 if that
             is not known there. An error that it raises ends the work.
     """
-    _WATCH.call = watch
+    before, _WORK.watch = getattr(_WORK, "watch", None), watch
     try:
         yield
     finally:
-        del _WATCH.call
+        _WORK.watch = before
 
 
 def between_pieces(done: int = 0, total: int = 0) -> None:
-    """Let whoever watches this thread look at it, or end its work."""
-    watch = getattr(_WATCH, "call", None)
-    if watch is not None:
+    """Let whoever watches this thread look at it, or end its work.
+
+    It does nothing while the thread has a lock that others may wait for.
+    """
+    watch = getattr(_WORK, "watch", None)
+    if watch is not None and not _locks_held():
         watch(done, total)
+
+
+def in_pieces(items: Iterable[Item]) -> Iterator[Item]:
+    """Yield items for work in Python, `PIECE` at a time between two looks of whoever watches."""
+    for number, item in enumerate(items):
+        if number % PIECE == PIECE - 1:
+            between_pieces()
+        yield item
 
 
 def step_back() -> None:

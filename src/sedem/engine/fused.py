@@ -180,8 +180,8 @@ def attend(query_BFPH: Tensor, key: Tensor, value: Tensor, bias: Bias) -> Tensor
     elif key.shape[2] > WIDE and not key.is_cuda:
         parts = []
         for head, own in enumerate(query_BFPH.split(groups, dim=1)):
-            pair = (t[:, head : head + 1].expand(-1, groups, -1, -1) for t in (key, value))
-            parts.append(F.scaled_dot_product_attention(own, *pair, attn_mask=bias))
+            k, v = (t[:, head : head + 1].expand(-1, groups, -1, -1) for t in (key, value))
+            parts.append(F.scaled_dot_product_attention(own, k, v, attn_mask=bias))
             between_pieces()
         mixed = torch.cat(parts, dim=1)
     else:
@@ -214,8 +214,7 @@ def run_layers(
         return hidden_BPD
     query, key, value = layers[0].project(hidden_BPD, rope)
     for index, layer in enumerate(layers):
-        if not hidden_BPD.is_cuda:  # an error must not end the capture of a graph
-            between_pieces()
+        between_pieces()
         bias = biases[layer.window]
         if store is not None:
             key, value = store(index, key, value)

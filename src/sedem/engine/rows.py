@@ -72,8 +72,11 @@ class Batches:
         """Whether blocks are independent."""
         return self.decoder.config.block_context == "independent"
 
-    def take(self, bucket: Bucket) -> StaticBatch:
+    def take(self, bucket: Bucket, *, grown: bool = False) -> StaticBatch:
         """Return an idle batch of this size, or a new one if there is none.
+
+        Args:
+            grown: whether answers that run have outgrown their batch, so that they cannot wait.
 
         Raises:
             ConfigError: it has no room, even alone.
@@ -85,7 +88,7 @@ class Batches:
                 self.idle.remove(batch)
                 self.active.append(batch)
                 return batch
-            self._make_room(bucket)
+            self._make_room(bucket, grown=grown)
             self._made.append(bucket)
         try:
             batch = self._new(bucket)
@@ -130,7 +133,7 @@ class Batches:
         buckets = [*self._made, *(batch.bucket for batch in (*self.active, *self.idle))]
         return sum(needed_bytes(self.decoder, bucket) for bucket in buckets)
 
-    def _make_room(self, bucket: Bucket) -> None:
+    def _make_room(self, bucket: Bucket, *, grown: bool) -> None:
         """Free idle batches, then what is kept, until a new batch has room."""
         if self.limit is None:
             return
@@ -147,7 +150,7 @@ class Batches:
         while self.idle and self._used() + needed > self.limit:
             del self.idle[0]
         used = self._used()
-        if used + needed > self.limit:
+        if used + needed > self.limit and not grown:
             raise NoRoomError(
                 f"keys and values of the selected blocks need {needed:,} bytes of memory, and "
                 f"other answers use {used:,} of {self.limit:,}; ask again later"
@@ -332,7 +335,7 @@ class RunningBatch:
             ConfigError: an answer is longer than its limit.
         """
         with self.lock():
-            self._fit({row: self._grown(row) for row in self.places})
+            self._fit({row: self._grown(row) for row in self.places}, grown=True)
             assert self.batch is not None
             self.batch.step(ids_B[self._row_of])
             return self.batch.logits[self._place_of]
@@ -374,7 +377,7 @@ class RunningBatch:
             raise ConfigError(f"an answer is longer than {max_steps} steps; start it with more")
         return replace(need, steps=round_up(min(max_steps, 2 * need.steps), 16))
 
-    def _fit(self, needs: dict[int, Bucket]) -> None:
+    def _fit(self, needs: dict[int, Bucket], *, grown: bool = False) -> None:
         """Move to another batch if these rows do not fit, or if half the size is enough."""
         self.needs.update((row, needs[row]) for row in self.places)
         needed = Bucket(
@@ -392,15 +395,15 @@ class RunningBatch:
                 needed = replace(needed, rows=rows)
             elif 2 * self._size(needed) > self._size(old):
                 return
-        self._move(needed)
+        self._move(needed, grown=grown)
 
     def _size(self, bucket: Bucket) -> int:
         columns = bucket.slots * self.batches.decoder.states_per_slot + bucket.prefix + bucket.steps
         return bucket.rows * columns
 
-    def _move(self, bucket: Bucket) -> None:
+    def _move(self, bucket: Bucket, *, grown: bool) -> None:
         """Continue in another batch; if that fails, the rows stay where they are."""
-        old, new = self.batch, self.batches.take(bucket)
+        old, new = self.batch, self.batches.take(bucket, grown=grown)
         try:
             new.clear(slice(None))
             if old is not None:

@@ -14,7 +14,7 @@ from conftest import LEASE, POSITIONS, RECIPE
 from torch import Tensor
 
 from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
-from sedem.answering import running
+from sedem.answering import requests
 from sedem.answering.requests import Request
 from sedem.engine import rows as engine_rows
 from sedem.engine.batch import StaticBatch
@@ -336,7 +336,7 @@ def test_a_row_that_could_not_be_copied_is_empty(
 def test_k_goes_beyond_the_positions_of_the_decoder(
     config: SedemConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "WIDE", 4000)
+    monkeypatch.setattr(requests, "WIDE", 4000)
     wide, step = set[int](), StaticRows.step
     monkeypatch.setattr(StaticRows, "step", lambda r, ids: wide.add(len(r.wide)) or step(r, ids))
     model, eager = (opened(config, n, block_context="independent") for n in ("static", "eager"))
