@@ -602,11 +602,26 @@ def answer_all(
 
 
 def stream(
-    model: SedemModules, engine: Engine, name: str, request: Request, decoding: Decoding
+    model: SedemModules,
+    engine: Engine,
+    name: str,
+    request: Request,
+    decoding: Decoding,
+    estimated: Callable[[Estimate], None] | None = None,
 ) -> ThreadReply:
-    """Answer one request in the calling thread, while its reply is read; as `answer_all`."""
+    """Answer one request in the calling thread, while its reply is read; as `answer_all`.
+
+    Args:
+        estimated: called at once if the answer takes long; its reader is waiting then.
+    """
     events: deque[Event] = deque()
-    answering = turns(model, engine, name, [Question(request, decoding, events.append)])
+
+    def receive(event: Event) -> None:
+        if isinstance(event, Estimate) and estimated is not None:
+            estimated(event)
+        events.append(event)
+
+    answering = turns(model, engine, name, [Question(request, decoding, receive)])
 
     def next_event() -> Event:
         while not events:
