@@ -65,6 +65,10 @@ class QueueFullError(UnavailableError):
         self.retry_after = retry_after
 
 
+class NoRoomError(UnavailableError):
+    """An answer whose caches do not fit beside those that others use; they fit later."""
+
+
 class CancelledError(SedemError):
     """An answer that its reader cancelled; nothing more of it comes."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Unpack, overload
@@ -15,7 +15,7 @@ from sedem.answering.conversation import conversation_request
 from sedem.answering.decoding import GREEDY, Decoding
 from sedem.answering.passages import find_passages
 from sedem.answering.requests import Options, Request, encode_questions, score_requests
-from sedem.answering.running import ThreadReply, answer_all, stream
+from sedem.answering.running import Estimate, ThreadReply, answer_all, stream
 from sedem.answering.scheduler import WAITING, Scheduler, rehearse
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.gguf import is_gguf
@@ -144,15 +144,19 @@ class SeDeM(SedemModules):
         question: str,
         *,
         decoding: Decoding = GREEDY,
+        estimated: Callable[[Estimate], None] | None = None,
         **options: Unpack[Options],
     ) -> ThreadReply:
         """Answer one question in pieces of text; arguments as in `answer`.
+
+        Args:
+            estimated: called before work that takes long.
 
         Returns:
             An iterator of text. When it is exhausted, its `answer` is what `answer()` returns.
         """
         request = self._request(memory, question, decoding, options)
-        return stream(self, self.engine, self.name, request, decoding)
+        return stream(self, self.engine, self.name, request, decoding, estimated)
 
     def _request(
         self, memory: BankReader | None, question: str, decoding: Decoding, options: Options

@@ -12,6 +12,7 @@ from campaign import Report, Result
 from load.disconnects import disconnects
 from load.failures import failures
 from load.fuzz import fuzz
+from load.mix import MEMORY, SLOWER, mix
 from load.overload import overload
 from load.streams import CLIENTS, streams
 from load.target import Target, serving
@@ -77,6 +78,16 @@ CAMPAIGNS = {
         "Readers that go away at random moments: no row stays taken, nothing stays in the queue, "
         "and memory stays within 2 % after the warm-up",
         ("--limit", "online_banks=4"),
+    ),
+    "mix": LoadCampaign(
+        mix,
+        120,
+        6,
+        "Short questions beside questions to every block, uploads and vanishing streams: p95 is "
+        f"at most {SLOWER:g} times that alone, memory stays within `--memory`, no descriptor is "
+        "left, and SIGTERM ends the server in time",
+        ("--memory", f"{MEMORY}"),
+        {"copies": 8},
     ),
     "failures": LoadCampaign(
         failures,

@@ -46,7 +46,7 @@ async def disconnects(target: Target, points: int, seed: int) -> Result:
         warm = await _warm_up(target, readers, min(ROUND, points))
         before = target.memory()
         await readers.go_away(points, result)
-        seconds = await _settle(target, result)
+        seconds = await settle(target, result)
         after = target.memory()
         # As many questions at once as there are rows: one that is stuck would be missing.
         questions = bodies(target, seed)
@@ -124,7 +124,7 @@ async def _warm_up(target: Target, readers: Readers, size: int) -> int:
         now = target.memory()
         steady = steady + 1 if now <= (1 + STEADY) * last else 0
         last, made = max(now, last), made + size
-    await _settle(target, Result("requests"))
+    await settle(target, Result("requests"))
     return made
 
 
@@ -136,7 +136,7 @@ async def _outcome(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[int
     return response.status_code, None if response.is_success else response.text[:500]
 
 
-async def _settle(target: Target, result: Result) -> float:
+async def settle(target: Target, result: Result) -> float:
     """Wait until nothing waits or runs; the seconds that it took."""
     began = time.monotonic()
     while busy := await asyncio.to_thread(target.busy):

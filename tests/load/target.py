@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -29,13 +30,20 @@ SIGNALS: Mapping[str, signal.Signals] = {"step": signal.SIGUSR1, "prefill": sign
 
 @dataclass(frozen=True)
 class Target:
-    """A server that runs; `fail` makes its engine fail, in the next "step" or "prefill"."""
+    """A server that runs.
+
+    Attributes:
+        fail: makes its engine fail, in the next "step" or "prefill".
+        end: ends it and returns the seconds until its port was free; None for a server in this
+            process.
+    """
 
     url: str
     secret: str
     model: str
     process: psutil.Process
     fail: Callable[[str], None]
+    end: Callable[[], float] | None = None
 
     @property
     def headers(self) -> dict[str, str]:
@@ -65,29 +73,38 @@ class Target:
         return round(self.metrics()["sedem_rows"])
 
 
-def build_bank(folder: Path, texts: Sequence[Path] = TEXTS) -> Path:
-    """Read bundled texts into a bank."""
+def build_bank(folder: Path, texts: Sequence[Path] = TEXTS, copies: int = 1) -> Path:
+    """Read bundled texts into a bank, each as so many documents."""
     path = folder / f"{BANK}.bank"
     if not path.exists():
-        documents = [Document(text.name, text.read_text("utf-8")) for text in texts]
+        documents = [
+            Document(f"{number}-{text.name}" if number else text.name, text.read_text("utf-8"))
+            for number in range(copies)
+            for text in texts
+        ]
         SeDeM.from_pretrained(MODEL).read(documents).save(path)
     return path
 
 
 @contextmanager
 def serving(
-    folder: Path, *flags: str, texts: Sequence[Path] = TEXTS, failing: bool = False
+    folder: Path,
+    *flags: str,
+    texts: Sequence[Path] = TEXTS,
+    copies: int = 1,
+    failing: bool = False,
 ) -> Iterator[Target]:
     """Run `sedem serve` until the block ends.
 
     Args:
         folder: where bank, log and the server's own folder lie.
+        copies: how often each text is in the bank.
         failing: whether its engine can be made to fail.
 
     Raises:
         RuntimeError: it did not start, or did not end as it should.
     """
-    bank, secret = build_bank(folder, texts), secrets.token_urlsafe(32)
+    bank, secret = build_bank(folder, texts, copies), secrets.token_urlsafe(32)
     command = [
         sys.executable, "-m", "load.failures", "serve", "-m", MODEL, "--bank", f"{BANK}={bank}",
         "--folder", str(folder / "server"), "--port", "0", *flags,
@@ -105,10 +122,20 @@ def serving(
         def fail(what: str) -> None:
             process.send_signal(SIGNALS[what])
 
-        target = Target(url, secret, MODEL, psutil.Process(process.pid), fail)
+        ended = list[float]()
+
+        def end() -> float:
+            began = time.monotonic()
+            process.terminate()
+            process.wait(SECONDS)
+            with socket.create_server(("127.0.0.1", httpx.URL(url).port or 0)):
+                ended.append(time.monotonic() - began)
+            return ended[0]
+
+        target = Target(url, secret, MODEL, psutil.Process(process.pid), fail, end)
         _wait_until_ready(target, process, log)
         yield target
-        if process.poll() is not None:
+        if process.poll() is not None and not ended:
             raise RuntimeError(f"the server ended by itself: {_tail(log)}")
     finally:
         process.terminate()

@@ -25,8 +25,8 @@ from sedem.bank.file import unknown_document
 from sedem.bank.memory_bank import BankReader
 from sedem.bank.words import POSTINGS, Words, score_words
 from sedem.config import AnswerBy, Condition, Hops, SelectBy
-from sedem.engine.device import Clock, device_lock, fill, mask_of
-from sedem.engine.interface import AnswerInputs, Engine
+from sedem.engine.device import Clock, device_lock, fill, in_pieces, mask_of
+from sedem.engine.interface import WIDE, AnswerInputs, Engine
 from sedem.errors import ConfigError, DataError
 from sedem.guidance.hops import open_features, reordered
 from sedem.guidance.scores import (
@@ -40,10 +40,15 @@ from sedem.guidance.scores import (
     text_count,
 )
 from sedem.method.compressor import state_mask
-from sedem.method.selector import resolve_budget, select
+from sedem.method.selector import ALL, resolve_budget, select
 from sedem.modules import SedemModules
 from sedem.types import Citation, check_unicode
 from sedem.validation import check_choice
+
+CHARACTERS_PER_TOKEN = 4
+"""Usual length of a token in English."""
+LONG_TEXT = 1024
+"""Tokens of text from which a prefill is long."""
 
 
 class Options(TypedDict, total=False):
@@ -168,7 +173,7 @@ class Prepared:
                 word_score=None if words is None else float(words.scores[index]),
                 words=() if words is None else words.matching(index),
             )
-            for rank, index in enumerate(selection.ranked, start=1)
+            for rank, index in enumerate(in_pieces(selection.ranked), start=1)
         )
 
 
@@ -612,6 +617,28 @@ def select_by(model: SedemModules, request: Request) -> SelectBy:
         return model.config.selection if request.bank.has_words else "states"
     check_choice("selection", request.selection, SelectBy)
     return request.selection
+
+
+def is_long(model: SedemModules, request: Request) -> bool:
+    """Whether a request may take so long that others should not wait for it.
+
+    It is decided before blocks are selected, by the most that the request may use.
+    """
+    config, blocks = model.config, len(request.bank)
+    if request.blocks is not None:
+        most = len(request.blocks)
+    elif (k := budget_of(model, request.k)) == AUTO or isinstance(k, Auto):
+        most = (k.most if isinstance(k, Auto) else None) or config.auto_max
+    else:
+        most = blocks if k == ALL or not isinstance(k, int) else k
+    most = max(0, min(most, blocks))
+    condition = request.condition or config.condition
+    texts = min(most, {"text": most, "both": 1}.get(condition, 0))
+    asked = len(request.prompt or ()) or len(request.question) // CHARACTERS_PER_TOKEN
+    # A block read as text takes as many tokens as there are states of it in memory.
+    return (
+        most - texts
+    ) * config.states_per_block > WIDE or texts * config.states_per_block + asked > LONG_TEXT
 
 
 def answer_by(model: SedemModules, request: Request) -> AnswerBy:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -30,13 +30,21 @@ from sedem.answering.requests import (
     Request,
     answer_by,
     count_candidates,
+    is_long,
     prepare,
 )
 from sedem.answering.rereading import Found, find_quotation, words_without_source
 from sedem.bank.memory_bank import BankReader
-from sedem.engine.device import Clock
-from sedem.engine.interface import WIDE, Engine, Rows
-from sedem.errors import CancelledError, ConfigError, NoTextError, SedemError, UnavailableError
+from sedem.engine.device import Clock, watched
+from sedem.engine.interface import Engine, Rows
+from sedem.errors import (
+    CancelledError,
+    ConfigError,
+    NoRoomError,
+    NoTextError,
+    SedemError,
+    UnavailableError,
+)
 from sedem.method.selector import select
 from sedem.modules import SedemModules
 from sedem.types import Answer, Citation, Span, certainty_of, joint
@@ -62,9 +70,30 @@ class Selected:
         return len(self.citations)
 
 
-Event = Selected | str | Answer | Exception
-"""The blocks of an answer, then pieces of text, then the last event: the whole answer, or the error
-that replaces it. An error may also come alone."""
+@dataclass(frozen=True)
+class Estimate:
+    """How long an answer will take, told before anything over `TELL` seconds.
+
+    Attributes:
+        seconds: until its first token, from now on.
+        blocks: number of blocks that have to be read for it.
+    """
+
+    seconds: float
+    blocks: int
+
+
+Event = Selected | Estimate | str | Answer | Exception
+"""The blocks of an answer, how long it will take if that is long, then pieces of text, then the
+last event: the whole answer, or the error that replaces it. An error may also come alone."""
+
+TELL, MEASURED = 10.0, 1.0
+"""Seconds that are told before they pass, and for how long the work is measured before."""
+WAITED, LONGEST_WAIT, LOOK_SECONDS = 9, 1.0, 0.002
+"""After a piece, others go first for up to so many times as long as it took, in seconds at most;
+how often they are looked at."""
+ROOM_SECONDS = 0.05
+"""How long to wait before asking again whether there is room."""
 
 
 class Question:
@@ -94,7 +123,7 @@ class Question:
             if self.selected:  # after a failed joint prefill, a question is tried again alone
                 return
             self.selected = True
-        elif not isinstance(event, str):
+        elif not isinstance(event, str | Estimate):
             self.ended = True  # never back to False: a reader may cancel while text is being sent
         self._send(event)
 
@@ -109,12 +138,14 @@ class Reply:
     Attributes:
         selected: the blocks of the answer once they were read; None before. They come before the
             first piece of text.
+        estimate: how long it takes, once that was read; None before, and if it is not long.
         answer: the whole answer once it was read; None before.
     """
 
     def __init__(self, cancel: Callable[[], None]) -> None:
         self.cancel = cancel
         self.selected: Selected | None = None
+        self.estimate: Estimate | None = None
         self.answer: Answer | None = None
         self._over = False
 
@@ -127,6 +158,9 @@ class Reply:
             return event
         if isinstance(event, Selected):
             self.selected = event
+            return ""
+        if isinstance(event, Estimate):
+            self.estimate = event
             return ""
         self._over = True
         if isinstance(event, Exception):
@@ -217,8 +251,75 @@ Logprobs = dict[int, list[tuple[int, float]] | None]
 """Log-probabilities of the tokens of one step, by row."""
 
 
+class Watch:
+    """Looks at a long answer between two pieces of its work: lets others go first, and tells how
+    long it will take.
+
+    Args:
+        factor: how many times as long as loading blocks the whole work took for the last answer.
+        stopped: whether nobody may wait for this answer any more.
+        others: whether other answers run, which go first for a while.
+    """
+
+    def __init__(
+        self,
+        question: Question,
+        factor: float = 1.0,
+        stopped: Callable[[], bool] = lambda: False,
+        others: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.question, self.factor, self.stopped, self.others = question, factor, stopped, others
+        self.began = self.loaded = self._since = time.perf_counter()
+        self._told = False
+
+    def __call__(self, done: int, total: int) -> None:
+        """Look at the work, of which so much is done.
+
+        Raises:
+            CancelledError: nobody waits for the answer.
+            UnavailableError: it is not to be given any more.
+        """
+        now = time.perf_counter()
+        until = now + min(WAITED * (now - self._since), LONGEST_WAIT)
+        self._check()
+        while self.others() and time.perf_counter() < until:
+            time.sleep(LOOK_SECONDS)
+            self._check()
+        self._since = time.perf_counter()
+        if not done:
+            return
+        self.loaded = time.perf_counter()
+        spent = self.loaded - self.began
+        if self._told or spent < MEASURED:
+            return
+        self._told = True
+        seconds = spent / done * total * self.factor - spent
+        if seconds + spent > TELL:
+            self.question.send(Estimate(seconds, total))
+
+    def _check(self) -> None:
+        if self.stopped():
+            raise closed_before()
+        if self.question.ended:
+            raise CancelledError("the question was cancelled")
+
+    def measured(self) -> float:
+        """How many times as long as loading blocks the work took until now."""
+        loading = self.loaded - self.began
+        return (time.perf_counter() - self.began) / loading if loading > MEASURED else self.factor
+
+
+def closed_before() -> UnavailableError:
+    """Return the error of a question that a closed scheduler does not answer."""
+    return UnavailableError("the scheduler was closed before it had the answer")
+
+
 class RunningAnswers:
-    """The answers in the rows of an engine."""
+    """The answers in the rows of an engine.
+
+    Attributes:
+        watch: looks at the work between its pieces, for an answer that takes long; else None.
+    """
 
     def __init__(
         self, model: SedemModules, engine: Engine, name: str, rows: Rows, count: int
@@ -226,8 +327,7 @@ class RunningAnswers:
         self.model, self.engine, self.name = model, engine, name
         self.rows, self.count = rows, count
         self.live: dict[int, Running] = {}
-        # Answers with a very long memory, which run one at a time, because each fills the caches.
-        self._wide: deque[Running] = deque()
+        self.watch: Watch | None = None
         self._ids_B = torch.zeros(count, dtype=torch.long, device=model.device)
         # Chosen tokens that are still being copied to the host, and the answers they belong to.
         self._unread: tuple[Callable[[], list[int]], dict[int, Running], Logprobs] | None = None
@@ -235,72 +335,68 @@ class RunningAnswers:
     @property
     def free(self) -> int:
         """Number of free rows."""
-        return self.count - len(self.live) - len(self._wide)
+        return self.count - len(self.live)
 
-    def join(self, questions: Sequence[Question]) -> None:
+    def join(self, questions: Sequence[Question]) -> list[Question]:
         """Prepare and prefill some questions together, and send the beginning of each answer.
 
         If that fails, each is tried alone, so that an error reaches only its own question.
 
         Args:
             questions: at most as many as there are free rows.
+
+        Returns:
+            Those that have no room now, and are to join later.
         """
+        try:
+            with self._watched():
+                self._join(questions)
+        except NoRoomError:
+            if len(questions) == 1:
+                return [*questions]
+        except Exception as error:
+            if len(questions) == 1:
+                questions[0].send(error)
+                return []
+        else:
+            return []
+        return [one for question in questions for one in self.join([question])]
+
+    def _join(self, questions: Sequence[Question]) -> None:
         model, device = self.model, self.model.device
         clocks = [Clock(device, question.since) for question in questions]
         stages = Clock(device, questions[0].since)  # without `since`, it would wait for the device
         limits = [question.decoding.max_new_tokens for question in questions]
-        try:
-            requests = [question.request for question in questions]
-            prepared = prepare(model, self.engine, requests, limits, stages)
-            chat = model.config.chat_template
-            joined = [
-                Running(
-                    question,
-                    one,
-                    Transcript(
-                        model.decoder.tokenizer,
-                        end_ids(model.decoder, chat=chat or one.request.prompt is not None),
-                        question.decoding,
-                    ),
-                    clock,
-                    stages,
-                    question.decoding.chooser(device),
-                )
-                for question, one, clock in zip(questions, prepared, clocks, strict=True)
-            ]
-            for running in joined:
-                running.question.send(selected(running.prepared))
-            accepted = [running for running in joined if running.prepared.inputs is not None]
-            wide = [running for running in accepted if self._is_wide(running)]
-            self._prefill([running for running in accepted if running not in wide])
-            self._wide.extend(wide)
-            self._start_wide()
-            for running in joined:
-                if running.prepared.inputs is None:
-                    self._decline(running)
-        except Exception as error:
-            if len(questions) == 1:
-                questions[0].send(error)
-                return
-            for question in questions:
-                self.join([question])
+        requests = [question.request for question in questions]
+        prepared = prepare(model, self.engine, requests, limits, stages)
+        chat = model.config.chat_template
+        joined = [
+            Running(
+                question,
+                one,
+                Transcript(
+                    model.decoder.tokenizer,
+                    end_ids(model.decoder, chat=chat or one.request.prompt is not None),
+                    question.decoding,
+                ),
+                clock,
+                stages,
+                question.decoding.chooser(device),
+            )
+            for question, one, clock in zip(questions, prepared, clocks, strict=True)
+        ]
+        for running in joined:
+            running.question.send(selected(running.prepared))
+        self._prefill([running for running in joined if running.prepared.inputs is not None])
+        for running in joined:
+            if running.prepared.inputs is None:
+                self._decline(running)
 
     def _decline(self, running: Running) -> None:
         with self._only_for(running):
             running.clock.mark("ttft_ms")
             running.transcript.finish(UNANSWERABLE, "unanswerable")
             self._send(running)
-
-    def _is_wide(self, running: Running) -> bool:
-        independent = self.model.config.block_context == "independent"
-        return independent and running.prepared.conditioning > WIDE
-
-    def _start_wide(self) -> None:
-        """Prefill the next answer with a very long memory, unless one is running."""
-        while self._wide and not any(map(self._is_wide, self.live.values())):
-            running = self._wide.popleft()
-            with self._only_for(running):
-                self._prefill([running])
 
     def _prefill(self, joined: Sequence[Running]) -> None:
         free = sorted(set(range(self.count)) - self.live.keys())
@@ -352,10 +448,10 @@ class RunningAnswers:
 
     def step(self) -> None:
         """Run one token of every answer, and send what is new."""
-        self._start_wide()
         if not self.live:
             return
-        logits_BV = self.rows.step(self._ids_B)
+        with self._watched():
+            logits_BV = self.rows.step(self._ids_B)
         if self._unread is not None:
             self._read(*self._unread)
         ids_B = logits_BV.argmax(-1)
@@ -371,15 +467,17 @@ class RunningAnswers:
         if not self.engine.ahead:
             self._read(*self._unread)
 
+    def _watched(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.watch is None else watched(self.watch)
+
     def drop(self) -> None:
         """Free the rows of cancelled questions."""
-        self._wide = deque(running for running in self._wide if not running.question.ended)
         for row in [row for row, running in self.live.items() if running.question.ended]:
             self._leave(row)
 
     def end(self, error: Exception) -> None:
         """End all questions with an error."""
-        for running in (*self.live.values(), *self._wide):
+        for running in self.live.values():
             running.question.send(error)
 
     def _read(
@@ -432,23 +530,41 @@ def selected(prepared: Prepared) -> Selected:
 def turns(
     model: SedemModules, engine: Engine, name: str, questions: Sequence[Question]
 ) -> Generator[None, None, None]:
-    """Answer questions in the calling thread; rows refill once half of them are free.
+    """Answer questions in the calling thread; long ones one at a time, after the others.
 
     Yields:
         After each turn: some questions joined, and one token of every answer.
     """
+    short = [one for one in questions if not is_long(model, one.request)]
+    if short:
+        yield from _turns(model, engine, name, short)
+    for question in questions:
+        if question not in short:
+            yield from _turns(model, engine, name, [question], Watch(question))
+
+
+def _turns(
+    model: SedemModules,
+    engine: Engine,
+    name: str,
+    questions: Sequence[Question],
+    watch: Watch | None = None,
+) -> Generator[None, None, None]:
+    """Answer some questions together; rows refill once half of them are free."""
     waiting = deque(questions)
     count = min(len(waiting), engine.batch_size)
-    if not count:
-        return
     with engine.open_rows(count) as rows:
         running = RunningAnswers(model, engine, name, rows, count)
+        running.watch = watch
         while waiting or running.free < count:
             if waiting and 2 * running.free >= count:
                 joining = [waiting.popleft() for _ in range(min(running.free, len(waiting)))]
                 for question in joining:
                     question.since = time.perf_counter()
-                running.join(joining)
+                kept_waiting = running.join(joining)
+                waiting.extendleft(reversed(kept_waiting))
+                if kept_waiting and not running.live:
+                    time.sleep(ROOM_SECONDS)
                 yield
             running.step()
             yield
@@ -486,11 +602,26 @@ def answer_all(
 
 
 def stream(
-    model: SedemModules, engine: Engine, name: str, request: Request, decoding: Decoding
+    model: SedemModules,
+    engine: Engine,
+    name: str,
+    request: Request,
+    decoding: Decoding,
+    estimated: Callable[[Estimate], None] | None = None,
 ) -> ThreadReply:
-    """Answer one request in the calling thread, while its reply is read; as `answer_all`."""
+    """Answer one request in the calling thread, while its reply is read; as `answer_all`.
+
+    Args:
+        estimated: called at once if the answer takes long; its reader is waiting then.
+    """
     events: deque[Event] = deque()
-    answering = turns(model, engine, name, [Question(request, decoding, events.append)])
+
+    def receive(event: Event) -> None:
+        if isinstance(event, Estimate) and estimated is not None:
+            estimated(event)
+        events.append(event)
+
+    answering = turns(model, engine, name, [Question(request, decoding, receive)])
 
     def next_event() -> Event:
         while not events:

@@ -8,9 +8,11 @@
         for piece in reply:
             ...
 
-One thread owns the model. In each turn it prefills at most `JOIN` waiting questions together, then
-runs one token of every answer. Questions are served in order of arrival. An answer keeps its row
-until it ends. A long answer delays other questions only if every row is taken.
+Each of two threads answers one kind of question, in order of arrival. The first takes all but long
+ones. In each turn it prefills at most `JOIN` waiting questions together, then runs one token of
+every answer. An answer keeps its row until it ends. An answer of many tokens delays others only if
+every row is taken. The second thread takes questions with a very long memory or text
+(`requests.is_long`), one after the other. It steps back behind the first, but never stops.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from itertools import islice
@@ -31,18 +33,23 @@ from typing import Self
 import torch
 
 from sedem.answering.decoding import GREEDY, Decoding
-from sedem.answering.requests import Request
+from sedem.answering.requests import Request, is_long
 from sedem.answering.running import (
+    ROOM_SECONDS,
+    Estimate,
     Event,
     Question,
     Reply,
     RunningAnswers,
     Selected,
     ThreadReply,
+    Watch,
+    closed_before,
     turns,
 )
 from sedem.backbone.decoder import Backbone
 from sedem.bank.memory_bank import BankReader
+from sedem.engine.device import step_back
 from sedem.engine.interface import Engine
 from sedem.errors import ConfigError, QueueFullError, UnavailableError
 from sedem.guidance.scores import Budget
@@ -91,13 +98,12 @@ class Scheduler:
         for what, count in (("rows", self.rows), ("waiting", waiting)):
             if count < 1:
                 raise ConfigError(f"{what} is {count}; it must be at least 1")
-        self._waiting: deque[Question] = deque()
-        self._pace = Pace()
-        self._running: RunningAnswers | None = None
-        self._changed = Condition()
-        self._closed = self._stopped = False
-        self._thread = Thread(target=self._run, name="sedem-scheduler", daemon=True)
-        self._thread.start()
+        self.changed = Condition()
+        self.closed = self.stopped = False
+        self.short, self._long = Lane(self, self.rows, long=False), Lane(self, 1, long=True)
+        self._lanes = self.short, self._long
+        for lane in self._lanes:
+            lane.thread.start()
 
     def __enter__(self) -> Self:
         return self
@@ -113,13 +119,12 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Number of questions that wait for a row."""
-        return len(self._waiting)
+        return sum(len(lane.waiting) for lane in self._lanes)
 
     @property
     def running(self) -> int:
         """Number of answers that have a row."""
-        running = self._running
-        return 0 if running is None else len(running.live)
+        return sum(lane.running for lane in self._lanes)
 
     def submit(self, request: Request, decoding: Decoding = GREEDY) -> ThreadReply:
         """Ask from a thread.
@@ -166,11 +171,11 @@ class Scheduler:
         Raises:
             QueueFullError: too many questions wait.
         """
-        if len(self._waiting) >= self.limit:
+        if self.waiting >= self.limit:
             raise QueueFullError(
                 f"{self.limit} questions are waiting and {self.rows} are answered at once; "
                 "ask again later",
-                self._pace.seconds(self.limit),
+                self.short.pace.seconds(self.limit),
             )
 
     def drain(self) -> None:
@@ -178,11 +183,12 @@ class Scheduler:
 
         This does not block; `close` then waits for the answers.
         """
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
-        for question in self._next(self.limit):
-            question.send(UnavailableError("the scheduler is closing; use another one"))
+        with self.changed:
+            self.closed = True
+            self.changed.notify_all()
+        for lane in self._lanes:
+            for question in lane.next(self.limit):
+                question.send(UnavailableError("the scheduler is closing; use another one"))
 
     def close(self, *, at_once: bool = False) -> None:
         """Take no more questions and wait until the thread has ended; this blocks an event loop.
@@ -191,86 +197,141 @@ class Scheduler:
             at_once: end the questions that wait or are being answered with an error, instead of
                 answering them.
         """
-        with self._changed:
-            self._closed = True
-            self._stopped |= at_once
-            self._changed.notify()
-        self._thread.join()
+        with self.changed:
+            self.closed = True
+            self.stopped |= at_once
+            self.changed.notify_all()
+        for lane in self._lanes:
+            lane.thread.join()
 
     def _put(self, question: Question) -> Question:
-        with self._changed:
-            if self._closed:
+        lane = self._long if is_long(self.model, question.request) else self.short
+        with self.changed:
+            if self.closed:
                 raise UnavailableError("the scheduler is closed; use another one")
             self.require_room()
-            self._waiting.append(question)
-            self._changed.notify()
+            lane.waiting.append(question)
+            self.changed.notify_all()
         return question
 
     def _cancel(self, question: Question) -> None:
-        with self._changed:
-            if question in self._waiting:
-                self._waiting.remove(question)
+        with self.changed:
+            for lane in self._lanes:
+                if question in lane.waiting:
+                    lane.waiting.remove(question)
         question.cancel()
 
-    # The thread that owns the model
+
+class Lane:
+    """A queue of questions and the thread that answers them, in the rows of one batch.
+
+    Args:
+        rows: the most answers at once.
+        long: whether its answers take long. Its thread steps back behind others, and looks at an
+            answer between the pieces of its work.
+
+    Attributes:
+        waiting: the questions that wait for a row.
+        pace: how fast they get one.
+    """
+
+    def __init__(self, scheduler: Scheduler, rows: int, *, long: bool) -> None:
+        self.scheduler, self.rows, self.long = scheduler, rows, long
+        self.waiting: deque[Question] = deque()
+        self.pace = Pace()
+        self._answers: RunningAnswers | None = None
+        # Answers that run once those have joined that are about to.
+        self._joining = 0
+        self._factor = 1.0
+        name = "sedem-long-answers" if long else "sedem-scheduler"
+        self.thread = Thread(target=self._run, name=name, daemon=True)
+
+    @property
+    def running(self) -> int:
+        """Number of answers that have a row, or are about to."""
+        answers = self._answers
+        return max(self._joining, 0 if answers is None else len(answers.live))
+
+    def next(self, count: int) -> list[Question]:
+        """Take at most `count` questions out of the queue, in their order."""
+        taken: list[Question] = []
+        with self.scheduler.changed:
+            # Checked each time: the garbage collector may drop a reply here, which cancels it.
+            while self.waiting and len(taken) < count:
+                question = self.waiting.popleft()
+                question.wait_ms = (time.perf_counter() - question.since) * 1e3
+                taken.append(question)
+                self.pace.left()
+        return taken
 
     def _run(self) -> None:
         # The imports of sampling take a second, so they happen before any answer runs.
         Decoding(temperature=1.0).chooser(torch.device("cpu"))
+        if self.long:
+            step_back()
+        own = self.scheduler
         with torch.no_grad():
             while self._wait():
                 try:
-                    with self.engine.open_rows(self.rows) as rows:
-                        self._running = RunningAnswers(
-                            self.model, self.engine, self.name, rows, self.rows
+                    with own.engine.open_rows(self.rows) as rows:
+                        self._answers = RunningAnswers(
+                            own.model, own.engine, own.name, rows, self.rows
                         )
-                        self._serve(self._running)
+                        self._serve(self._answers)
                 except Exception as error:
-                    if self._running is not None:
-                        self._running.end(error)
+                    if self._answers is not None:
+                        self._answers.end(error)
                     else:
-                        for question in self._next(1):
+                        for question in self.next(1):
                             question.send(error)
-                self._running = None
+                self._answers = None
 
     def _wait(self) -> bool:
         """Wait for a question; False once there will be none."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closed)
-            self._pace.restart()
-            return bool(self._waiting)
+        with self.scheduler.changed:
+            self.scheduler.changed.wait_for(lambda: self.waiting or self.scheduler.closed)
+            self.pace.restart()
+            return bool(self.waiting)
 
-    def _next(self, count: int) -> list[Question]:
-        """Take at most `count` questions out of the queue, in their order."""
-        taken: list[Question] = []
-        with self._changed:
-            # Checked each time: the garbage collector may drop a reply here, which cancels it.
-            while self._waiting and len(taken) < count:
-                question = self._waiting.popleft()
-                question.wait_ms = (time.perf_counter() - question.since) * 1e3
-                taken.append(question)
-                self._pace.left()
-        return taken
-
-    def _serve(self, running: RunningAnswers) -> None:
+    def _serve(self, answers: RunningAnswers) -> None:
         """Take turns until nothing waits and nothing runs."""
         while True:
-            if self._stopped:
-                self._end(running)
-            running.drop()
-            questions = self._next(min(JOIN, running.free))
+            if self.scheduler.stopped:
+                self._end(answers)
+            answers.drop()
+            questions = self.next(min(JOIN, answers.free))
             if questions:
-                running.join(questions)
-            if running.free < self.rows:
-                running.step()
+                self._join(answers, questions)
+            if answers.free < self.rows:
+                answers.step()
             elif not questions:
                 return
 
-    def _end(self, running: RunningAnswers) -> None:
-        error = UnavailableError("the scheduler was closed before it had the answer")
-        running.end(error)
-        for question in self._next(len(self._waiting)):
-            question.send(error)
+    def _join(self, answers: RunningAnswers, questions: Sequence[Question]) -> None:
+        """Prefill some questions; those that have no room now wait at the front of the queue."""
+        if self.long:
+            watch = answers.watch = Watch(
+                questions[0],
+                self._factor,
+                lambda: self.scheduler.stopped,
+                lambda: self.scheduler.short.running > 0,
+            )
+        self._joining = len(answers.live) + len(questions)
+        try:
+            put_off = answers.join(questions)
+        finally:
+            self._joining = 0
+        if self.long and answers.live:
+            self._factor = watch.measured()
+        with self.scheduler.changed:
+            self.waiting.extendleft(one for one in reversed(put_off) if not one.ended)
+        if put_off and not answers.live:
+            time.sleep(ROOM_SECONDS)
+
+    def _end(self, answers: RunningAnswers) -> None:
+        answers.end(closed_before())
+        for question in self.next(len(self.waiting)):
+            question.send(closed_before())
 
 
 class AsyncReply(Reply, AsyncIterator[str]):
@@ -285,6 +346,15 @@ class AsyncReply(Reply, AsyncIterator[str]):
             if piece := self._piece(await self._next_event()):
                 return piece
         raise StopAsyncIteration
+
+    async def parts(self) -> AsyncIterator[str | Estimate]:
+        """Read the text in pieces and, before it, how long the answer takes if that is long."""
+        while not self._over:
+            event = await self._next_event()
+            if piece := self._piece(event):
+                yield piece
+            elif isinstance(event, Estimate):
+                yield event
 
     async def selection(self) -> Selected:
         """Wait for the blocks of the answer, before its text."""

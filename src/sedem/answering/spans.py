@@ -25,6 +25,7 @@ from sedem.answering.decoding import Decoding, Transcript, end_ids, log_probabil
 from sedem.answering.requests import Prepared
 from sedem.bank.memory_bank import BankReader
 from sedem.bank.words import question_words
+from sedem.engine.device import in_pieces
 from sedem.engine.interface import Rows
 from sedem.guidance.spans import (
     LEAST,
@@ -251,7 +252,8 @@ class SpanSearch:
         request, selection = prepared.request, prepared.selection
         if passages is None:
             before = 1 if model.second_reading is None else BEFORE
-            passages = [read_passage(request.bank, block, before) for block in selection.ranked]
+            blocks = in_pieces(selection.ranked)
+            passages = [read_passage(request.bank, block, before) for block in blocks]
         self.passages = passages
         chat = model.config.chat_template or request.prompt is not None
         self.lead, self.ends = ("" if chat else " "), end_ids(model.decoder, chat=chat)
@@ -265,7 +267,9 @@ class SpanSearch:
             else {word.text: word.weight for word in words.words}
         )
         self.weight = sum(question.values()) or 1.0
-        self.matches = {one: matches_of(one.text, one.words, question) for one in passages}
+        self.matches = {
+            one: matches_of(one.text, one.words, question) for one in in_pieces(passages)
+        }
         scores_K = selection.scores.total[selection.ranked]
         tokens = max(1, len(model.encoder.token_ids(request.question)))
         # Forced blocks of a large bank may have no scores.
@@ -357,7 +361,8 @@ class SpanSearch:
         if not beginnings:
             return []
         # Of all words, those that the decoder would most like to begin with are read on.
-        begun = self.ordered([Candidate(o, o.end, 1, max(o.log_first, LEAST)) for o in beginnings])
+        first = [Candidate(o, o.end, 1, max(o.log_first, LEAST)) for o in in_pieces(beginnings)]
+        begun = self.ordered(first)
         chosen = _distinct(begun, LOOK_AHEAD * CHARACTERS)[:most]
         known = {one.beginning.start for one in chosen}
         chosen += [o for o in begun if o.beginning.start in also and o.beginning.start not in known]
@@ -397,8 +402,8 @@ class SpanSearch:
 
     def _beginnings(self) -> list[Beginning]:
         """Every word of the passages that is inside the selected blocks."""
-        places = [(one, *word) for one in self.passages for word in one.beginnings]
-        words = [self._after_said(passage.text[at:end]) for passage, at, end in places]
+        places = [(one, *word) for one in in_pieces(self.passages) for word in one.beginnings]
+        words = [self._after_said(one.text[at:end]) for one, at, end in in_pieces(places)]
         if not words:
             return []
         distinct = list(dict.fromkeys(words))
@@ -406,7 +411,8 @@ class SpanSearch:
         first = self.log_V[[ids[0] for ids in tokens]]
         both = zip(first.tolist(), (self.log_V.max() - first).tolist(), strict=True)
         known = dict(zip(distinct, both, strict=True))
-        return [Beginning(*place, *known[word]) for place, word in zip(places, words, strict=True)]
+        pairs = in_pieces(zip(places, words, strict=True))
+        return [Beginning(*place, *known[word]) for place, word in pairs]
 
     def scores(self, spans: Sequence[Candidate]) -> Tensor:
         """Score spans `[C]`."""
@@ -420,7 +426,7 @@ class SpanSearch:
             [one.likelihood for one in spans],
             [float(one.tokens) for one in spans],
             [self.behind[one.beginning.passage.block] for one in spans],
-            [self._words_beside(one) for one in spans],
+            [self._words_beside(one) for one in in_pieces(spans)],
         )
         return span_features(*map(torch.tensor, columns))
 
@@ -512,6 +518,6 @@ def read_passage(bank: BankReader, block: int, before: int) -> Passage:
 def _distinct(spans: Sequence[Candidate], length: int) -> list[Candidate]:
     """Keep the first of those that go on with the same text."""
     kept: dict[str, Candidate] = {}
-    for one in spans:
+    for one in in_pieces(spans):
         kept.setdefault(one.beginning.passage.text[one.beginning.at :][:length], one)
     return list(kept.values())

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from sedem.answering.running import Estimate
     from sedem.bank.memory_bank import MemoryBank
     from sedem.model import SeDeM
     from sedem.types import Answer, Citation
@@ -221,7 +222,10 @@ def print_answer(
     """Write an answer piece by piece, then what is known about it and its sources."""
     from sedem.types import joint
 
-    stream = model.stream(bank, question, k=k, **options)
+    def estimated(told: Estimate) -> None:
+        note(f"reading {count(told.blocks, 'block')} takes about {told.seconds:,.0f} s")
+
+    stream = model.stream(bank, question, k=k, estimated=estimated, **options)
     for piece in stream:
         typer.echo(printable(piece, keep="\n"), nl=False)
     assert stream.answer is not None

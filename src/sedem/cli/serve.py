@@ -77,6 +77,7 @@ def serve(
     device: Annotated[str | None, _setting("device", "NAME")] = None,
     rows: Annotated[int | None, _setting("rows", "N")] = None,
     waiting: Annotated[int, _setting("waiting", "N")] = 64,
+    memory: Annotated[str | None, _setting("memory", "SIZE")] = None,
     cors: Annotated[list[str] | None, _setting("cors", "ORIGIN")] = None,
     limit: Annotated[
         list[str] | None,

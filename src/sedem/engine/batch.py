@@ -16,7 +16,8 @@ row, K columns or blocks per row, L layers, H head width, D width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,7 +25,15 @@ import torch
 from torch import Tensor
 
 from sedem.backbone.masks import KeyAxis
-from sedem.engine.device import Pool, Replay, Shape, Upload, fill, fill_lengths
+from sedem.engine.device import (
+    Pool,
+    Replay,
+    Shape,
+    Upload,
+    between_pieces,
+    fill,
+    fill_lengths,
+)
 from sedem.engine.fused import FusedDecoder, biases_of, in_reading_order, run_layers
 from sedem.engine.interface import AnswerInputs
 from sedem.engine.kept import Kept
@@ -34,6 +43,9 @@ from sedem.guidance.branches import branch_columns
 from sedem.guidance.independent import prefix_positions
 from sedem.method.compressor import state_mask
 from sedem.method.injection import positions
+
+DeviceLock = Callable[[], AbstractContextManager[None]]
+"""Reserves the device for one piece of work in buffers that only this thread uses."""
 
 
 @dataclass(frozen=True)
@@ -266,15 +278,22 @@ class StaticBatch:
         room = self.bucket.prefix + self.bucket.steps
         return room - max(self.text.values(), default=0)
 
-    def prefill(self, inputs: Sequence[AnswerInputs]) -> None:
+    def prefill(self, inputs: Sequence[AnswerInputs], lock: DeviceLock = nullcontext) -> None:
         """Start new answers in the first rows; the others are empty."""
         rows = [*inputs, *([inputs[0]] * (self.bucket.rows - len(inputs)))]
         prefixes = [row.prefix for row in rows]
-        self.upload.begin()
+        with lock():
+            self.upload.begin()
         host = self.upload.host
         fill(host["prefix"], prefixes)
         fill_lengths(host["prefix_valid"], [len(ids) for ids in prefixes])
-        self._load_memory(rows)
+        self._load_memory(rows, lock)
+        with lock():
+            self._run_loaded(prefixes)
+            self.clear(slice(len(inputs), self.bucket.rows))
+
+    def _run_loaded(self, prefixes: Sequence[Tensor]) -> None:
+        """Run the prefixes once everything is in the upload."""
         self.upload.send()
         # Only a graph always has the same shape. Otherwise, shared padding is not run.
         width = self.bucket.prefix if self._graph else max(map(len, prefixes))
@@ -284,8 +303,7 @@ class StaticBatch:
         )
         self._replay_prefill(self._run_prefill)
         self.used.fill_(1)
-        self.text = dict.fromkeys(range(len(inputs)), self.bucket.prefix)
-        self.clear(slice(len(inputs), self.bucket.rows))
+        self.text = dict.fromkeys(range(self.bucket.rows), self.bucket.prefix)
 
     def step(self, ids_B: Tensor) -> None:
         """Run one token `[B]` of each row.
@@ -368,7 +386,7 @@ class StaticBatch:
             StaticCache(len(decoder.upper), rows, states + columns, *shape),
         )
 
-    def _load_memory(self, rows: Sequence[AnswerInputs]) -> None:
+    def _load_memory(self, rows: Sequence[AnswerInputs], lock: DeviceLock) -> None:
         """Put the memory of each row into the upload to the device."""
         host, per_slot = self.upload.host, self.decoder.states_per_slot
         real = [state_mask(row.bank.slot_tokens(row.blocks), per_slot) for row in rows]
@@ -512,7 +530,7 @@ class IndependentBatch(StaticBatch):
         upper.memory = states
         return lower, upper
 
-    def _load_memory(self, rows: Sequence[AnswerInputs]) -> None:
+    def _load_memory(self, rows: Sequence[AnswerInputs], lock: DeviceLock) -> None:
         """Copy the keys and values of each row's blocks into the first columns."""
         sizes = [self.kept.walk.sizes(row.bank, row.blocks) for row in rows]
         host = self.upload.host
@@ -528,14 +546,20 @@ class IndependentBatch(StaticBatch):
         read = [one for ids_P in asked if (one := self.prefixes.find(ids_P)) is not None]
         self.read = read if len(read) == len(rows) else []
         self._load_blocks(rows, sizes)
+        done, total, together = 0, sum(len(row.blocks) for row in rows), self.kept.walk.together
         for index, row in enumerate(rows):
-            column, together = 0, self.kept.walk.together
+            column = 0
             for first in range(0, len(row.blocks), together):
-                # A few at a time: all of a long memory would not fit what is kept.
-                for entry in self.kept.fetch(row.bank, row.blocks[first : first + together]):
-                    block = entry.dequantize()
-                    self.upper.store_memory(index, column, block)
-                    column += block.shape[-2]
+                # A few at a time: all of a long memory would not fit what is kept, and others
+                # have the device between them.
+                with lock():
+                    group = row.blocks[first : first + together]
+                    for entry in self.kept.fetch(row.bank, group):
+                        block = entry.dequantize()
+                        self.upper.store_memory(index, column, block)
+                        column += block.shape[-2]
+                done += len(group)
+                between_pieces(done, total)
 
     def _run_lower(self, prefix_BP: Tensor) -> Tensor:
         if not self.read:

@@ -6,14 +6,15 @@ that synchronizes a GPU breaks the CUDA graph that another is capturing there. A
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Lock, get_ident
-from typing import Any
+from threading import Lock, get_ident, get_native_id, local
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +28,23 @@ ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBack
 IDLE_SECONDS = 0.01
 """A lock that stays free for this long is not needed by others; answer steps follow faster."""
 POLL_SECONDS = 0.001
+NICE = 10
+"""How far long work steps back from what others wait for. The system then gives it a tenth of a
+core that both want, so that it does not starve, and all that others leave."""
+PIECE = 128
+"""Items, such as words, that Python handles in a piece."""
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+"""The memory that a container may use, or "max"."""
+
+
+Item = TypeVar("Item")
+_WORK = local()
+"""What watches the work of this thread, and how many locks it has."""
+
+
+def _locks_held() -> int:
+    held: int = getattr(_WORK, "locks", 0)
+    return held
 
 
 class FairLock:
@@ -64,6 +82,7 @@ class FairLock:
             if self._owner is None:
                 self._owner, self._depth = me, 1
                 self._since = time.perf_counter()
+                _WORK.locks = _locks_held() + 1
                 return
             self._waiting.append(waiter)
         try:
@@ -76,11 +95,13 @@ class FairLock:
                 else:
                     self._hand_over()
             raise
+        _WORK.locks = _locks_held() + 1
 
     def __exit__(self, *error: object) -> None:
         if self._depth > 1:
             self._depth -= 1
             return
+        _WORK.locks = _locks_held() - 1
         with self._guard:
             self._hand_over()
 
@@ -113,6 +134,46 @@ class FairLock:
 
     def _is_idle(self) -> bool:
         return self._owner is None and time.perf_counter() - self._free_since > IDLE_SECONDS
+
+
+@contextmanager
+def watched(watch: Callable[[int, int], None]) -> Iterator[None]:
+    """Watch the long work of this thread.
+
+    Args:
+        watch: called between two pieces, with how much of how much is done, or with 0 and 0 if that
+            is not known there. An error that it raises ends the work.
+    """
+    before, _WORK.watch = getattr(_WORK, "watch", None), watch
+    try:
+        yield
+    finally:
+        _WORK.watch = before
+
+
+def between_pieces(done: int = 0, total: int = 0) -> None:
+    """Let whoever watches this thread look at it, or end its work.
+
+    It does nothing while the thread has a lock that others may wait for.
+    """
+    watch = getattr(_WORK, "watch", None)
+    if watch is not None and not _locks_held():
+        watch(done, total)
+
+
+def in_pieces(items: Iterable[Item]) -> Iterator[Item]:
+    """Yield items for work in Python, `PIECE` at a time between two looks of whoever watches."""
+    for number, item in enumerate(items):
+        if number % PIECE == PIECE - 1:
+            between_pieces()
+        yield item
+
+
+def step_back() -> None:
+    """Lower the priority of the calling thread for good; only Linux has one for each thread."""
+    if sys.platform == "linux":
+        me = get_native_id()
+        os.setpriority(os.PRIO_PROCESS, me, os.getpriority(os.PRIO_PROCESS, me) + NICE)
 
 
 _LOCKS: dict[int, FairLock] = {}
@@ -268,6 +329,25 @@ def free_bytes(device: torch.device) -> int:
     except OSError:
         return sys.maxsize
     return 1024 * next(int(x.split()[1]) for x in lines if x.startswith("MemAvailable:"))
+
+
+def machine_bytes() -> int | None:
+    """RAM of the machine, or of the container that it is; None if the system does not say."""
+    try:
+        whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None
+    own = CGROUP_LIMIT.read_text("ascii").strip() if CGROUP_LIMIT.exists() else ""
+    return min(whole, int(own)) if own.isdecimal() else whole
+
+
+def resident_bytes() -> int:
+    """RAM that this process has now; 0 if the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def storage_bytes(tensors: Sequence[Tensor]) -> int:

@@ -35,15 +35,23 @@ if TYPE_CHECKING:
     from transformers import DynamicCache
 
 
+COPIES = 3
+"""How often the states of a memory are in RAM at once: restored, as keys and values, and cached."""
+
+
 class Eager:
-    """Runs a model's own modules; see `interface.Engine`."""
+    """Runs a model's own modules; see `interface.Engine`.
+
+    Args:
+        room: bytes of RAM for answers; None means what the machine has.
+    """
 
     name = "eager"
     batch_size = 16
     ahead = False
 
-    def __init__(self, model: SedemModules) -> None:
-        self.model = model
+    def __init__(self, model: SedemModules, room: int | None = None) -> None:
+        self.model, self.room = model, room
         self._modules_lock = FairLock()
 
     def encode(self, ids_BT: Tensor) -> Tensor:
@@ -73,6 +81,13 @@ class Eager:
     def open_rows(self, count: int) -> Iterator[Rows]:
         """Open rows; those that join together run together."""
         yield EagerRows(self.model, count, self._modules_lock)
+
+    def most_blocks(self) -> int | None:
+        """Return how many blocks of full size one answer may use."""
+        decoder, config = self.model.decoder, self.model.config
+        layers = decoder.depth - config.inject_layer
+        each = COPIES * 2 * layers * decoder.width * decoder.dtype.itemsize
+        return None if self.room is None else self.room // (each * config.states_per_block)
 
     def memory(self) -> dict[str, int]:
         """Return the bytes of weights; no cache outlives its batch."""

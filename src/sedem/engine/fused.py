@@ -25,6 +25,8 @@ from torch import Tensor, nn
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.masks import KeyAxis
 from sedem.config import SedemConfig
+from sedem.engine.device import between_pieces
+from sedem.engine.interface import WIDE
 from sedem.method.encoder import encode
 from sedem.modules import SedemModules
 
@@ -36,6 +38,9 @@ Bias = Tensor | None
 StoreKeyValue = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Stores a layer's new keys and values `[B, heads, P, H]` in a cache and returns those to attend
 to; the first argument is the layer's index in its range."""
+
+COMPARED = 8
+"""Positions that are compared at a time with all columns of a very long memory."""
 
 MATRICES = ("qkv", "out", "gate_up", "down")
 """Names of a layer's matrices."""
@@ -157,7 +162,8 @@ def attend(query_BFPH: Tensor, key: Tensor, value: Tensor, bias: Bias) -> Tensor
 
     A single position copies neither keys nor values: the query heads of a key head become its rows.
     Several positions with a bias repeat them, since fused kernels support no bias with groups. GPU
-    kernels also do not support groups in float32.
+    kernels also do not support groups in float32. For a very long memory on a CPU, they repeat only
+    those of one key head at a time, as views.
     """
     rows, heads, count, width = query_BFPH.shape
     groups = heads // key.shape[1]
@@ -171,6 +177,13 @@ def attend(query_BFPH: Tensor, key: Tensor, value: Tensor, bias: Bias) -> Tensor
         grouped = query_BFPH.reshape(rows, -1, groups, width)
         mixed = F.scaled_dot_product_attention(grouped, key, value, attn_mask=bias)
         return mixed.reshape(rows, 1, heads * width)
+    elif key.shape[2] > WIDE and not key.is_cuda:
+        parts = []
+        for head, own in enumerate(query_BFPH.split(groups, dim=1)):
+            k, v = (t[:, head : head + 1].expand(-1, groups, -1, -1) for t in (key, value))
+            parts.append(F.scaled_dot_product_attention(own, k, v, attn_mask=bias))
+            between_pieces()
+        mixed = torch.cat(parts, dim=1)
     else:
         key, value = (t.repeat_interleave(groups, dim=1) for t in (key, value))
         mixed = F.scaled_dot_product_attention(query_BFPH, key, value, attn_mask=bias)
@@ -201,6 +214,7 @@ def run_layers(
         return hidden_BPD
     query, key, value = layers[0].project(hidden_BPD, rope)
     for index, layer in enumerate(layers):
+        between_pieces()
         bias = biases[layer.window]
         if store is not None:
             key, value = store(index, key, value)
@@ -247,8 +261,15 @@ def biases_of(
         if keys.plain and (window is None or keys.span <= window):
             biases[window] = None
             continue
-        visible_BPK = keys.visible_to(positions_BP, valid_BP, window, block_BP)
-        biases[window] = keys.added_to(visible_BPK, dtype, block_BP=block_BP)[:, None]
+        count, columns = positions_BP.shape[1], keys.positions.shape[1]
+        parts = []
+        # What is compared for a very long memory is much larger than the bias.
+        for first in range(0, count, count if columns <= WIDE else COMPARED):
+            some = slice(first, first + (count if columns <= WIDE else COMPARED))
+            block_Bp = None if block_BP is None else block_BP[:, some]
+            visible = keys.visible_to(positions_BP[:, some], valid_BP[:, some], window, block_Bp)
+            parts.append(keys.added_to(visible, dtype, block_BP=block_Bp))
+        biases[window] = (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))[:, None]
     return biases
 
 

@@ -130,6 +130,10 @@ class Engine(Protocol):
         """Open rows for questions that arrive one after another."""
         ...
 
+    def most_blocks(self) -> int | None:
+        """Return how many blocks of full size one answer may use; None if memory sets no limit."""
+        ...
+
     def memory(self) -> dict[str, int]:
         """Return the bytes of "weights", "caches", "graphs" and "kept".
 

@@ -26,8 +26,9 @@ from torch import Tensor
 from sedem.backbone.masks import KeyAxis
 from sedem.bank.kept import KeptFile, kept_bytes
 from sedem.bank.memory_bank import BankReader
+from sedem.engine.device import FairLock, machine_bytes, resident_bytes
 from sedem.engine.fused import FusedDecoder, biases_of, run_layers
-from sedem.errors import BankError
+from sedem.errors import BankError, ConfigError
 from sedem.method.compressor import state_mask
 from sedem.modules import SedemModules
 from sedem.quantization import Quantized, check_dtype, quantize, vector_bytes
@@ -38,12 +39,19 @@ Progress = Callable[[int, int], None]
 """Called with the number of blocks done and the number of all blocks."""
 
 
+REQUESTS = 8
+"""One part in so many of the memory of a process is left for requests, texts and what calls take
+for a moment."""
+
+
 @dataclass(frozen=True)
 class KeptBudget:
-    """Limits on the keys and values that an engine keeps.
+    """Limits on the keys and values that an engine keeps, and on all that it may take.
 
     Attributes:
         device_bytes: bytes on a GPU; a CPU uses only RAM.
+        memory: RAM of the whole process in bytes, which caches of answers share with what is kept;
+            None means what the machine has.
         dtype: type in which they are kept, "bfloat16", "int8" or "fp8"; None does not round them.
             Rounding happens before their first use, so that answers do not depend on what is kept.
 
@@ -54,10 +62,35 @@ class KeptBudget:
     device_bytes: int = 2**30
     ram_bytes: int = 2**31
     dtype: str | None = None
+    memory: int | None = None
 
     def __post_init__(self) -> None:
         if self.dtype is not None:
             check_dtype(self.dtype)
+
+    def room(self) -> int | None:
+        """RAM that is left for caches and kept keys and values, once a model is open.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if self.memory is None:
+            return None
+        taken = resident_bytes()
+        room = self.memory - self.memory // REQUESTS - taken
+        if room <= 0:
+            least = taken * REQUESTS // (REQUESTS - 1)
+            raise ConfigError(
+                f"memory is {self.memory:,} bytes; the open model takes {taken:,} and requests "
+                f"need some, so give more than {least:,}"
+            )
+        return room
+
+
+def half_of_memory() -> int | None:
+    """Half of the machine's RAM; None if the system does not say how much it has."""
+    whole = machine_bytes()
+    return None if whole is None else whole // 2
 
 
 def rounded(entry: Tensor, dtype: str | None) -> Quantized:
@@ -215,7 +248,7 @@ class KeptLevel:
         """
         if entry.nbytes > self.limit:
             return [(bank, block, entry)]
-        removed = self._make_room(entry.nbytes)
+        removed = self.make_room(entry.nbytes)
         kept = self._banks.get(bank)
         if kept is None:
             kept = self._banks[bank] = BankBlocks()
@@ -228,7 +261,8 @@ class KeptLevel:
         """Free everything."""
         self._banks, self._order = WeakKeyDictionary(), OrderedDict()
 
-    def _make_room(self, needed: int) -> Removed:
+    def make_room(self, needed: int) -> Removed:
+        """Remove blocks until so many bytes are free; returns them."""
         removed: Removed = []
         used = self.nbytes
         while used + needed > self.limit and self._order:
@@ -293,7 +327,8 @@ def decoder_fingerprint(model: SedemModules) -> str:
 
 
 class Kept:
-    """Provides the keys and values of blocks, kept ones or newly computed ones.
+    """Provides the keys and values of blocks, kept ones or newly computed ones, to one thread at a
+    time, in the order of asking.
 
     Args:
         fingerprint: returns `decoder_fingerprint`; called when a bank on disk is first used.
@@ -306,6 +341,7 @@ class Kept:
         self.walk = walk
         self.budget = budget
         self.hits = self.misses = 0
+        self._lock = FairLock()
         self._fingerprint = cache(fingerprint)
         self._stored: WeakKeyDictionary[BankReader, StoredBlocks | None]
         self._stored = WeakKeyDictionary()
@@ -332,6 +368,10 @@ class Kept:
 
     def fetch(self, bank: BankReader, blocks: Sequence[int]) -> list[Quantized]:
         """Return keys and values `[L, 2, G, U, H]` of the given blocks on the decoder's device."""
+        with self._lock:
+            return self._fetch(bank, blocks)
+
+    def _fetch(self, bank: BankReader, blocks: Sequence[int]) -> list[Quantized]:
         entries: dict[int, Quantized] = {}
         distinct = list(dict.fromkeys(blocks))
         for block in distinct:
@@ -393,8 +433,15 @@ class Kept:
         """Forget the mapped files of a bank, because they have changed."""
         self._stored.pop(bank, None)
 
+    def limit_to(self, nbytes: int) -> None:
+        """Keep at most so many bytes in RAM from now on, and no more than the budget allows."""
+        with self._lock:
+            self.levels[-1].limit = max(0, min(nbytes, self.budget.ram_bytes))
+            self.levels[-1].make_room(0)
+
     def clear(self) -> None:
         """Free everything that is kept."""
-        for level in self.levels:
-            level.clear()
-        self._stored = WeakKeyDictionary()
+        with self._lock:
+            for level in self.levels:
+                level.clear()
+            self._stored = WeakKeyDictionary()

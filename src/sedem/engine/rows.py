@@ -5,26 +5,36 @@ Letters: B rows, J rows that join, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from bisect import bisect_right
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from threading import Lock
 
 import torch
 from torch import Tensor
 
-from sedem.engine.batch import Bucket, IndependentBatch, StaticBatch
+from sedem.engine.batch import Bucket, DeviceLock, IndependentBatch, StaticBatch
 from sedem.engine.device import device_bytes, free_bytes, new_pool, round_up, storage_bytes
 from sedem.engine.fused import FusedDecoder
 from sedem.engine.interface import WIDE, AnswerInputs
 from sedem.engine.kept import Kept
 from sedem.engine.prefixes import Prefixes
-from sedem.errors import ConfigError
+from sedem.errors import ConfigError, NoRoomError
 
 IDLE_BYTES, IDLE_GRAPH_BYTES = 2**28, 2**30
 """Limits in bytes of idle batches kept for later answers of their size, without graphs and with
 them: a graph takes long to capture again. The second is higher on a large GPU."""
 IDLE_SHARE = 16
 """Divisor of a GPU's memory for that limit."""
+SHORT_SHARE = 8
+"""One part in so many of the memory of all caches is never taken by one very long memory, so that
+others can be answered beside it."""
+BRANCHED = 128
+"""Most positions that one call runs after a memory."""
+USUAL_PREFIX = 1024
+"""Columns of a question and its answer, for the number of blocks that fit beside them."""
+MOST_BLOCKS = 2**31
 FIRST_STEPS = 64
 """Answer tokens that the first batch has room for; longer answers move to a larger batch."""
 COLUMNS = 64
@@ -32,7 +42,10 @@ COLUMNS = 64
 
 
 class Batches:
-    """Makes batches, and keeps idle ones for reuse.
+    """Makes batches, and keeps idle ones for reuse; any thread may take and return them.
+
+    Args:
+        limit: bytes that batches and kept keys and values share; None means what is free.
 
     Attributes:
         pool: memory that graphs share; None without graphs.
@@ -40,12 +53,17 @@ class Batches:
         prefixes: those that were read before their blocks were selected.
     """
 
-    def __init__(self, decoder: FusedDecoder, kept: Kept, *, graphs: bool) -> None:
-        self.decoder, self.kept = decoder, kept
+    def __init__(
+        self, decoder: FusedDecoder, kept: Kept, *, graphs: bool, limit: int | None = None
+    ) -> None:
+        self.decoder, self.kept, self.limit = decoder, kept, limit
         self.pool = new_pool() if graphs else None
         self.prefixes = Prefixes(decoder)
         self.idle: list[StaticBatch] = []
         self.active: list[StaticBatch] = []
+        # The sizes of batches that are being made: their memory is spoken for.
+        self._made: list[Bucket] = []
+        self._guard = Lock()
         self._graphs = graphs
         self._idle_share = device_bytes(decoder.device) // IDLE_SHARE
 
@@ -54,38 +72,108 @@ class Batches:
         """Whether blocks are independent."""
         return self.decoder.config.block_context == "independent"
 
-    def take(self, bucket: Bucket) -> StaticBatch:
-        """Return an idle batch of this size, or a new one if there is none."""
-        batch = next((batch for batch in self.idle if batch.bucket == bucket), None)
-        if batch is None:
+    def take(self, bucket: Bucket, *, grown: bool = False) -> StaticBatch:
+        """Return an idle batch of this size, or a new one if there is none.
+
+        Args:
+            grown: whether answers that run have outgrown their batch, so that they cannot wait.
+
+        Raises:
+            ConfigError: it has no room, even alone.
+            NoRoomError: it has no room beside those that are in use.
+        """
+        with self._guard:
+            batch = next((batch for batch in self.idle if batch.bucket == bucket), None)
+            if batch is not None:
+                self.idle.remove(batch)
+                self.active.append(batch)
+                return batch
+            self._make_room(bucket, grown=grown)
+            self._made.append(bucket)
+        try:
             batch = self._new(bucket)
-        else:
-            self.idle.remove(batch)
-        self.active.append(batch)
+        finally:
+            with self._guard:
+                self._made.remove(bucket)
+                if batch is not None:
+                    self.active.append(batch)
         return batch
 
     def give_back(self, batch: StaticBatch) -> None:
         """Make a batch idle, unless it is wide; above the limit, the oldest idle ones are freed."""
-        self.active.remove(batch)
-        if not self._exceeds(batch.bucket.slots):
-            self.idle.append(batch)
-        limit = max(IDLE_GRAPH_BYTES, self._idle_share) if self._graphs else IDLE_BYTES
-        while len(self.idle) > 1 and _bytes(self.idle) > limit:
+        with self._guard:
+            self.active.remove(batch)
+            if not self._exceeds(batch.bucket.slots):
+                self.idle.append(batch)
+            limit = max(IDLE_GRAPH_BYTES, self._idle_share) if self._graphs else IDLE_BYTES
+            while len(self.idle) > 1 and _bytes(self.idle) > limit:
+                del self.idle[0]
+            if self.limit is not None:
+                self.kept.limit_to(self.limit - self._used())
+
+    def most_blocks(self) -> int | None:
+        """Return how many blocks of full size one answer may use; None if memory sets no limit."""
+        if self.limit is None or not self.independent:
+            return None
+        per_slot = self.decoder.states_per_slot
+        slots = -(-self.decoder.config.states_per_block // per_slot)
+
+        def needed(blocks: int) -> int:
+            bucket = Bucket(1, USUAL_PREFIX, round_up(blocks * slots, 16), 0)
+            return needed_bytes(self.decoder, bucket)
+
+        return bisect_right(range(MOST_BLOCKS), self._most(wide=True), key=needed) - 1
+
+    def _most(self, *, wide: bool) -> int:
+        assert self.limit is not None
+        return self.limit - (self.limit // SHORT_SHARE if wide else 0)
+
+    def _used(self) -> int:
+        """Bytes of all batches, and of those that are being made."""
+        buckets = [*self._made, *(batch.bucket for batch in (*self.active, *self.idle))]
+        return sum(needed_bytes(self.decoder, bucket) for bucket in buckets)
+
+    def _make_room(self, bucket: Bucket, *, grown: bool) -> None:
+        """Free idle batches, then what is kept, until a new batch has room."""
+        if self.limit is None:
+            return
+        needed, most = (
+            needed_bytes(self.decoder, bucket),
+            self._most(wide=self._exceeds(bucket.slots)),
+        )
+        if needed > most:
+            raise ConfigError(
+                f"keys and values of the selected blocks need {needed:,} bytes of memory, {most:,} "
+                f"are allowed, which is enough for {self.most_blocks() or 0:,} blocks; use a "
+                "smaller k, or give more memory"
+            )
+        while self.idle and self._used() + needed > self.limit:
             del self.idle[0]
+        used = self._used()
+        if used + needed > self.limit and not grown:
+            raise NoRoomError(
+                f"keys and values of the selected blocks need {needed:,} bytes of memory, and "
+                f"other answers use {used:,} of {self.limit:,}; ask again later"
+            )
+        self.kept.limit_to(self.limit - used - needed)
 
     def release(self) -> None:
         """Free idle batches."""
-        self.idle = []
+        with self._guard:
+            self.idle = []
         # A pool cannot be used again after its last graph is freed.
         self.pool = new_pool() if self._graphs else None
 
     def bucket_of(self, inputs: Sequence[AnswerInputs], max_steps: int) -> Bucket:
         """Return the size of the batch that some answers start in."""
+        slots = max(map(self._slots_of, inputs))
+        # A very long memory is not moved to a larger batch: both would have to fit.
+        steps = max_steps if self._exceeds(slots) else min(max_steps, FIRST_STEPS)
         return Bucket(
             rows=round_up(len(inputs), 1),
             prefix=round_up(max(len(row.prefix) for row in inputs), 8),
-            slots=round_up(max(self._slots_of(row) for row in inputs), 16),
-            steps=round_up(min(max_steps, FIRST_STEPS), 16),
+            slots=round_up(slots, 16),
+            steps=round_up(steps, 16),
         )
 
     def is_wide(self, inputs: AnswerInputs) -> bool:
@@ -125,10 +213,24 @@ def cache_bytes(decoder: FusedDecoder, bucket: Bucket) -> int:
     return bucket.rows * each * width
 
 
+def needed_bytes(decoder: FusedDecoder, bucket: Bucket) -> int:
+    """Bytes that a batch takes while it runs: its caches, and what one layer makes of them."""
+    columns = bucket.prefix + bucket.steps + bucket.slots * decoder.states_per_slot
+    first = decoder.layers[0]
+    copied = 2 * first.key_heads * first.head_width * decoder.dtype.itemsize
+    biases = 2 * BRANCHED * decoder.dtype.itemsize
+    return cache_bytes(decoder, bucket) + columns * (copied + biases)
+
+
 class RunningBatch:
     """Rows of one static batch at a time; they move to another batch when it fits them better.
 
     Callers know a row by its number, which never changes. Moves change its place in the batch.
+
+    One thread uses it.
+
+    Args:
+        lock: reserves the device; not held while others may go on.
 
     Attributes:
         batch: the batch that runs now; None before the first row.
@@ -136,9 +238,7 @@ class RunningBatch:
         needs: the size that each row in use needs, as a batch of one row.
     """
 
-    def __init__(
-        self, batches: Batches, count: int, lock: Callable[[], AbstractContextManager[None]]
-    ) -> None:
+    def __init__(self, batches: Batches, count: int, lock: DeviceLock) -> None:
         self.batches, self.count, self.lock = batches, count, lock
         self.batch: StaticBatch | None = None
         self.places: dict[int, int] = {}
@@ -156,28 +256,38 @@ class RunningBatch:
         If no row is in use, they are prefilled in the batch that then runs them, else in a separate
         batch, from which they are copied into the running one.
         """
+        if self.places:
+            return self._add(rows, inputs, limits)
+        self.close()
+        bucket = self.batches.bucket_of(inputs, max(limits))
+        batch = self._prefilled(bucket, inputs)
+        self.needs = dict.fromkeys(rows, replace(bucket, rows=1))
+        self._max_steps = dict(zip(rows, limits, strict=True))
         with self.lock():
-            if self.places:
-                return self._add(rows, inputs, limits)
-            self.close()
-            bucket = self.batches.bucket_of(inputs, max(limits))
-            batch = self.batches.take(bucket)
-            try:
-                batch.prefill(inputs)
-            except BaseException:
-                self.batches.give_back(batch)
-                raise
-            self.needs = dict.fromkeys(rows, replace(bucket, rows=1))
-            self._max_steps = dict(zip(rows, limits, strict=True))
             self._place({row: place for place, row in enumerate(rows)}, batch)
             return batch.logits[: len(rows)].clone()
+
+    def _prefilled(self, bucket: Bucket, inputs: Sequence[AnswerInputs]) -> StaticBatch:
+        with self.lock():
+            batch = self.batches.take(bucket)
+        try:
+            batch.prefill(inputs, self.lock)
+        except BaseException:
+            with self.lock():
+                self.batches.give_back(batch)
+            raise
+        return batch
 
     def _add(
         self, rows: Sequence[int], inputs: Sequence[AnswerInputs], limits: Sequence[int]
     ) -> Tensor:
-        prefilled = self.batches.take(self.batches.bucket_of(inputs, 0))
+        prefilled = self._prefilled(self.batches.bucket_of(inputs, 0), inputs)
+        with self.lock():
+            return self._copied(prefilled, rows, limits)
+
+    def _copied(self, prefilled: StaticBatch, rows: Sequence[int], limits: Sequence[int]) -> Tensor:
+        """Copy prefilled rows into the running batch."""
         try:
-            prefilled.prefill(inputs)
             needs = {
                 row: self._need(prefilled.bucket, limit)
                 for row, limit in zip(rows, limits, strict=True)
@@ -225,7 +335,7 @@ class RunningBatch:
             ConfigError: an answer is longer than its limit.
         """
         with self.lock():
-            self._fit({row: self._grown(row) for row in self.places})
+            self._fit({row: self._grown(row) for row in self.places}, grown=True)
             assert self.batch is not None
             self.batch.step(ids_B[self._row_of])
             return self.batch.logits[self._place_of]
@@ -267,7 +377,7 @@ class RunningBatch:
             raise ConfigError(f"an answer is longer than {max_steps} steps; start it with more")
         return replace(need, steps=round_up(min(max_steps, 2 * need.steps), 16))
 
-    def _fit(self, needs: dict[int, Bucket]) -> None:
+    def _fit(self, needs: dict[int, Bucket], *, grown: bool = False) -> None:
         """Move to another batch if these rows do not fit, or if half the size is enough."""
         self.needs.update((row, needs[row]) for row in self.places)
         needed = Bucket(
@@ -285,15 +395,15 @@ class RunningBatch:
                 needed = replace(needed, rows=rows)
             elif 2 * self._size(needed) > self._size(old):
                 return
-        self._move(needed)
+        self._move(needed, grown=grown)
 
     def _size(self, bucket: Bucket) -> int:
         columns = bucket.slots * self.batches.decoder.states_per_slot + bucket.prefix + bucket.steps
         return bucket.rows * columns
 
-    def _move(self, bucket: Bucket) -> None:
+    def _move(self, bucket: Bucket, *, grown: bool) -> None:
         """Continue in another batch; if that fails, the rows stay where they are."""
-        old, new = self.batch, self.batches.take(bucket)
+        old, new = self.batch, self.batches.take(bucket, grown=grown)
         try:
             new.clear(slice(None))
             if old is not None:
@@ -319,9 +429,7 @@ class RunningBatch:
 class StaticRows:
     """Rows that share a running batch, except wide ones: see `Batches.is_wide`."""
 
-    def __init__(
-        self, batches: Batches, count: int, lock: Callable[[], AbstractContextManager[None]]
-    ) -> None:
+    def __init__(self, batches: Batches, count: int, lock: DeviceLock) -> None:
         self.batches, self.lock = batches, lock
         self.shared = RunningBatch(batches, count, lock)
         self.wide: dict[int, RunningBatch] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -90,7 +90,10 @@ class QuestionBuffers:
 
 
 class Static:
-    """Runs fused layers in static buffers, one thread at a time; see `interface.Engine`.
+    """Runs fused layers in static buffers; see `interface.Engine`.
+
+    One thread at a time uses a GPU, and the buffers that threads share. On a CPU, each thread runs
+    its own answers beside the others, and the system divides the cores among them by priority.
 
     Args:
         model: its weights are fused and merged in place, once. It must not be trained or moved
@@ -137,12 +140,15 @@ class Static:
             from sedem.engine.int8 import int8_steps
 
             self.decoder = int8_steps(self.decoder)
-        self.kept = Kept(
-            BlockWalk(self.decoder),
-            budget or KeptBudget(),
-            lambda: decoder_fingerprint(model),
-        )
-        self.batches = Batches(self.decoder, self.kept, graphs=graphs)
+        budget = budget or KeptBudget()
+        self.kept = Kept(BlockWalk(self.decoder), budget, lambda: decoder_fingerprint(model))
+        on_cpu, room = model.device.type == "cpu", budget.room()
+        if room is not None:
+            self.kept.limit_to(room)
+        limit = room if on_cpu else None
+        self.batches = Batches(self.decoder, self.kept, graphs=graphs, limit=limit)
+        changing = any(map(depends_on_length, (model.encoder, model.decoder)))
+        self._beside = on_cpu and not compiled and not changing
         self._question_buffers: dict[tuple[int, int], QuestionBuffers] = {}
         self._buffers_lock = FairLock()
         self._graphs = graphs
@@ -150,7 +156,8 @@ class Static:
     @torch.no_grad()
     def encode(self, ids_BT: Tensor) -> Tensor:
         """Return frozen states at the extraction layers `[X, B, T, E]`."""
-        with self._buffers_lock.in_turns(), self.device_lock():
+        turns = nullcontext() if self._beside else self._buffers_lock.in_turns()
+        with turns, self.answer_lock():
             self._check_not_moved()
             return self.encoder.states(ids_BT)
 
@@ -181,11 +188,15 @@ class Static:
         """Open rows of a running batch; see `interface.Engine`."""
         with self.device_lock():
             self._check_not_moved()
-        rows = StaticRows(self.batches, count, self.device_lock)
+        rows = StaticRows(self.batches, count, self.answer_lock)
         try:
             yield rows
         finally:
             rows.close()
+
+    def most_blocks(self) -> int | None:
+        """Return how many blocks one answer may use; see `interface.Engine`."""
+        return self.batches.most_blocks()
 
     def memory(self) -> dict[str, int]:
         """Return bytes by use; see `interface.Engine`."""
@@ -215,6 +226,16 @@ class Static:
         """Reserve the buffers and their GPU for this thread, and choose attention kernels."""
         device = self.model.device
         with device_lock(device), self._buffers_lock, attention_backends(device):
+            yield
+
+    @contextmanager
+    def answer_lock(self) -> Iterator[None]:
+        """Reserve what a piece of work needs that uses no buffers of other threads."""
+        if not self._beside:
+            with self.device_lock():
+                yield
+            return
+        with attention_backends(self.model.device):
             yield
 
     def _step_bytes(self) -> int:
@@ -287,7 +308,7 @@ def open_engine(
         elif on_gpu and not any(map(depends_on_length, (model.encoder, model.decoder))):
             name = "graphs"
     if name == "eager":
-        return Eager(model)
+        return Eager(model, None if budget is None else budget.room())
     if unproven:
         raise ConfigError(
             f"engine '{name}' is proven equal on the layouts {', '.join(FAMILIES)}, not on "

@@ -22,7 +22,7 @@ from sedem.answering.conversation import (
 )
 from sedem.answering.decoding import Decoding
 from sedem.answering.requests import Request
-from sedem.answering.running import Selected
+from sedem.answering.running import Estimate, Selected
 from sedem.bank.memory_bank import BankReader, Snapshot
 from sedem.method.selector import ALL
 from sedem.serve.errors import bad_request, conflict, not_found, too_large
@@ -122,7 +122,7 @@ async def to_ask(service: Service, key: Key, body: AskBody) -> ResolvedQuestion:
         body.min_confidence,
         None if body.documents is None else [*body.documents],
     )
-    check_selection(bank, body, settings)
+    check_selection(bank, body, settings, model.engine.most_blocks())
     tokens = len(model.encoder.token_ids(request.question))
     return ResolvedQuestion(request, decoding, body, name, conversation.unused, tokens, cached)
 
@@ -189,12 +189,12 @@ def without_documents(
 
 async def answering(
     service: Service, asked: ResolvedQuestion
-) -> AsyncGenerator[Selected | str | Answered, None]:
+) -> AsyncGenerator[Selected | Estimate | str | Answered, None]:
     """Answer a question.
 
     Yields:
-        The blocks of the answer, its text in pieces, then the complete answer. Closing the
-        generator cancels the question.
+        The blocks of the answer, how long it takes if that is long, its text in pieces, then the
+        complete answer. Closing the generator cancels the question.
 
     Raises:
         QueueFullError: too many questions wait.
@@ -211,8 +211,10 @@ async def answering(
     try:
         selected = await reply.selection()
         yield selected
-        async for piece in reply:
-            yield piece
+        async for part in reply.parts():
+            if isinstance(part, Estimate):
+                log("long answer", bank=asked.bank, blocks=part.blocks, seconds=round(part.seconds))
+            yield part
         answer = reply.answer
         assert answer is not None
         times = answer.timings
@@ -231,13 +233,13 @@ async def answering(
 
 async def choices(
     service: Service, asked: ResolvedQuestion, count: int = 1
-) -> AsyncGenerator[tuple[int, Selected | str | Answered], None]:
+) -> AsyncGenerator[tuple[int, Selected | Estimate | str | Answered], None]:
     """Answer a question several times, one after the other; greedy answers are all the same.
 
     Yields:
         The number of the answer, and what `answering` yields.
     """
-    parts: list[Selected | str | Answered] = []
+    parts: list[Selected | Estimate | str | Answered] = []
     for number in range(count):
         if number and not asked.decoding.temperature:
             for part in parts:
@@ -337,8 +339,14 @@ def check_lengths(conversation: Conversation, settings: Settings) -> None:
         )
 
 
-def check_selection(bank: BankReader, body: AskBody, settings: Settings) -> None:
-    """Reject more blocks or documents than the server allows for one answer, with 400."""
+def check_selection(
+    bank: BankReader, body: AskBody, settings: Settings, most_blocks: int | None
+) -> None:
+    """Reject more blocks or documents than the server allows for one answer, with 400.
+
+    Args:
+        most_blocks: how many blocks the memory of the server is enough for; None means any number.
+    """
     if isinstance(body.k, int) and body.k > settings.max_k:
         raise bad_request(
             f"'k' is {body.k}; this server allows at most {settings.max_k}, or 'all', or 'auto'",
@@ -351,9 +359,10 @@ def check_selection(bank: BankReader, body: AskBody, settings: Settings) -> None
             "documents",
         )
     for field, asked in (("k", body.k == ALL), ("ranking", body.ranking)):
-        if asked and len(bank) > settings.max_all_blocks:
+        if asked and most_blocks is not None and len(bank) > most_blocks:
             raise bad_request(
-                f"'{field}' asks for every block; the bank has {len(bank):,}, this server allows "
-                f"that for at most {settings.max_all_blocks:,}",
+                f"'{field}' asks for every block; the bank has {len(bank):,}, and the memory of "
+                f"this server is enough for {most_blocks:,}; ask for fewer, or start it with more "
+                "--memory",
                 field,
             )

@@ -246,11 +246,11 @@ def delete_document(
 def scores(bank: str, question: Question, key: Owner, service: Served) -> dict[str, Any]:
     """Return the selector's score of every block of a bank for a question."""
     memory = known(service, key, bank).snapshot
-    most = service.settings.max_all_blocks
-    if memory is not None and len(memory) > most:
+    room = service.model.engine.most_blocks()
+    if memory is not None and room is not None and len(memory) > room:
         raise bad_request(
-            f"bank '{bank}' has {len(memory):,} blocks, and scores of at most {most:,} are listed; "
-            "ask a smaller bank"
+            f"bank '{bank}' has {len(memory):,} blocks, and the memory of this server is enough "
+            f"for scores of {room:,}; ask a smaller bank, or start it with more --memory"
         )
     length, most = len(question.question), service.settings.max_question_characters
     if length > most:

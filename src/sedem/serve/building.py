@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from sedem.data.document_formats import parse_file
+from sedem.engine.device import step_back
 from sedem.errors import BankError, BankMismatchError, DataError, SedemError
 from sedem.model import SeDeM
 from sedem.reading.building import build_bank
@@ -73,17 +74,22 @@ class Builder:
         """Start, or continue what a stopped server has left."""
         self._thread.start()
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """Stop after the current batch of segments; the rest is read after the next start.
 
-        What was committed is kept.
+        What was committed is kept. This does not block.
         """
         self._stop.set()
         self.library.work.set()
+
+    def close(self) -> None:
+        """Stop, and wait until the thread has ended."""
+        self.stop()
         if self._thread.is_alive():
             self._thread.join()
 
     def _run(self) -> None:
+        step_back()
         told = ""
         while not self._stop.is_set():
             self.library.work.clear()

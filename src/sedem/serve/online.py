@@ -8,6 +8,7 @@ has sent.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,14 +16,17 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from threading import Event
 
+from sedem.answering.running import MEASURED, TELL
 from sedem.bank.memory_bank import Snapshot
+from sedem.engine.device import step_back
 from sedem.errors import CancelledError, QueueFullError
 from sedem.model import SeDeM
+from sedem.serve.logs import log
 from sedem.serve.settings import Settings
 from sedem.types import Document
 
-READERS = 2
-"""Texts that are read in parallel: a short one need not wait for a long one to end."""
+LONG_CHARACTERS = 20_000
+"""A longer text is read by a thread that steps back behind answers and short texts."""
 KEPT_TEXTS = 8
 """Kept banks may hold the text of this many requests of maximum size."""
 
@@ -54,7 +58,9 @@ class OnlineBanks:
         self.model, self.settings = model, settings
         self._parts: OrderedDict[PartId, Reading] = OrderedDict()
         self._joined: OrderedDict[tuple[PartId, ...], Snapshot] = OrderedDict()
-        self._executor = ThreadPoolExecutor(READERS, thread_name_prefix="sedem-reading")
+        # A short text need not wait for a long one to end.
+        self._short = ThreadPoolExecutor(1, "sedem-reading")
+        self._long = ThreadPoolExecutor(1, "sedem-long-reading", initializer=step_back)
 
     @property
     def waiting(self) -> int:
@@ -69,7 +75,8 @@ class OnlineBanks:
         """Stop reading, and wait until the threads have ended."""
         for reading in self._parts.values():
             reading.given_up.set()
-        self._executor.shutdown(cancel_futures=True)
+        for executor in (self._short, self._long):
+            executor.shutdown(cancel_futures=True)
 
     async def bank(self, owner: str, documents: Sequence[Document]) -> tuple[Snapshot, int]:
         """Return a bank of some texts, and how many of their tokens had been read before.
@@ -108,7 +115,8 @@ class OnlineBanks:
         reading = self._parts.get(part)
         if reading is None:
             reading = self._parts[part] = Reading(document)
-            reading.future = self._executor.submit(self._read, reading)
+            is_long = len(document.text) > LONG_CHARACTERS
+            reading.future = (self._long if is_long else self._short).submit(self._read, reading)
             # The exception is retrieved here, because nothing else may do so.
             reading.future.add_done_callback(
                 lambda future: future.cancelled() or future.exception()
@@ -129,9 +137,18 @@ class OnlineBanks:
                 del self._parts[part]
 
     def _read(self, reading: Reading) -> Snapshot:
+        began, told = time.perf_counter(), False
+
         def progress(done: int, total: int) -> None:
+            nonlocal told
             if reading.given_up.is_set():
                 raise CancelledError("nobody waits for this text any more")
+            spent = time.perf_counter() - began
+            if told or not done or spent < MEASURED:
+                return
+            told = True
+            if (left := spent * (total - done) / done) > TELL - spent:
+                log("long text", characters=len(reading.document.text), seconds=round(left))
 
         return self.model.read([reading.document], progress=progress).snapshot()
 

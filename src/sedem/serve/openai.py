@@ -17,7 +17,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from sedem.answering.decoding import UNFINISHED
-from sedem.answering.running import Selected
+from sedem.answering.running import Estimate, Selected
 from sedem.serve.asking import SEPARATOR, Answered, choices, to_ask
 from sedem.serve.errors import not_found
 from sedem.serve.events import DONE, Events, cancel_on_disconnect, event, stream
@@ -89,6 +89,8 @@ async def _events(
                     # Once the blocks are known, the question can be answered: errors came earlier.
                     yield chunk(index, {"role": "assistant", "content": ""})
                     yield chunk(index, {}, sedem=selection_of(part))
+                case Estimate():
+                    yield chunk(index, {}, sedem={"estimate": asdict(part)})
                 case str():
                     yield chunk(index, {"content": part})
                 case Answered():
@@ -195,6 +197,9 @@ async def _response_events(
                     empty = _message(item, "in_progress", [])
                     yield named("output_item.added", output_index=0, item=empty)
                     yield named("content_part.added", **place, part=_text("", []))
+                case Estimate():
+                    # OpenAI's clients know no such event.
+                    yield f": about {part.seconds:.0f} s for {part.blocks} blocks\n\n".encode()
                 case str():
                     yield named("output_text.delta", **place, delta=part, logprobs=[])
                 case Answered():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import signal
 import socket
 import sys
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from threading import Timer
 from types import FrameType
 
 import uvicorn
@@ -27,6 +29,8 @@ from sedem.serve.settings import Settings
 
 CLOSING_SECONDS = 5
 """How long responses that have been told to end may take before they are cut off."""
+CLOSING_SHARE = 6
+"""One part in so many of the time that the server has to end is for closing, after the answers."""
 BACKLOG = 2048
 """Connections that the system holds for the server until it accepts them."""
 OPEN_FILES = 2**16
@@ -54,7 +58,7 @@ def run(settings: Settings, announce: Announce) -> None:
     try:
         app = create_app(settings, keys=keys)
         server = Server(app, settings, lambda address: announce(address, secret))
-        app.state.on_failure = server.stop
+        app.state.on_failure, server.end_process = server.stop, end_process
         server.run(sockets=[listening])
     finally:
         listening.close()
@@ -84,6 +88,7 @@ class Server(uvicorn.Server):
             )
         )
         self.app, self.settings, self.announce = app, settings, announce
+        self.end_process: Callable[[], None] = lambda: None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._signals = 0
         self._ending: asyncio.Task[None] | None = None
@@ -113,6 +118,10 @@ class Server(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._begin_to_end)
 
     def _begin_to_end(self) -> None:
+        # The last resort, if something cannot be interrupted.
+        watchdog = Timer(self.settings.drain_seconds, self.end_process)
+        watchdog.daemon = True
+        watchdog.start()
         self._ending = asyncio.create_task(self.end())
 
     async def end(self) -> None:
@@ -123,7 +132,9 @@ class Server(uvicorn.Server):
         if lifecycle.service is not None:
             scheduler = lifecycle.service.scheduler
             scheduler.drain()
-            last = time.monotonic() + self.settings.drain_seconds
+            lifecycle.service.builder.stop()
+            seconds = self.settings.drain_seconds
+            last = time.monotonic() + seconds - seconds / CLOSING_SHARE
             while lifecycle.in_flight and time.monotonic() < last:
                 await asyncio.sleep(0.05)
             # Streams that are still running end with an error that their clients can see.
@@ -139,6 +150,12 @@ class Server(uvicorn.Server):
             logs.log("keys kept", logging.ERROR, reason=error)
         else:
             logs.log("keys reloaded")
+
+
+def end_process() -> None:
+    """End the process now; files of banks and uploads are whole at any moment."""
+    logs.log("ended before everything was closed", logging.WARNING)
+    os._exit(0)
 
 
 def _allow_open_files() -> int:

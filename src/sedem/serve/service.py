@@ -244,6 +244,7 @@ async def _in_thread(work: Callable[[], Service]) -> Service:
 def open_model(settings: Settings) -> SeDeM:
     """Open the model of a server; as in `SeDeM.from_pretrained`."""
     from sedem.backbone.loading import hide_bars
+    from sedem.engine.kept import KeptBudget, half_of_memory
     from sedem.model import SeDeM
 
     hide_bars()
@@ -252,6 +253,7 @@ def open_model(settings: Settings) -> SeDeM:
         device=settings.device,
         engine=settings.engine,
         weights=settings.weights,
+        kept=KeptBudget(memory=settings.memory or half_of_memory()),
         light=True,
     )
     if model.decoder.tokenizer.chat_template:

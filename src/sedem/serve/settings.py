@@ -15,6 +15,9 @@ from sedem.validation import Flag, NumberFrom0, WholeAbove0, WholeFrom0
 
 BANK_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 """A valid bank name; it is also part of the name of its file."""
+SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]?)i?b?", re.IGNORECASE)
+UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+"""Bytes of each unit of a size, by its first letter."""
 
 
 class Settings(validation.Settings):
@@ -25,10 +28,9 @@ class Settings(validation.Settings):
         key_file: JSON file of API keys; None means one key, from SEDEM_API_KEY or generated.
         max_body_bytes: largest body of a request that is not an upload.
         max_documents: maximum documents of a bank or of a request.
-        max_all_blocks: largest bank, in blocks, for which `k="all"` is allowed.
         max_online_characters: longest text that comes with a question.
         online_banks: temporary banks that are kept for texts that come with a question.
-        drain_seconds: how long running answers may take to finish when the server stops.
+        drain_seconds: when the process ends after the first signal, whatever is running.
     """
 
     model: str = Field(DEFAULT_MODEL, description="Folder or hub id.")
@@ -52,6 +54,11 @@ class Settings(validation.Settings):
     waiting: WholeAbove0 = Field(
         64, description="Maximum questions waiting for a row; further ones get 429."
     )
+    memory: int | None = Field(
+        None,
+        description="Memory of the process, such as 4GB or 512MB: the model, caches of answers, "
+        "kept states and requests. [default: half of the machine's]",
+    )
     cors: tuple[str, ...] = Field(
         (),
         description="Origin whose pages may call the API, such as https://app.example; "
@@ -71,11 +78,20 @@ class Settings(validation.Settings):
     max_documents: WholeAbove0 = 1000
     max_question_characters: WholeAbove0 = 8_000
     max_k: WholeAbove0 = 64
-    max_all_blocks: WholeAbove0 = 4096
     max_tokens: WholeAbove0 = 512
     max_online_characters: WholeAbove0 = 2_000_000
     online_banks: WholeFrom0 = 64
     drain_seconds: NumberFrom0 = 30.0
+
+    @field_validator("memory", mode="before")
+    @classmethod
+    def _bytes(cls, memory: int | str | None) -> int | None:
+        if memory is None:
+            return None
+        size = SIZE.fullmatch(str(memory).strip())
+        if size is None or not float(size[1]):
+            raise ValueError(f"'{memory}' is no size; give one such as 4GB or 512MB")
+        return int(float(size[1]) * UNITS[size[2].upper()])
 
     @field_validator("banks")
     @classmethod

@@ -25,7 +25,7 @@ from sedem.serve.settings import Settings
 
 pytestmark = pytest.mark.slow
 
-FIGURES = ("p99 of", "answers a second", "memory grew", "it took")
+FIGURES = ("p95 of", "p99 of", "answers a second", "memory grew", "descriptors are", "it took")
 """How sentences about figures begin or go on."""
 
 

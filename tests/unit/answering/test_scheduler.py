@@ -8,21 +8,24 @@ from collections import deque
 from collections.abc import Iterator
 from random import Random
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from answers import QUESTIONS, RENT, SHORT, assert_same_sources
+from answers import QUESTIONS, RENT, SHORT, assert_same_sources, engine_of, opened
 from conftest import LEASE, RECIPE
 
 from sedem import Answer, Decoding, Document, MemoryBank, SeDeM, SedemConfig
+from sedem.answering import requests as requests_module
+from sedem.answering import running
 from sedem.answering import scheduler as scheduler_module
 from sedem.answering.decoding import UNANSWERABLE
-from sedem.answering.requests import Request
-from sedem.answering.running import Question, RunningAnswers
+from sedem.answering.requests import Request, is_long
+from sedem.answering.running import Estimate, Question, RunningAnswers, Watch
 from sedem.answering.scheduler import MOST, USUAL, Pace
 from sedem.backbone.loading import open_backbone
-from sedem.engine.batch import StaticBatch
+from sedem.engine.batch import Bucket, StaticBatch
 from sedem.engine.rows import Batches
 from sedem.engine.static import QuestionBuffers, Static, open_engine
 from sedem.errors import (
@@ -30,6 +33,7 @@ from sedem.errors import (
     CancelledError,
     ConfigError,
     DataError,
+    NoRoomError,
     QueueFullError,
     UnavailableError,
 )
@@ -143,7 +147,7 @@ def test_a_few_waiting_questions_are_prefilled_between_two_steps(
     fast: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch, turns: Event
 ) -> None:
     seen, join, step = [], RunningAnswers.join, RunningAnswers.step
-    monkeypatch.setattr(RunningAnswers, "join", lambda s, q: (seen.append(len(q)), join(s, q)))
+    monkeypatch.setattr(RunningAnswers, "join", lambda s, q: seen.append(len(q)) or join(s, q))
     monkeypatch.setattr(RunningAnswers, "step", lambda s: (seen.append("step"), step(s)))
     with fast.scheduler(rows=8) as scheduler:
         first = scheduler.submit(Request(bank, RENT), Decoding(9))
@@ -249,7 +253,7 @@ def test_a_reply_that_is_dropped_while_questions_are_taken_costs_no_other(
         running = scheduler.submit(Request(bank, RENT), SHORT)
         next(running)
         first, last = (scheduler.submit(Request(bank, RENT), SHORT) for _ in range(2))
-        scheduler._waiting = Dropping(scheduler._waiting)
+        scheduler.short.waiting = Dropping(scheduler.short.waiting)
         turns.set()
         assert running.result().text == first.result().text
 
@@ -388,6 +392,197 @@ def test_draining_ends_what_waits_and_finishes_what_runs(
 def test_rows_and_waiting_are_checked(fast: SeDeM) -> None:
     with pytest.raises(ConfigError, match="rows is 0; it must be at least 1"):
         fast.scheduler(rows=0)
+
+
+# Questions that take long
+
+
+@pytest.fixture
+def independent(config: SedemConfig, monkeypatch: pytest.MonkeyPatch) -> SeDeM:
+    """A model for which more than one block takes long."""
+    monkeypatch.setattr(requests_module, "WIDE", 20)
+    return opened(config, "static", block_context="independent")
+
+
+class Held:
+    """Holds the first long answer before a piece of its work, until `go` is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self.go, self.pieces = Event(), Event(), 0
+        call = Watch.__call__
+
+        def held(watch: Watch, done: int, total: int) -> None:
+            self.pieces += 1
+            self.reached.set()
+            assert self.go.wait(60)
+            call(watch, done, total)
+
+        monkeypatch.setattr(Watch, "__call__", held)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+    holding = Held(monkeypatch)
+    yield holding
+    holding.go.set()
+
+
+LONG_KINDS: list[dict[str, Any]] = [{"k": "all"}, {"k": 6}, {"blocks": range(6)}]
+
+
+@pytest.mark.parametrize("kind", LONG_KINDS)
+def test_a_short_question_is_answered_while_a_long_one_is_prefilled(
+    kind: dict[str, Any], independent: SeDeM, held: Held
+) -> None:
+    bank = independent.read([Document("lease.txt", LEASE)])
+    alone = independent.answer(bank, RENT, k=1, decoding=SHORT)
+    with independent.scheduler(rows=2) as scheduler:
+        long = scheduler.submit(Request(bank, RENT, **kind), SHORT)
+        assert held.reached.wait(60)
+        for _ in range(3):
+            assert scheduler.submit(Request(bank, RENT, 1), SHORT).result().text == alone.text
+        waiting = scheduler.submit(Request(bank, RENT, **kind), SHORT)
+        assert long.answer is None
+        assert (scheduler.running, scheduler.waiting) == (1, 1)
+        held.go.set()
+        answers = [long.result(), waiting.result()]
+    whole = independent.answer(bank, RENT, decoding=SHORT, **kind)
+    assert [(one.text, one.conditioning) for one in answers] == [
+        (whole.text, whole.conditioning)
+    ] * 2
+    assert held.pieces > 6
+
+
+@pytest.mark.parametrize("how", ["cancel", "drop", "close"])
+def test_a_long_question_ends_between_two_pieces(how: str, independent: SeDeM, held: Held) -> None:
+    bank = independent.read([Document("lease.txt", LEASE)])
+    scheduler = independent.scheduler(rows=2)
+    long = scheduler.submit(Request(bank, RENT, "all"), SHORT)
+    assert held.reached.wait(60)
+    if how == "cancel":
+        long.cancel()
+    elif how == "drop":
+        del long
+        gc.collect()
+    else:
+        scheduler.stopped = True
+    held.go.set()
+    if how == "close":
+        with pytest.raises(UnavailableError, match="closed before"):
+            long.result()
+    else:
+        assert scheduler.submit(Request(bank, RENT, "all"), SHORT).result().k == len(bank)
+        scheduler.close(at_once=True)
+    scheduler.close(at_once=True)
+    assert not engine_of(independent).batches.active
+
+
+@pytest.mark.parametrize(
+    ("request_", "long"),
+    [
+        ({"k": 1}, False),
+        ({"k": 2}, True),
+        ({"k": "auto"}, True),
+        ({"blocks": [3]}, False),
+        ({"k": 2, "condition": "text"}, False),
+        ({"k": "all", "condition": "text"}, True),
+        ({"k": 1, "prompt": [5] * 2000}, True),
+    ],
+)
+def test_what_takes_long_is_known_before_blocks_are_selected(
+    request_: dict[str, Any], long: bool, independent: SeDeM
+) -> None:
+    bank = independent.read([Document(f"{number}.txt", LEASE) for number in range(5)])
+    assert is_long(independent, Request(bank, RENT, **request_)) is long
+
+
+def test_a_long_question_lets_others_go_first_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, slept = [0.0], list[float]()
+    clock = SimpleNamespace(
+        perf_counter=lambda: now[0],
+        sleep=lambda seconds: (slept.append(seconds), now.__setitem__(0, now[0] + seconds)),
+    )
+    monkeypatch.setattr(running, "time", clock)
+    busy = [True]
+    question = Question(Request(None, RENT), SHORT, lambda _: None)  # type: ignore[arg-type]
+    watch = Watch(question, others=lambda: busy[0])
+    for piece, most in ((0.01, 0.09), (0.05, 0.45), (5.0, 1.0)):
+        now[0] += piece
+        slept.clear()
+        watch(0, 0)
+        assert sum(slept) == pytest.approx(most, abs=0.005)
+    busy[0] = False
+    now[0] += 5.0
+    slept.clear()
+    watch(0, 0)
+    assert not slept
+
+
+@pytest.mark.parametrize(("pace", "told"), [(0.5, 49.0), (0.2, 19.0), (0.05, None)])
+def test_what_takes_long_is_told_before_by_the_measured_pace(
+    pace: float, told: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, seen = [0.0], list[Any]()
+    monkeypatch.setattr(running, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    question = Question(Request(None, RENT), SHORT, seen.append)  # type: ignore[arg-type]
+    watch = Watch(question)
+    for done in range(1, 101):
+        now[0] += pace
+        watch(done, 100)
+    assert [round(one.seconds, 1) for one in seen] == ([] if told is None else [told])
+    now[0] += 100 * pace
+    assert watch.measured() == pytest.approx(2.0)
+    # The rest of the work took as long as loading: the next estimate knows.
+    seen.clear()
+    again = Watch(Question(Request(None, RENT), SHORT, seen.append), watch.measured())  # type: ignore[arg-type]
+    now[0] += 1.0
+    again(10, 100)
+    assert seen == [Estimate(pytest.approx(19.0), 100)]
+
+
+def test_an_estimate_comes_before_the_text(independent: SeDeM, monkeypatch: Any) -> None:
+    monkeypatch.setattr(running, "TELL", 0.0)
+    monkeypatch.setattr(running, "MEASURED", 0.0)
+    bank = independent.read([Document("lease.txt", LEASE)])
+
+    async def read(scheduler: Any) -> list[Any]:
+        stream = scheduler.stream(Request(bank, RENT, "all"), SHORT)
+        await stream.selection()
+        return [part async for part in stream.parts()]
+
+    with independent.scheduler() as scheduler:
+        first, *rest = asyncio.run(read(scheduler))
+        reply = scheduler.submit(Request(bank, RENT, "all"), SHORT)
+        assert reply.result().text == "".join(rest)
+    assert isinstance(first, Estimate) and first.blocks == len(bank)
+    assert reply.estimate is not None
+
+
+def test_a_question_waits_until_there_is_memory(independent: SeDeM, monkeypatch: Any) -> None:
+    bank = independent.read([Document("lease.txt", LEASE)])
+    batches, put_off = engine_of(independent).batches, Event()
+    alone = independent.answer(bank, RENT, k="all", decoding=SHORT)
+    room = batches._make_room
+
+    def counted(*arguments: Any, **options: Any) -> None:
+        try:
+            room(*arguments, **options)
+        except NoRoomError:
+            put_off.set()
+            raise
+
+    monkeypatch.setattr(batches, "_make_room", counted)
+    batches.release()
+    batches.limit = 2**24
+    taken = batches.take(Bucket(1, 8, 16, 16))
+    batches.limit = batches._used() + 1000
+    monkeypatch.setattr(batches, "_most", lambda *, wide: 2**24)
+    with independent.scheduler() as scheduler:
+        reply = scheduler.submit(Request(bank, RENT, "all"), SHORT)
+        assert put_off.wait(60) and reply.answer is None
+        batches.limit = 2**24
+        batches.give_back(taken)
+        assert reply.result().text == alone.text
 
 
 # The pace of the queue

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
-from threading import Event, Thread
+from threading import Event, Thread, get_native_id
 from types import SimpleNamespace
 
 import pytest
@@ -17,14 +19,20 @@ from sedem import Decoding, Document, MemoryBank, SeDeM
 from sedem.answering.requests import Request
 from sedem.engine import device as device_module
 from sedem.engine.device import (
+    NICE,
+    PIECE,
     Clock,
     FairLock,
     Upload,
+    between_pieces,
     chosen_device,
     device_lock,
     fill,
     fill_lengths,
+    in_pieces,
+    step_back,
     synchronized_time,
+    watched,
 )
 from sedem.errors import ConfigError
 
@@ -331,6 +339,43 @@ def test_reading_while_answering_changes_no_answer(
         thread.join(30)
     assert {answer.text for answer in answers} == {expected.text}
     assert differing and not any(differing)
+
+
+# Work that is watched between its pieces
+
+
+def test_work_is_watched_between_pieces_unless_others_wait_for_its_lock() -> None:
+    seen, lock = list[tuple[int, int]](), FairLock()
+    between_pieces(1, 3)
+    with watched(lambda done, total: seen.append((done, total))):
+        between_pieces(2, 3)
+        with lock, lock:
+            between_pieces(9, 9)
+        started(lambda: between_pieces(9, 9)).join(10)
+        assert [*in_pieces(range(2 * PIECE))] == [*range(2 * PIECE)]
+        between_pieces()
+    between_pieces(3, 3)
+    assert seen == [(2, 3), (0, 0), (0, 0), (0, 0)]
+
+
+def test_an_error_of_the_watch_ends_the_work() -> None:
+    def watch(done: int, total: int) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), watched(watch):
+        between_pieces()
+    between_pieces()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a priority of each thread")
+def test_a_thread_that_steps_back_leaves_the_priority_of_others() -> None:
+    def priority() -> int:
+        return os.getpriority(os.PRIO_PROCESS, get_native_id())
+
+    mine, theirs = priority(), list[int]()
+    started(lambda: (step_back(), theirs.append(priority()))).join(10)
+    assert theirs == [min(19, mine + NICE)]
+    assert priority() == mine
 
 
 # Inputs that are filled on the host and read on a device

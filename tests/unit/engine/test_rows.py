@@ -14,13 +14,15 @@ from conftest import LEASE, POSITIONS, RECIPE
 from torch import Tensor
 
 from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
-from sedem.answering import running
+from sedem.answering import requests
 from sedem.answering.requests import Request
 from sedem.engine import rows as engine_rows
-from sedem.engine.batch import StaticBatch
+from sedem.engine.batch import Bucket, StaticBatch
+from sedem.engine.device import resident_bytes, round_up, watched
 from sedem.engine.interface import AnswerInputs
-from sedem.engine.rows import FIRST_STEPS, StaticRows
-from sedem.errors import ConfigError
+from sedem.engine.kept import KeptBudget, half_of_memory
+from sedem.engine.rows import FIRST_STEPS, StaticRows, needed_bytes
+from sedem.errors import ConfigError, NoRoomError
 
 QUESTIONS = ["Pets?", "What is the rent?", "How long is notice? " * 6]
 ROWS = 3
@@ -336,7 +338,7 @@ def test_a_row_that_could_not_be_copied_is_empty(
 def test_k_goes_beyond_the_positions_of_the_decoder(
     config: SedemConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "WIDE", 4000)
+    monkeypatch.setattr(requests, "WIDE", 4000)
     wide, step = set[int](), StaticRows.step
     monkeypatch.setattr(StaticRows, "step", lambda r, ids: wide.add(len(r.wide)) or step(r, ids))
     model, eager = (opened(config, n, block_context="independent") for n in ("static", "eager"))
@@ -366,6 +368,79 @@ def test_memory_that_has_no_room_is_rejected_before_it_is_allocated(
     with pytest.raises(ConfigError, match=r"need [\d,]+ bytes of memory, 7 are free; use a sm"):
         model.answer(bank, QUESTIONS[0], k="all")
     assert not engine_of(model).batches.active
+
+
+@pytest.mark.parametrize("guidance", [False, True])
+def test_a_very_long_memory_is_attended_to_in_pieces_with_the_same_result(
+    guidance: bool, config: SedemConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = opened(config, "static", block_context="independent", guidance=guidance)
+    inputs, tokens = start_at(model, read(model), QUESTIONS[2], 9), torch.arange(2, 42).view(4, 10)
+
+    def run() -> list[Tensor]:
+        with joined(model.engine, [inputs], 3) as (first, rows):
+            return [first, rows.branches(0, tokens), rows.step(torch.tensor([50]))]
+
+    whole, pieces = run(), list[tuple[int, int]]()
+    monkeypatch.setattr("sedem.engine.fused.WIDE", 20)
+    with watched(lambda done, total: pieces.append((done, total))):
+        assert all(map(torch.equal, whole, run()))
+    assert [one for one in pieces if one[1]] == [(done, 9) for done in range(1, 10)]
+    assert len(pieces) > 9 + 3 * len(engine_of(model).decoder.layers)
+
+
+@pytest.mark.parametrize("blocks", [40, 300, 1500])
+def test_memory_tells_how_many_blocks_fit(
+    blocks: int, config: SedemConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_rows, "WIDE", 20)
+    model = opened(config, "static", block_context="independent")
+    batches, states = engine_of(model).batches, config.states_per_block
+    assert batches.most_blocks() is None
+    slots = blocks * states // engine_of(model).decoder.states_per_slot
+    bucket = Bucket(1, engine_rows.USUAL_PREFIX, round_up(slots, 16), 0)
+    batches.limit = needed_bytes(engine_of(model).decoder, bucket) * 8 // 7 + 8
+    most = batches.most_blocks()
+    assert most is not None and blocks <= most < 1.15 * blocks + 16
+    batches.give_back(batches.take(bucket))
+    with pytest.raises(ConfigError, match=rf"need [\d,]+ bytes .* enough for {most:,} blocks; use"):
+        batches.take(replace(bucket, slots=2 * bucket.slots))
+    assert not batches.active
+
+
+def test_a_new_batch_takes_the_place_of_idle_ones_then_of_what_is_kept(
+    config: SedemConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = opened(config, "static", block_context="independent")
+    engine, bank = engine_of(model), read(model)
+    model.answer(bank, QUESTIONS[0], k=9)
+    batches, kept = engine.batches, engine.kept
+    assert batches.idle and kept.nbytes
+    needed = needed_bytes(engine.decoder, Bucket(2, 64, 64, 64))
+    batches.limit = needed + kept.nbytes // 2
+    batch = batches.take(Bucket(2, 64, 64, 64))
+    assert batches.idle == [] and 0 < kept.nbytes <= batches.limit - needed
+    with pytest.raises(NoRoomError, match=r"other answers use [\d,]+ of [\d,]+; ask again later"):
+        batches.take(Bucket(2, 64, 64, 64))
+    # What runs cannot wait when it grows.
+    grown = batches.take(Bucket(2, 64, 64, 64), grown=True)
+    assert kept.nbytes == 0
+    batches.give_back(grown)
+    batches.give_back(batch)
+    assert not batches.active and batches.idle
+    model.answer(bank, QUESTIONS[0], k=1)
+    assert kept.nbytes
+
+
+def test_memory_is_what_the_open_model_leaves() -> None:
+    taken = resident_bytes()
+    room = KeptBudget(memory=8 * taken).room()
+    assert room is not None and 5.5 * taken < room < 6.5 * taken
+    assert KeptBudget().room() is None
+    with pytest.raises(ConfigError, match=r"the open model takes [\d,]+ .* give more than [\d,]+"):
+        KeptBudget(memory=taken // 2).room()
+    half = half_of_memory()
+    assert half is None or half > taken
 
 
 @pytest.mark.parametrize("engine", ["static", "eager"])

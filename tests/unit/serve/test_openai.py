@@ -15,8 +15,10 @@ from serving import KEYS, READER, SCOPED, SECRET, bearer
 from unit.serve.conftest import read_all, send
 
 from sedem import Decoding, MemoryBank, SeDeM, SedemConfig
+from sedem.answering import requests, running
 from sedem.answering.conversation import conversation_request
 from sedem.backbone.decoder import Backbone
+from sedem.engine.device import between_pieces
 from sedem.serve.app import create_app
 from sedem.serve.asking import decoding_of
 from sedem.serve.settings import Settings
@@ -549,11 +551,42 @@ def test_what_asks_for_documents_is_not_answered_without(
 
 
 def test_every_block_of_a_large_bank_cannot_be_asked_for(
-    make_client: Callable[..., TestClient], lease: Path
+    make_client: Callable[..., TestClient], lease: Path, model: SeDeM, monkeypatch: Any
 ) -> None:
-    client = make_client(banks={"lease": lease}, max_all_blocks=28)
+    client = make_client(banks={"lease": lease})
+    monkeypatch.setattr(model.engine, "most_blocks", lambda: 28)
+    scores = client.post("/v1/banks/lease/scores", json={"question": "What is due?"})
+    assert "29 blocks, and the memory of this server" in scores.json()["error"]["message"]
     for fields in ({"k": "all"}, {"ranking": True}):
-        assert "every block; the bank has 29" in error_of(client, asks(**fields), 400)["message"]
+        assert (
+            "the bank has 29, and the memory of this server is enough for 28"
+            in error_of(client, asks(**fields), 400)["message"]
+        )
+
+
+def test_a_stream_tells_how_long_it_takes(
+    make_client: Callable[..., TestClient], lease: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name, value in (
+        (requests, "WIDE", 20), (running, "TELL", 0.0), (running, "MEASURED", 0.0)
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(running.RunningAnswers, "_prefill", _told_first)
+    client = make_client(banks={"lease": lease})
+    lines = client.post(CHAT, json=asks(k="all", stream=True)).text.split("\n\n")
+    found = [json.loads(line[6:]).get("sedem", {}) for line in lines if line.startswith("data: {")]
+    (place,) = [number for number, one in enumerate(found) if "estimate" in one]
+    assert found[place]["estimate"] == {"seconds": pytest.approx(0, abs=60), "blocks": 29}
+    assert "citations" in found[place - 1]
+    body = {"model": "sedem@lease", "input": "What is due?", "k": "all", "stream": True}
+    body["max_output_tokens"] = 8
+    assert " s for 29 blocks" in client.post("/v1/responses", json=body).text
+
+
+def _told_first(self: Any, joined: Any, prefill: Any = running.RunningAnswers._prefill) -> None:
+    """The reference engine loads no blocks one by one."""
+    between_pieces(1, 29)
+    prefill(self, joined)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -562,7 +595,7 @@ def test_a_full_queue_refuses_before_anything_is_prepared(
 ) -> None:
     scheduler = client.app.state.lifecycle.service.scheduler  # type: ignore[attr-defined]
     monkeypatch.setattr(scheduler, "limit", 0)
-    monkeypatch.setattr(scheduler._pace, "seconds", lambda count: 7 + count)
+    monkeypatch.setattr(scheduler.short.pace, "seconds", lambda count: 7 + count)
     monkeypatch.setattr("sedem.serve.asking.bank_of", None)  # cannot be called
     response = client.post(CHAT, json=asks(stream=streamed))
     assert (response.status_code, response.headers["Retry-After"]) == (429, "7")

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import json
+import pickle
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 
 import httpx
@@ -15,7 +17,7 @@ import pytest
 from servers import Served, serving
 from serving import SECRET, bearer
 
-from sedem import SeDeM
+from sedem import SeDeM, SedemConfig
 from sedem.engine.eager import EagerRows
 from sedem.errors import ConfigError
 from sedem.serve.app import create_app
@@ -129,6 +131,67 @@ def test_an_answer_that_takes_too_long_or_a_second_signal_ends_it(
     assert time.monotonic() - began < 8
 
 
+STUCK = """
+import pickle, sys, time
+from answers import opened
+from sedem.answering import requests
+from sedem.engine.kept import BlockWalk
+from sedem.serve import run, service
+from sedem.serve.settings import Settings
+
+requests.WIDE = 20
+config, folder, pause = pickle.loads(bytes.fromhex(sys.argv[1])), sys.argv[2], float(sys.argv[3])
+compute = BlockWalk.compute
+
+def slowly(*arguments):
+    print("a block", flush=True)
+    time.sleep(pause)
+    return compute(*arguments)
+
+BlockWalk.compute = slowly
+model = opened(config, "static", block_context="independent")
+service.open_model = lambda settings: model
+settings = Settings(folder=folder, port=0, drain_seconds=4)
+run.run(settings, lambda url, key: print(url, key, flush=True))
+"""
+"""A server whose answers take so many seconds for each block."""
+
+
+@pytest.mark.parametrize("pause", [0.2, 1000.0])
+def test_a_signal_ends_the_process_in_time_whatever_is_running(
+    pause: float, config: SedemConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tests = Path(__file__).parents[2]
+    monkeypatch.setenv("PYTHONPATH", f"{tests}:{tests.parent / 'src'}")
+    monkeypatch.setenv("SEDEM_API_KEY", SECRET)
+    arguments = pickle.dumps(config).hex(), str(tmp_path), str(pause)
+    command = [sys.executable, "-c", STUCK, *arguments]
+    with Popen(command, stdout=PIPE, stderr=PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[0]
+        with httpx.Client(base_url=url, headers=bearer(SECRET), timeout=180) as client:
+            while client.get("/ready").status_code != 200:
+                time.sleep(0.05)
+            text = " ".join(f"The rent of flat {number} is due." for number in range(40))
+            body = {"model": "sedem", "k": "all", "stream": True}
+            body["messages"] = [{"role": "user", "content": f"{text}\n\nWhat is due?"}]
+            with client.stream("POST", "/v1/chat/completions", json=body) as response:
+                assert response.status_code == 200
+                assert process.stdout.readline() == "a block\n"
+                began = time.monotonic()
+                process.send_signal(signal.SIGTERM)
+                with suppress(httpx.TransportError):
+                    response.read()
+            process.wait(60)
+            seconds = time.monotonic() - began
+        assert process.returncode == 0
+        # Of a loaded machine; without an end it would take minutes.
+        assert seconds < 4 + 16
+        listen("127.0.0.1", httpx.URL(url).port or 0).close()
+        log = process.stderr.read() if process.stderr else ""
+        assert ("ended before everything was closed" in log) is (pause > 1)
+
+
 def test_keys_are_read_again(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     first = add_key(path, "ann")
@@ -141,6 +204,20 @@ def test_keys_are_read_again(tmp_path: Path) -> None:
     path.write_text("{")
     server.reload_keys()
     assert server.app.state.keys is ring
+
+
+@pytest.mark.parametrize(
+    ("size", "given"),
+    [("4GB", 4 * 2**30), ("512MB", 2**29), ("1.5 GiB", 3 * 2**29), ("2t", 2**41), ("700", 700)],
+)
+def test_memory_is_given_as_a_size(size: str, given: int, tmp_path: Path) -> None:
+    assert Settings(folder=tmp_path, memory=size).memory == given  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", ["much", "0GB", "-1GB", "4XB", ""])
+def test_what_is_no_size_is_refused(size: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no size; give one such as 4GB"):
+        Settings(folder=tmp_path, memory=size)  # type: ignore[arg-type]
 
 
 # Addresses
