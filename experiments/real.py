@@ -15,10 +15,10 @@ from experiments.system.timing import ASKED
 
 QUESTIONS = {
     "squad-10": 100,
-    "squad-10-swapped": 50,
-    "hotpotqa": 30,
-    "2wiki": 30,
-    "musique": 20,
+    "squad-10-swapped": 32,
+    "hotpotqa": 32,
+    "2wiki": 32,
+    "musique": 16,
     "exact-facts": 50,
     "household": 22,
 }
