@@ -24,6 +24,8 @@ GUESSED = (
     "gb18030 big5 cp949 mac_roman cp850"
 ).split()
 """Encodings that are guessed, the most usual first."""
+JOINING = "\u2019\u00ad\u2010\u2011\u00b7"
+"""Symbols that stand inside words."""
 SAMPLE = 2**16
 """Bytes that a guess looks at."""
 HEAD = 2**12
@@ -62,7 +64,7 @@ def decode(path: Path, content: bytes, encoding: str | None) -> tuple[str, tuple
 def is_text(head: bytes) -> bool:
     """Whether the first bytes of a file look like text."""
     marked = any(head.startswith(mark) for mark, _ in MARKS)
-    return bool(head) and (marked or b"\0" not in head and (_utf8(head) or any(_guesses(head))))
+    return bool(head) and (marked or (b"\0" not in head and (_utf8(head) or any(_guesses(head)))))
 
 
 def _utf8(head: bytes) -> bool:
@@ -113,8 +115,8 @@ def _guesses(content: bytes) -> Iterator[str]:
         sample = sample if len(sample) <= SAMPLE else sample[:SAMPLE].rpartition(b"\n")[0]
     found = from_bytes(sample, cp_isolation=GUESSED, enable_fallback=False)
     # A match names one of several encodings that give the same text.
-    same = ({one.encoding, *one.could_be_from_charset}.intersection(GUESSED) for one in found)
-    known = [(min(names, key=GUESSED.index), one) for names, one in zip(same, found) if names]
+    same = {one: {one.encoding, *one.could_be_from_charset}.intersection(GUESSED) for one in found}
+    known = [(min(names, key=GUESSED.index), one) for one, names in same.items() if names]
 
     def rank(guess: tuple[str, Any]) -> tuple[float, ...]:
         name, one = guess
@@ -130,7 +132,7 @@ def _odd(text: str) -> int:
     pairs = [*pairwise(text)]
     return sum(
         b > "\x7f" and a.isalpha() and c.isalpha()
-        and (b.isupper() and a.islower() if b.isalpha() else b not in "\u2019\u00ad\u2010\u2011\u00b7")
+        and (b.isupper() and a.islower() if b.isalpha() else b not in JOINING)
         for (a, b), (_, c) in pairwise(pairs)
     )  # fmt: skip
 

@@ -58,7 +58,7 @@ def word_text(archive: zipfile.ZipFile) -> str:
     root = opened(archive, parts[0])
     beside = [*related(archive, parts[0]).values()]
     notes = {
-        (kind, note.get(_attribute(note, "id"))): [*_lines(note, {})]
+        (kind, _attribute(note, "id")): [*_lines(note, {})]
         for kind, name in beside
         if kind in _NOTES.values()
         for note in opened(archive, name)
@@ -93,11 +93,13 @@ def _characters(node: Any, notes: dict[Any, list[str]], boxes: list[str]) -> Ite
             case "t":
                 yield child.text or ""
             case "br":
-                yield "\n" if child.get(_attribute(child, "type"), "") in ("", "textWrapping") else ""
+                yield (
+                    "\n" if child.get(_attribute(child, "type"), "") in ("", "textWrapping") else ""
+                )
             case "txbxContent":
                 boxes += _lines(child, notes)
             case "footnoteReference" | "endnoteReference":
-                boxes += notes.get((_NOTES[tag], child.get(_attribute(child, "id"))), [])
+                boxes += notes.get((_NOTES[tag], _attribute(child, "id")), [])
             case _ if tag not in _LEFT_OUT:
                 yield _CHARACTERS.get(tag, "")
                 yield from _characters(child, notes, boxes)
@@ -111,7 +113,10 @@ def _table(table: Any, notes: dict[Any, list[str]]) -> Iterator[str]:
         column, row = _number(_property(element, "gridBefore"), 0), Row()
         for cell in _inside(element, "tc"):
             merged, span = _property(cell, "vMerge"), _number(_property(cell, "gridSpan"), 1)
-            if merged is not None and merged.get(_attribute(merged, "val"), "continue") == "continue":
+            if (
+                merged is not None
+                and merged.get(_attribute(merged, "val"), "continue") == "continue"
+            ):
                 row[column] = above.get(column, "")
             else:
                 row[column] = " ".join(filter(None, _lines(cell, notes)))
@@ -142,16 +147,16 @@ def _property(node: Any, name: str) -> Any:
 
 
 def _number(element: Any, usual: int) -> int:
-    return usual if element is None else max(int(element.get(_attribute(element, "val"))), usual)
+    return usual if element is None else max(int(_attribute(element, "val", "0")), usual)
 
 
 def _tag(element: Any) -> str:
     return element.tag.rpartition("}")[2]
 
 
-def _attribute(element: Any, name: str) -> str:
-    """The name of an attribute in the namespace of its element."""
-    return f"{element.tag.rpartition('}')[0]}}}{name}"
+def _attribute(element: Any, name: str, usual: str = "") -> str:
+    """An attribute in the namespace of its element."""
+    return str(element.get(f"{element.tag.rpartition('}')[0]}}}{name}", usual))
 
 
 def slides(archive: zipfile.ZipFile) -> list[str]:

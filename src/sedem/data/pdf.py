@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import hypot
 from typing import Any, NamedTuple
 
-BREAK = "\n\n"
-"""Separator between pages."""
 ROWS = 4
 """Least lines that stand beside each other in two columns of a page."""
 ALIGNED = 0.8
@@ -56,25 +54,6 @@ def pages_of(content: bytes) -> Iterator[str] | None:
     if reader.is_encrypted and not reader.decrypt(""):
         return None
     return map(_page, reader.pages)
-
-
-def empty_pages(pages: Sequence[int], characters: int, text: Callable[[int, int], str]) -> list[int]:
-    """Return the numbers of the pages without text, such as scans; `text` returns a part."""
-    bounds = [*pages, characters + len(BREAK)]
-    return [
-        number
-        for number, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False), start=1)
-        if end - start <= LENGTH and not text(start, end).strip()
-    ]
-
-
-def told_pages(name: str, empty: Sequence[int]) -> tuple[str, ...]:
-    """Return a sentence on the pages without text; none if all have text."""
-    if not empty:
-        return ()
-    numbers = ", ".join(map(str, empty[:10])) + (", ..." if len(empty) > 10 else "")
-    which = f"pages {numbers} ({len(empty):,})" if len(empty) > 1 else f"page {numbers}"
-    return (f"{which} of '{name}' without text: pictures (scans) need recognised text (OCR)",)
 
 
 def _page(page: Any) -> str:
@@ -195,7 +174,9 @@ def _entries(page: Any) -> Iterator[Entry]:
         text = " ".join(str(value or "").split())
         if text:
             x0, y0, x1, y1 = map(float, one["/Rect"])
-            (left, low), (right, high) = (_turned(*at, page.rotation) for at in ((x0, y0), (x1, y1)))
+            (left, low), (right, high) = (
+                _turned(*at, page.rotation) for at in ((x0, y0), (x1, y1))
+            )
             yield Entry(text, min(left, right), min(low, high), max(low, high))
 
 

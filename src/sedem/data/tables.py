@@ -89,7 +89,7 @@ def sheet_lines(rows: Iterable[Sequence[str]]) -> Iterator[str]:
             yield "".join(table.pop(0).values())  # a title
         named = wide and len(table) > 1 and _are_names([*table[0].values()])
         lines = table_lines(table, header=named)
-        yield from lines or ("\t".join(row.values()).rstrip("\t") for row in table)
+        yield from lines or ("\t".join(row.values()).strip("\t") for row in table)
 
 
 def csv_lines(text: str, tabs: bool) -> Iterator[str]:
@@ -119,7 +119,9 @@ def markdown_tables(text: str) -> str:
             continue
         kept = [lines[at], *lines[at + 2 : end]]
         rows = table_lines([_cells(line) for line in kept], header=True) or []
-        done += (row + line[len(line.rstrip("\r\n")) :] for row, line in zip(rows, kept, strict=True))
+        done += (
+            row + line[len(line.rstrip("\r\n")) :] for row, line in zip(rows, kept, strict=True)
+        )
         at = end
     return "".join(done)
 

@@ -20,8 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from sedem.data.document_formats import PARSERS
-from sedem.data.documents import LISTED
+from sedem.data.documents import unknown_type
 from sedem.durable_files import make_folders, sync_folder
 from sedem.serve.database import Database, full_disk
 from sedem.serve.errors import bad_request
@@ -278,11 +277,6 @@ def checked_name(name: str) -> str:
             f"{NAME_CHARACTERS} can be used; shorten it",
             "file",
         )
-    if (ending := Path(shown).suffix.lower()) not in PARSERS:
-        what = f"of the type '{ending}'" if ending else "without an ending"
-        raise bad_request(
-            f"'{shown}' is {what}; {LISTED} files can be read: save it as one of them",
-            "file",
-            "unsupported_file",
-        )
+    if why := unknown_type(shown):
+        raise bad_request(f"'{shown}' {why}", "file", "unsupported_file")
     return shown

@@ -232,7 +232,7 @@ class FolderBank(BuiltBank):
             self._failed.pop(name, None)
             try:
                 read = read_document(self.folder / name)
-                group[name] = Document(name, read.text, read.pages)
+                group[name] = Document(name, read.text, read.pages, read.notes)
             except (DataError, OSError) as error:
                 self._failed[name] = found[name], str(error)
             size = sum(len(document.text) for document in group.values())
