@@ -168,7 +168,10 @@ def _documents_below(
     """The documents in a folder and the folders in it, in order."""
     home, found = root.resolve(), list[Path]()
     shut: dict[str, str] = {}
-    failed = lambda error: take(Path(error.filename), "", "not readable")  # noqa: E731
+
+    def failed(error: OSError) -> None:
+        take(Path(error.filename), "", "not readable")
+
     for folder, folders, names in os.walk(root, onerror=failed):
         inner = Path(folder).relative_to(root)
         why_all = shut.get(str(inner), "")

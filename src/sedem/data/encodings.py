@@ -115,8 +115,11 @@ def _guesses(content: bytes) -> Iterator[str]:
         sample = sample if len(sample) <= SAMPLE else sample[:SAMPLE].rpartition(b"\n")[0]
     found = from_bytes(sample, cp_isolation=GUESSED, enable_fallback=False)
     # A match names one of several encodings that give the same text.
-    same = {one: {one.encoding, *one.could_be_from_charset}.intersection(GUESSED) for one in found}
-    known = [(min(names, key=GUESSED.index), one) for one, names in same.items() if names]
+    known = [
+        (min(names, key=GUESSED.index), one)
+        for one in found
+        if (names := {one.encoding, *one.could_be_from_charset}.intersection(GUESSED))
+    ]
 
     def rank(guess: tuple[str, Any]) -> tuple[float, ...]:
         name, one = guess

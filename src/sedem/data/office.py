@@ -93,9 +93,7 @@ def _characters(node: Any, notes: dict[Any, list[str]], boxes: list[str]) -> Ite
             case "t":
                 yield child.text or ""
             case "br":
-                yield (
-                    "\n" if child.get(_attribute(child, "type"), "") in ("", "textWrapping") else ""
-                )
+                yield "\n" if _attribute(child, "type", "textWrapping") == "textWrapping" else ""
             case "txbxContent":
                 boxes += _lines(child, notes)
             case "footnoteReference" | "endnoteReference":
@@ -113,10 +111,7 @@ def _table(table: Any, notes: dict[Any, list[str]]) -> Iterator[str]:
         column, row = _number(_property(element, "gridBefore"), 0), Row()
         for cell in _inside(element, "tc"):
             merged, span = _property(cell, "vMerge"), _number(_property(cell, "gridSpan"), 1)
-            if (
-                merged is not None
-                and merged.get(_attribute(merged, "val"), "continue") == "continue"
-            ):
+            if merged is not None and _attribute(merged, "val", "continue") == "continue":
                 row[column] = above.get(column, "")
             else:
                 row[column] = " ".join(filter(None, _lines(cell, notes)))

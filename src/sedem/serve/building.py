@@ -181,7 +181,7 @@ class Builder:
             self._failed(upload, _sentence(entry, error))
             return
         entry.refresh()
-        self.library.uploads.read({one: len(read.text) for one, read in documents.items()})
+        self.library.uploads.read(documents)
         after = 0 if entry.bank is None else len(entry.bank)
         self.metrics.built_blocks.inc(max(0, after - before))
         self.metrics.build_seconds.observe(time.monotonic() - started)
