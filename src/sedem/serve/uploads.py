@@ -268,8 +268,8 @@ def checked_name(name: str, any_type: bool = False) -> str:
     Control characters become U+FFFD.
 
     Raises:
-        ApiError: 400, it is empty or too long, or, unless it may be of any type, names a format that
-            cannot be read.
+        ApiError: 400, it is empty or too long, or names a format that cannot be read and it may
+            not be of any type.
     """
     whole = name.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     shown = "".join(
