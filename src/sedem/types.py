@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Protocol
@@ -19,6 +19,8 @@ WITHOUT_SPACES = (
 
 NAME_CHARACTERS, MOST_PAGES = 4_096, 2**18
 """Limits of a document."""
+SHORT_PAGE = 20
+"""Most characters of a page that may be only white space."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Document:
         name: shown in citations; unique within a bank.
         text: the text to read.
         pages: first character of each page; empty if the text has no pages.
+        notes: sentences on what was left out or guessed when its file was read.
 
     Raises:
         DataError: name or text is empty or not Unicode text, the name is too long, or the pages
@@ -38,6 +41,7 @@ class Document:
     name: str
     text: str
     pages: tuple[int, ...] = ()
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         if not self.name.strip():
@@ -70,6 +74,28 @@ def are_pages(pages: Sequence[int], characters: int) -> bool:
 def page_of(pages: Sequence[int], character: int) -> int | None:
     """Return the number of the page that a character is on; None in a text without pages."""
     return bisect_right(pages, character) or None
+
+
+def told_empty(
+    name: str, pages: Sequence[int], characters: int, part: Callable[[slice], str]
+) -> tuple[str, ...]:
+    """Return a sentence on the pages of a document that have no text; none if all have.
+
+    Args:
+        part: returns a part of the text.
+    """
+    bounds = pairwise((*pages, characters))
+    # White space between pages is short, so only short pages are looked at.
+    empty = [
+        number
+        for number, (start, end) in enumerate(bounds, start=1)
+        if end - start <= SHORT_PAGE and not part(slice(start, end)).strip()
+    ]
+    if not empty:
+        return ()
+    numbers = ", ".join(map(str, empty[:10])) + (", ..." if len(empty) > 10 else "")
+    which = f"page {numbers} has" if len(empty) == 1 else f"pages {numbers} have"
+    return (f"{which} no text in '{name}'; a picture (scan) needs recognised text (OCR)",)
 
 
 def distinct(documents: Iterable[Document]) -> Iterator[Document]:

@@ -274,9 +274,9 @@ BAD_FILES = {
     "mark.txt": (b"\xef\xbb\xbf\n", r"'mark\.txt' holds no text"),
     "noise.txt": (b"\x89PNG\r\n\x1a\n\0\0\0\xff", r"'noise\.txt' holds binary data, not text"),
     "nul.txt": (b"text\0text", r"'nul\.txt' holds binary data, not text"),
-    "latin.txt": (b"Caf\xe9 in G\xf6rlitz", r"not utf-8 text \(byte 3\); .* --encoding latin-1"),
+    "half.txt": (b"\xff\xfe\xfd", r"'half\.txt' is not utf-16 text \(byte 2\); save it again as"),
     "paper.pdf": (b"%PDF-1.7", r"'paper\.pdf' cannot be read as PDF, it is damaged, too large or"),
-    "README": (b"text", r"'README' is without an ending; \.txt, \.md, .* can be read"),
+    "a.xyz": (b"text", r"'a\.xyz' is of the type '\.xyz'; \.txt, \.md, .* can be read"),
 }
 
 
@@ -284,32 +284,36 @@ def test_a_file_that_cannot_be_read_is_refused_and_nothing_is_written(here: Path
     build = ("build", "a.bank", "-m", TINY)
     for name, (content, words) in BAD_FILES.items():
         Path(name).write_bytes(content)
-        refused(*build, name, "lease.txt", words=words)
+        refused(*build, name, "lease.txt", "--strict", words=words)
     Path("texts").mkdir()
     refused(*build, "texts", words=r"'texts' holds no file that can be read \(")
     refused(*build, "*.docx", words=r"'\*\.docx' holds no file that can be read")
-    refused(*build, "no.txt", words=r"there is no file 'no\.txt'")
+    refused(*build, "no.txt", "--strict", words=r"there is no file 'no\.txt'")
     words = "or there is no such encoding; try utf-8"
-    refused(*build, "lease.txt", "--encoding", "klingon", words=words)
+    refused(*build, "lease.txt", "--strict", "--encoding", "klingon", words=words)
     assert not [path for path in here.iterdir() if "bank" in path.name]
     # With its own encoding, a file is read.
+    Path("latin.txt").write_bytes(b"Caf\xe9 in G\xf6rlitz")
+    words = r"not utf-8 text \(byte 3\); .* --encoding latin-1"
+    refused(*build, "latin.txt", "--strict", "--encoding", "utf-8", words=words)
     succeeds(*build, "latin.txt", "--encoding", "latin-1")
     assert MemoryBank.open("a.bank").documents == [Document("latin.txt", "Café in Görlitz")]
 
 
-def test_a_bad_file_ends_the_build_or_is_passed_over_on_request(here: Path) -> None:
+def test_a_bad_file_is_left_out_or_ends_a_strict_build(here: Path) -> None:
     Path("empty.txt").write_text("")
-    result = sedem("build", "a.bank", "lease.txt", "empty.txt", "recipe.md", "-m", TINY)
+    sources = ["lease.txt", "empty.txt", "recipe.md"]
+    result = sedem("build", "a.bank", *sources, "--strict", "-m", TINY)
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.splitlines()[-1].startswith("error: document 'empty.txt' holds no text")
     assert [*MemoryBank.open("a.bank").documents.names] == ["lease.txt"]
-    sources = ["no.txt", "lease.txt", "empty.txt", "recipe.md"]
-    result = sedem("build", "a.bank", *sources, "--keep-going", "-m", TINY)
-    assert result.exit_code == 1
-    assert result.stdout.startswith("a.bank: 1 added, 0 replaced, 1 unchanged;")
-    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert [line.split("'")[1] for line in errors] == ["no.txt", "empty.txt"]
-    again = sedem("build", "b.bank", "empty.txt", "--keep-going", "-m", TINY)
+    for keep_going in ((), ("--keep-going",)):
+        result = sedem("build", "a.bank", "no.txt", *sources, *keep_going, "-m", TINY)
+        assert result.exit_code == 0
+        assert result.stdout.endswith("; left out 2 (not readable: no.txt, empty.txt)\n")
+        errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+        assert [line.split("'")[1] for line in errors] == ["no.txt", "empty.txt"]
+    again = sedem("build", "b.bank", "empty.txt", "-m", TINY)
     assert again.exit_code == 1
     assert "there is nothing to read" in again.stderr.splitlines()[-1]
 

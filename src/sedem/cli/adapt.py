@@ -49,7 +49,10 @@ def adapt(
         typer.Option(metavar="X", help="Share of the documents that only measures the result."),
     ] = 0.1,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of everything that is drawn.")] = 0,
-    encoding: Annotated[str, typer.Option(metavar="NAME", help="Encoding of the files.")] = "utf-8",
+    encoding: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Encoding of the files. [default: found out by file]"),
+    ] = None,
     device: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="cpu or cuda. [default: a GPU if there is one]"),

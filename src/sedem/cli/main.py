@@ -139,22 +139,33 @@ def build(
         list[str],
         typer.Argument(
             metavar="SOURCE",
-            help="Files (.txt, .md, .html, .pdf, .docx), folders of them, or patterns such as "
-            "'reports/**/*.pdf'; with --ray also .jsonl, .parquet and places such as "
-            "s3://BUCKET/FOLDER.",
+            help="Files (text, PDF, Office, web pages, tables, mail, source code), folders of "
+            "them, or patterns such as 'reports/**/*.pdf'; with --ray also .jsonl, .parquet and "
+            "places such as s3://BUCKET/FOLDER.",
         ),
     ],
     model: Model = None,
     encoding: Annotated[
-        str, typer.Option(metavar="NAME", help="Encoding of text and HTML files.")
-    ] = "utf-8",
-    keep_going: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Encoding of text and HTML files. [default: found out by file]"
+        ),
+    ] = None,
+    strict: Annotated[
         bool,
         typer.Option(
-            "--keep-going",
-            help="Skip files that cannot be read; they are listed, and the exit status is 1.",
+            "--strict/--keep-going",
+            help="End at a file that cannot be read, or leave it out and list it.",
         ),
     ] = False,
+    include: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="GLOB",
+            help="Also read files and folders of this name or path, such as '.notes' or '*.xyz', "
+            "that folders are read without; repeatable.",
+        ),
+    ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(
@@ -204,13 +215,17 @@ def build(
 
     Unchanged files are skipped; a changed file replaces its old version. Files are read one after
     the other, and every commit is durable: an interrupted build resumes when its command is given
-    again. A file that cannot be read ends the build; what was read before it is in the bank. With
-    --ray, other machines read and this one commits; the bank is the same.
+    again. Files that cannot be read are left out and listed; so is what is no document in a folder,
+    such as hidden files, programs, lock files and empty files. With --ray, other machines read and
+    this one commits; the bank is the same.
     """
     if ray is None and (workers or worker_cpus):
         raise ConfigError("--workers and --worker-cpus are for a Ray cluster; give --ray ADDRESS")
+    from sedem.data.documents import told_left_out
+
     options = {"dtype": dtype, "keys": keys, "no_text": no_text, "words": not no_words}
-    files = _files(sources, encoding, keep_going, on_ray=ray is not None)
+    reading = {"encoding": encoding, "strict": strict, "include": include or ()}
+    files = _files(sources, reading, on_ray=ray is not None)
     try:
         if ray is None:
             report = _build_here(bank, files, model, options)
@@ -223,16 +238,16 @@ def build(
     finally:
         for failure in files.failed:
             output.error(failure)
+        for note in files.notes:
+            output.note(note)
     output.write(
         f"{bank}: {report.added} added, {report.replaced} replaced, {report.unchanged} unchanged; "
         f"the bank holds {output.count(report.documents, 'document')} "
-        f"in {output.count(report.blocks, 'block')}"
+        f"in {output.count(report.blocks, 'block')}{told_left_out(files.left_out)}"
     )
-    if files.failed:
-        raise typer.Exit(1)
 
 
-def _files(sources: list[str], encoding: str, keep_going: bool, on_ray: bool) -> Any:
+def _files(sources: list[str], reading: dict[str, Any], on_ray: bool) -> Any:
     """The files to read; torch is not imported for it, so a wrong name is told at once."""
     from sedem.bank.parts import is_remote
     from sedem.data.documents import DocumentFiles
@@ -240,12 +255,12 @@ def _files(sources: list[str], encoding: str, keep_going: bool, on_ray: bool) ->
     if on_ray:
         from sedem.ray.sources import Sources
 
-        return Sources(sources, encoding, keep_going)
+        return Sources(sources, **reading)
     for source in filter(is_remote, sources):
         raise DataError(
             f"'{source}' is in an object store; read it with --ray, such as --ray local"
         )
-    return DocumentFiles([Path(source) for source in sources], encoding, keep_going=keep_going)
+    return DocumentFiles([Path(source) for source in sources], **reading)
 
 
 def _build_here(bank: str, files: Any, model: str | None, options: dict[str, Any]) -> Report:

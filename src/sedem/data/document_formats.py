@@ -1,4 +1,4 @@
-"""Extracts the text of plain text, HTML, PDF and Word files, each with its own parser.
+"""Extracts the text of files as people have them, by the parser of their format.
 
 A file may come from anyone, so its parser runs in a process with limits of time and memory. A file
 that a parser cannot read is refused with a short message, and content that would unpack to far more
@@ -8,17 +8,28 @@ than the size of the file is not unpacked.
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
+import posixpath
+import re
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from email import message_from_bytes
+from email.message import EmailMessage
+from email.policy import default
 from itertools import accumulate
-from pathlib import Path
-from typing import TYPE_CHECKING
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+from urllib.parse import unquote
 
+from sedem.data import office, pdf
+from sedem.data.encodings import decode
+from sedem.data.tables import Row, csv_lines, markdown_tables, table_lines
 from sedem.durable_files import bytes_text
 from sedem.errors import DataError
+from sedem.types import told_empty
 from sedem.untrusted import (
     DOCUMENT_BYTES,
     LimitError,
@@ -28,21 +39,37 @@ from sedem.untrusted import (
     read_bytes,
 )
 
-if TYPE_CHECKING:
-    from docx.blkcntnr import BlockItemContainer
-    from docx.document import Document as WordDocument
 
-Parsed = tuple[str, tuple[int, ...]]
-"""A text, and the first character of each of its pages; no pages if the format has none."""
+class Parsed(NamedTuple):
+    """What was read of a file.
+
+    Attributes:
+        pages: the first character of each page; empty if the format has no pages.
+        notes: sentences on what was left out or guessed.
+    """
+
+    text: str
+    pages: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
+
 
 HTML_BYTES = 2**24
 """Maximum bytes of an HTML file; its tree takes many times as much memory."""
 MARKUP_BYTES = 2**25
-"""Maximum unpacked markup in a Word document; a thousand pages have about 10 MB."""
+"""Maximum unpacked markup in an archive; a Word document of a thousand pages has about 10 MB."""
 PACKED = 2
-"""Parts of a Word document that compress by more than this are markup; images hardly shrink."""
-PLAIN = (".txt", ".md")
+"""Parts of an archive that compress by more than this are markup; images hardly shrink."""
+PLAIN = ("", ".txt", ".md")
 """Endings of files that are only decoded, so they need no process of their own."""
+CODE = tuple(
+    ".asm .bash .bat .c .cc .cfg .clj .cmake .conf .cpp .cs .css .cxx .dart .erl .ex .f90 .fs .go "
+    ".gradle .groovy .h .hpp .hs .ini .java .jl .js .json .jsx .kt .less .lisp .log .lua .m .mjs "
+    ".ml .nix .pas .php .pl .proto .ps1 .py .pyi .r .rb .rs .rst .sass .scala .scss .sh .sql "
+    ".swift .tex .toml .ts .tsx .vb .vue .xml .yaml .yml .zig .zsh".split()
+)
+"""Endings of source code and of other text that programs read too."""
+HEADS = ("From", "To", "Cc", "Date", "Subject")
+"""Lines of the head of a message that are read."""
 BREAK = "\n\n"
 """Separator between paragraphs and between pages."""
 
@@ -55,20 +82,35 @@ _BLOCKS = frozenset(
     "h1 h2 h3 h4 h5 h6 header hr li main ol p pre section table tr ul".split()
 )
 _CELLS = ("td", "th")
+_INNER = ("table", *_BLOCKS.intersection("blockquote dl h1 h2 h3 h4 ol section ul".split()))
+_SPANNED = 64
+_ENDING = re.compile(r"\.[A-Za-z][\w+-]{0,15}|\.7z")
+# An embedded file, and a word or lines of letters and digits longer than any that people write.
+_DATA = re.compile(
+    r"(?<=;base64,)[A-Za-z0-9+/=_%-]{64,}|(?<![A-Za-z0-9+/=_%-])[A-Za-z0-9+/=_%-]{400,}"
+    r"|(?m:^(?:[A-Za-z0-9+/]{60,76}\r?\n){4,}[A-Za-z0-9+/]*={0,2}$)"
+)
 
 
-def parse(path: Path, content: bytes, encoding: str) -> Parsed:
+def ending_of(name: str) -> str:
+    """Return the ending that says the format of a file, in small letters; empty if it has none."""
+    suffix = PurePosixPath(name).suffix
+    return suffix.lower() if _ENDING.fullmatch(suffix) else ""
+
+
+def parse(path: Path, content: bytes, encoding: str | None) -> Parsed:
     """Return the text of a file and where its pages begin.
 
     Args:
-        encoding: encoding of plain text and HTML; the other formats name their own.
+        encoding: encoding of text and HTML, or None to find it out; other formats name their own.
 
     Raises:
         DataError: the file is damaged, encrypted, in another encoding or too large unpacked, has
             no text, or its parser is not installed.
     """
     try:
-        return PARSERS[path.suffix.lower()](path, content, encoding)
+        found = PARSERS.get(ending_of(path.name), _plain)(path, content, encoding)
+        return found if found.pages else _without_data(path, found)
     except ModuleNotFoundError as error:
         raise DataError(
             f"'{path}' needs the library '{error.name}'; install it with "
@@ -79,7 +121,7 @@ def parse(path: Path, content: bytes, encoding: str) -> Parsed:
 def parse_file(
     place: Path,
     name: str,
-    encoding: str = "utf-8",
+    encoding: str | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Parsed:
     """Return the text of a file and where its pages begin, within limits of time and memory.
@@ -95,54 +137,84 @@ def parse_file(
         FileNotFoundError: there is no such file.
         StoppedError: `stopped` returned true.
     """
-    if Path(name).suffix.lower() in PLAIN:
+    if ending_of(name) in (*PLAIN, *CODE):
         return parse(Path(name), read_bytes(place, DataError, DOCUMENT_BYTES), encoding)
     check_file(place, DataError, DOCUMENT_BYTES)
     call, given = f"{__name__}:_parse_apart", (os.path.abspath(place), name, encoding)
     try:
-        text, pages = apart(call, *given, **parser_limits(), stopped=stopped)
+        text, pages, notes = apart(call, *given, **parser_limits(), stopped=stopped)
     except LimitError as error:
         raise DataError(f"'{name}' {error} to be read; split it or save it as plain text") from None
     except ValueError as error:
         raise DataError(f"'{name}' stopped its parser ({error}); save it as plain text") from None
-    return text, tuple(pages)
+    return Parsed(text, tuple(pages), tuple(notes))
 
 
-def _parse_apart(place: str, name: str, encoding: str) -> Parsed:
+def _parse_apart(place: str, name: str, encoding: str | None) -> Parsed:
     return parse(Path(name), read_bytes(Path(place), DataError, DOCUMENT_BYTES), encoding)
 
 
-def decode(path: Path, content: bytes, encoding: str) -> str:
-    """Decode text, without its byte order mark.
-
-    Raises:
-        DataError: the content is binary or in another encoding, or the encoding is unknown.
-    """
-    try:
-        text = content.decode(encoding)
-    except UnicodeDecodeError as error:
-        if b"\0" in content:
-            raise _binary(path) from None
-        raise DataError(
-            f"'{path}' is not {encoding} text (byte {error.start}); "
-            "name its encoding, such as --encoding latin-1"
-        ) from None
-    # A name with NUL raises ValueError, and some encodings raise errors of their own.
-    except (LookupError, ValueError):
-        raise DataError(
-            f"'{path}' cannot be read as '{encoding}', or there is no such encoding; "
-            "try utf-8 or latin-1"
-        ) from None
-    if "\0" in text:
-        raise _binary(path)
-    return text.removeprefix("\ufeff")
+def _without_data(path: Path, found: Parsed) -> Parsed:
+    """Leave out what is data of programs and not text of people, such as embedded pictures."""
+    text, count = _DATA.subn("", found.text)
+    if not count:
+        return found
+    lost = len(found.text) - len(text)
+    note = f"{lost:,} characters of encoded data (such as base64) in '{path}' were left out"
+    return found._replace(text=text, notes=(*found.notes, note))
 
 
-def _plain(path: Path, content: bytes, encoding: str) -> Parsed:
-    return decode(path, content, encoding), ()
+def _plain(path: Path, content: bytes, encoding: str | None) -> Parsed:
+    text, notes = decode(path, content, encoding)
+    return Parsed(text, notes=notes)
 
 
-def _html(path: Path, content: bytes, encoding: str) -> Parsed:
+def _markdown(path: Path, content: bytes, encoding: str | None) -> Parsed:
+    found = _plain(path, content, encoding)
+    return found._replace(text=markdown_tables(found.text))
+
+
+def _csv(path: Path, content: bytes, encoding: str | None) -> Parsed:
+    found = _plain(path, content, encoding)
+    with _parsing(path, "CSV"):
+        return found._replace(text="\n".join(csv_lines(found.text, path.suffix.lower() == ".tsv")))
+
+
+def _notebook(path: Path, content: bytes, encoding: str | None) -> Parsed:
+    """The cells of a notebook, and the text that they printed."""
+    text, notes = decode(path, content, encoding)
+    with _parsing(path, "notebook"):
+        cells = json.loads(text)["cells"]
+        texts = [one for cell in cells for one in _cell_texts(cell)]
+    return Parsed(BREAK.join(filter(str.strip, texts)), notes=notes)
+
+
+def _cell_texts(cell: dict[str, Any]) -> Iterator[str]:
+    source = "".join(cell["source"])
+    yield markdown_tables(source) if cell["cell_type"] == "markdown" else source
+    for output in cell.get("outputs", ()):
+        yield "".join(output.get("text") or output.get("data", {}).get("text/plain", ""))
+
+
+def _email(path: Path, content: bytes, encoding: str | None) -> Parsed:
+    """The head and the text of a message; attachments are named."""
+    with _parsing(path, "e-mail"):
+        message = message_from_bytes(content, policy=default)
+        assert isinstance(message, EmailMessage)
+        heads = [f"{name}: {message[name]}" for name in HEADS if message[name]]
+        if not heads:
+            raise ValueError("it has no head")
+        files = [one.get_filename() or "a message" for one in message.iter_attachments()]
+        heads += [f"Attachment: {name}" for name in files]
+        body = message.get_body(("plain", "html"))
+        text = body.get_content() if body else ""
+        if body and body.get_content_subtype() == "html":
+            text = _html(Path("body.html"), text.encode(), "utf-8").text
+    note = f"the attachments of '{path}' were not read ({', '.join(files)}); save them as files"
+    return Parsed(BREAK.join(["\n".join(heads), text]), notes=(note,) if files else ())
+
+
+def _html(path: Path, content: bytes, encoding: str | None) -> Parsed:
     """The text of a page, paragraph by paragraph, without menus and scripts.
 
     The title comes first, unless the page has an identical paragraph: most pages repeat the title
@@ -152,7 +224,7 @@ def _html(path: Path, content: bytes, encoding: str) -> Parsed:
 
     if len(content) > HTML_BYTES:
         raise _too_large(path, "HTML", len(content), HTML_BYTES)
-    text = decode(path, content, encoding)
+    text, notes = decode(path, content, encoding)
     parser = etree.HTMLParser(
         encoding="utf-8", remove_comments=True, remove_pis=True, huge_tree=True
     )
@@ -165,11 +237,13 @@ def _html(path: Path, content: bytes, encoding: str) -> Parsed:
                 raise MemoryError
             raise ValueError(problem.message)
         if root is None:
-            return "", ()
+            return Parsed("")
         # An SVG image inside the page may also have a title, which is not part of the text.
         titles = root.xpath("//title[not(ancestor::svg)]")
         title = " ".join("".join(titles[0].itertext()).split()) if titles else ""
         etree.strip_elements(root, *_LEFT_OUT, with_tail=False)
+        for table in root.xpath("//table"):
+            _name_cells(table)
         for event, tag in etree.iterwalk(root, events=("start", "end")):
             # Decoded text never contains NUL, so NUL can mark the end of a paragraph.
             gap = "\0" if tag.tag in _BLOCKS else " " if tag.tag in _CELLS else ""
@@ -178,85 +252,133 @@ def _html(path: Path, content: bytes, encoding: str) -> Parsed:
     paragraphs = [line for line in lines if line]
     if title and title.casefold() not in map(str.casefold, paragraphs):
         paragraphs.insert(0, title)
-    return BREAK.join(paragraphs), ()
+    return Parsed(BREAK.join(paragraphs), notes=notes)
 
 
-def _pdf(path: Path, content: bytes, encoding: str) -> Parsed:
-    """The text of all pages; a page that is only an image has none."""
-    from pypdf import PdfReader
+def _name_cells(table: Any) -> None:
+    """Put a line in the place of each row of a table with a header; one for layout stays."""
+    elements = table.xpath("./tr|./thead/tr|./tbody/tr|./tfoot/tr")
+    if not elements or table.xpath("|".join(f".//{name}" for name in _INNER)):
+        return
+    rows: list[Row] = []
+    spans: Row = {}
+    below: dict[int, tuple[int, str]] = {}  # cells that span rows: how many more, and their text
+    for element in elements:
+        row: Row = {column: text for column, (_, text) in below.items()}
+        below = {column: (left - 1, text) for column, (left, text) in below.items() if left > 1}
+        column = 0
+        for cell in element.xpath("./td|./th"):
+            while column in row:
+                column += 1
+            row[column] = " ".join(" ".join(cell.itertext()).split())
+            wide, high = (_span(cell, name) for name in ("colspan", "rowspan"))
+            if high > 1:
+                below[column] = (high - 1, row[column])
+            if not rows:
+                spans |= dict.fromkeys(range(column, column + wide), row[column])
+            column += wide
+        rows.append(dict(sorted(row.items())))
+    marked = all(cell.tag == "th" for cell in elements[0]) or elements[0].getparent().tag == "thead"
+    for element, line in zip(
+        elements, table_lines(rows, header=marked or None, names=spans) or (), strict=False
+    ):
+        element[:] = ()
+        element.text = line
 
+
+def _span(cell: Any, name: str) -> int:
+    given = cell.get(name, "1").strip()
+    return min(max(int(given), 1), _SPANNED) if given.isascii() and given.isdecimal() else 1
+
+
+def _pdf(path: Path, content: bytes, encoding: str | None) -> Parsed:
+    """The text of all pages; one that is only an image has none, and a note names it."""
     # pypdf warns of every oddity that it can handle; we report what it cannot handle.
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)
-    pages: list[str] = []
     with _parsing(path, "PDF"):
-        reader = PdfReader(io.BytesIO(content))
-        # If only printing is forbidden, the password is empty.
-        if reader.is_encrypted and not reader.decrypt(""):
+        texts = pdf.pages_of(content)
+        if texts is None:
             raise DataError(f"'{path}' is encrypted; save a copy without a password")
-        for page in reader.pages:
-            pages.append(_unicode(page.extract_text()))
-            if (size := sum(map(len, pages))) > DOCUMENT_BYTES:
-                raise _too_large(path, "text", size, DOCUMENT_BYTES)
-    if not any(map(str.strip, pages)):
+        found = _paged(path, map(_unicode, texts))
+    if not found.text.strip():
         raise DataError(
             f"'{path}' has no text: its pages are pictures (scans); give a copy with "
             "recognised text (OCR)"
         )
+    characters, part = len(found.text), found.text.__getitem__
+    return found._replace(notes=told_empty(str(path), found.pages, characters, part))
+
+
+def _paged(path: Path, texts: Iterable[str]) -> Parsed:
+    pages: list[str] = []
+    size = 0
+    for text in texts:
+        pages.append(text)
+        size += len(text)
+        if size > DOCUMENT_BYTES:
+            raise _too_large(path, "text", size, DOCUMENT_BYTES)
     starts = accumulate((len(page) + len(BREAK) for page in pages[:-1]), initial=0)
-    return BREAK.join(pages), tuple(starts)
+    return Parsed(BREAK.join(pages), tuple(starts))
 
 
-def _docx(path: Path, content: bytes, encoding: str) -> Parsed:
-    """The paragraphs and tables of the body, in document order."""
-    import docx
-
-    with _parsing(path, "Word document"):
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            size = sum(
-                entry.file_size
-                for entry in archive.infolist()
-                if entry.file_size > PACKED * entry.compress_size
-            )
+@contextmanager
+def _archive(path: Path, content: bytes, kind: str) -> Iterator[zipfile.ZipFile]:
+    """Open an archive of markup, unless it unpacks to far more than its size."""
+    with _parsing(path, kind), zipfile.ZipFile(io.BytesIO(content)) as archive:
+        size = sum(
+            entry.file_size
+            for entry in archive.infolist()
+            if entry.file_size > PACKED * entry.compress_size
+        )
         if size > MARKUP_BYTES:
             raise _too_large(path, "markup", size, MARKUP_BYTES)
-        document = docx.Document(io.BytesIO(content))
-        return "\n".join(_lines(document)), ()
+        yield archive
 
 
-def _lines(container: WordDocument | BlockItemContainer) -> Iterator[str]:
-    """The paragraphs of a part of a Word document; each table row is one line."""
-    from docx.table import _Cell
-    from docx.text.paragraph import Paragraph
-
-    for item in container.iter_inner_content():
-        if isinstance(item, Paragraph):
-            yield item.text
-            continue
-        # Not `row.cells`, which lists a cell once per column that it says it spans.
-        above: dict[int, str] = {}
-        for row in item.rows:
-            column, texts, below = row._tr.grid_before, [], {}
-            for cell in row._tr.tc_lst:
-                if cell.vMerge == "continue":
-                    text = above.get(column, "")
-                else:
-                    text = " ".join(filter(None, _lines(_Cell(cell, item))))
-                texts.append(text)
-                below[column] = text
-                column += cell.grid_span
-            above = below
-            yield "\t".join(texts)
+def _docx(path: Path, content: bytes, encoding: str | None) -> Parsed:
+    with _archive(path, content, "Word document") as archive:
+        return Parsed(office.word_text(archive))
 
 
-PARSERS: dict[str, Callable[[Path, bytes, str], Parsed]] = {
+def _pptx(path: Path, content: bytes, encoding: str | None) -> Parsed:
+    with _archive(path, content, "presentation") as archive:
+        return _paged(path, office.slides(archive))
+
+
+def _xlsx(path: Path, content: bytes, encoding: str | None) -> Parsed:
+    with _archive(path, content, "Excel workbook"):
+        return Parsed(office.workbook(content))
+
+
+def _epub(path: Path, content: bytes, encoding: str | None) -> Parsed:
+    """The chapters of a book in their order."""
+    with _archive(path, content, "EPUB") as archive:
+        box = office.opened(archive, "META-INF/container.xml")
+        name = next(box.iter("{*}rootfile")).get("full-path")
+        book = office.opened(archive, name)
+        files = {one.get("id"): unquote(one.get("href")) for one in book.iter("{*}item")}
+        order = [files[one.get("idref")] for one in book.iter("{*}itemref")]
+        places = [posixpath.normpath(posixpath.join(posixpath.dirname(name), one)) for one in order]
+        return Parsed(BREAK.join(_html(path, archive.read(one), None).text for one in places))
+
+
+PARSERS: dict[str, Callable[[Path, bytes, str | None], Parsed]] = {
     ".txt": _plain,
-    ".md": _plain,
+    ".md": _markdown,
     ".html": _html,
     ".htm": _html,
     ".pdf": _pdf,
     ".docx": _docx,
+    ".xlsx": _xlsx,
+    ".pptx": _pptx,
+    ".csv": _csv,
+    ".tsv": _csv,
+    ".epub": _epub,
+    ".eml": _email,
+    ".ipynb": _notebook,
+    **dict.fromkeys(CODE, _plain),
 }
-"""The parser of each file suffix."""
+"""The parser of each ending; text may also have none."""
 
 
 @contextmanager
@@ -280,10 +402,6 @@ def _unicode(text: str) -> str:
     """Text with U+FFFD for NUL and for lone surrogates, which fonts of PDFs may produce."""
     whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return whole.replace("\0", "\ufffd")
-
-
-def _binary(path: Path) -> DataError:
-    return DataError(f"'{path}' holds binary data, not text; save it as plain text")
 
 
 def _too_large(path: Path, what: str, size: int, most: int) -> DataError:

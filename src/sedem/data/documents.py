@@ -4,105 +4,254 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
-from sedem.data.document_formats import PARSERS, parse_file
-from sedem.errors import DataError
+from sedem.data.document_formats import CODE, PARSERS, ending_of, parse_file
+from sedem.data.encodings import is_text
+from sedem.errors import DataError, cut, printable
 from sedem.types import Document
-from sedem.untrusted import DOCUMENT_BYTES, check_file, exists, is_folder
+from sedem.untrusted import DOCUMENT_BYTES, check_file, exists, is_folder, open_file
 
 ENDINGS = tuple(PARSERS)
-LISTED = f"{', '.join(ENDINGS[:-1])} and {ENDINGS[-1]}"
+LISTED = f"{', '.join(name for name in ENDINGS if name not in CODE)} and source code"
+HEAD_BYTES = 2**12
+"""Bytes that tell whether a file without an ending is text."""
+NAMED = 10
+"""Files that are named of those left out for the same reason."""
+
+_PROGRAMS = frozenset(("node_modules", "site-packages", "venv", "__pycache__"))
+_ENVIRONMENT = ("pyvenv.cfg", "conda-meta")
+
+LeftOut = dict[str, list[str]]
+"""Names of files and folders that are not read, by the reason."""
 
 
 class DocumentFiles(Iterable[Document]):
     """Files as documents, named by their paths and read one at a time.
 
-    `keep_going` skips files that cannot be read.
+    Files that cannot be read are left out, unless it is `strict`.
 
     Attributes:
-        sizes: bytes of each file, by the name of its document, without skipped files.
-        failed: one sentence for each skipped file.
+        sizes: bytes of each file, by the name of its document, without those left out.
+        failed: one sentence for each file that could not be read.
+        left_out: what was not read, by the reason.
+        notes: sentences on what was left out of documents, or guessed.
 
     Raises:
-        DataError: a folder or a pattern has no file; or a file is missing, of another type or too
-            large, unless it is to be skipped. Reading raises the errors of `read_document`.
+        DataError: a folder or a pattern has no file; or, if it is strict, a file is missing, of
+            another type or too large. Strict reading raises the errors of `read_document`.
     """
 
     def __init__(
-        self, sources: Sequence[Path], encoding: str = "utf-8", *, keep_going: bool = False
+        self,
+        sources: Sequence[Path],
+        encoding: str | None = None,
+        *,
+        strict: bool = False,
+        include: Sequence[str] = (),
     ) -> None:
-        self.encoding = encoding
-        self.keep_going = keep_going
+        self.encoding, self.strict, self.include = encoding, strict, include
         self.sizes: dict[str, int] = {}
         self.failed: list[str] = []
-        for path in files_in(sources):
+        self.left_out: LeftOut = {}
+        self.notes: list[str] = []
+        for path in files_in(sources, left_out=self.left_out, include=include):
             try:
-                self.sizes[os.path.normpath(path)] = size_of(path)
+                self.sizes[os.path.normpath(path)] = size_of(path, include)
             except DataError as error:
-                self._fail(error)
+                self._fail(path, error)
 
     def __iter__(self) -> Iterator[Document]:
         """Read the files."""
-        names = tuple(self.sizes)
-        advice = "; or skip such files with --keep-going" if len(names) > 1 else ""
-        for name in names:
+        for name in tuple(self.sizes):
             try:
-                document = read_document(Path(name), self.encoding)
+                document = read_document(Path(name), self.encoding, self.include)
             except DataError as error:
-                self._fail(error, advice)
+                self._fail(Path(name), error)
                 del self.sizes[name]
             else:
+                self.notes += document.notes
                 yield document
 
-    def _fail(self, error: DataError, advice: str = "") -> None:
-        if not self.keep_going:
-            raise DataError(f"{error}{advice}") from None
+    def _fail(self, path: Path, error: DataError) -> None:
+        if self.strict:
+            raise error
         self.failed.append(str(error))
+        self.left_out.setdefault("not readable", []).append(str(path))
 
 
-def read_documents(paths: Sequence[Path], encoding: str = "utf-8") -> list[Document]:
+def read_documents(paths: Sequence[Path], encoding: str | None = None) -> list[Document]:
     """Read files as documents, named by their paths; see `read_document`."""
     return [read_document(path, encoding) for path in paths]
 
 
-def files_in(sources: Sequence[Path], endings: Sequence[str] = ENDINGS) -> list[Path]:
-    """Files as given, and all files of known types in folders and matching patterns.
+def files_in(
+    sources: Sequence[Path],
+    endings: Sequence[str] = ENDINGS,
+    *,
+    left_out: LeftOut | None = None,
+    include: Sequence[str] = (),
+) -> list[Path]:
+    """Files as given, and all documents in folders and matching patterns.
 
     Args:
         sources: files, folders and patterns such as "reports/**/*.pdf".
+        left_out: is given the names of what is in them and no document.
+        include: patterns of names or paths of what is taken all the same.
 
     Raises:
         DataError: a folder or a pattern has no such file.
     """
     found: list[Path] = []
+    aside: LeftOut = {} if left_out is None else left_out
+
+    def take(path: Path, inner: str, why: str) -> bool:
+        if why and not _matches(path.name, inner, include):
+            aside.setdefault(why, []).append(str(path))
+            return False
+        return True
+
     for source in sources:
         if is_folder(source):
-            inside: Iterable[Path] = source.rglob("*")
+            chosen = [*_documents_below(source, endings, take, include)]
         elif glob.has_magic(str(source)) and not exists(source):
-            inside = map(Path, glob.iglob(str(source), recursive=True))
+            every = map(Path, sorted(glob.iglob(str(source), recursive=True)))
+            chosen = [
+                path
+                for path in every
+                if not is_folder(path)
+                and take(path, str(path), _among(path, source) or _reason(path, endings))
+            ]
         else:
             found.append(source)
             continue
-        chosen = sorted(p for p in inside if p.suffix.lower() in endings and not is_folder(p))
         if not chosen:
-            listed = f"{', '.join(endings[:-1])} and {endings[-1]}"
-            raise DataError(f"'{source}' holds no file that can be read ({listed})")
+            raise DataError(
+                f"'{source}' holds no file that can be read ({LISTED}){told_left_out(aside)}"
+            )
         found += chosen
     return list(dict.fromkeys(found))
 
 
-def read_document(path: Path, encoding: str = "utf-8") -> Document:
+def unknown_type(name: str) -> str:
+    """Return the rest of a sentence about a file of an unknown type; empty if it is known."""
+    ending = ending_of(name)
+    if not ending or ending in PARSERS:
+        return ""
+    return f"is of the type '{ending}'; {LISTED} files can be read: save it as one of them"
+
+
+def _matches(name: str, place: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch(name, one) or fnmatch(place, one) for one in patterns)
+
+
+def told_left_out(left_out: LeftOut) -> str:
+    """Return what was left out and why, as the end of a sentence; empty if nothing was."""
+    if not left_out:
+        return ""
+    parts = []
+    for why, names in left_out.items():
+        more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
+        parts.append(f"{why}: {', '.join(cut(printable(one)) for one in names[:NAMED])}{more}")
+    return f"; left out {sum(map(len, left_out.values())):,} ({'; '.join(parts)})"
+
+
+def _documents_below(
+    root: Path,
+    endings: Sequence[str],
+    take: Callable[[Path, str, str], bool],
+    include: Sequence[str],
+) -> Iterator[Path]:
+    """The documents in a folder and the folders in it, in order."""
+    home, found = root.resolve(), list[Path]()
+    shut: dict[str, str] = {}
+
+    def failed(error: OSError) -> None:
+        take(Path(error.filename), "", "not readable")
+
+    for folder, folders, names in os.walk(root, onerror=failed):
+        inner = Path(folder).relative_to(root)
+        why_all = shut.get(str(inner), "")
+        for name in sorted(folders):
+            place = str(inner / name)
+            why = why_all or _folder_reason(Path(folder, name), home)
+            if take(Path(folder, name), place, why):
+                continue
+            # A pattern may name what is in a folder that is left out.
+            if any(pattern.startswith(f"{place}/") for pattern in include):
+                shut[place] = why
+            else:
+                folders.remove(name)
+        for name in names:
+            path = Path(folder, name)
+            why = why_all or _link_reason(path, home) or _reason(path, endings)
+            if take(path, str(inner / name), why):
+                found.append(path)
+    yield from sorted(found)
+
+
+def _folder_reason(path: Path, home: Path) -> str:
+    """Why a folder is no folder of documents; empty if it is one."""
+    if path.name.startswith("."):
+        return "hidden"
+    if path.name in _PROGRAMS or any(exists(path / name) for name in _ENVIRONMENT):
+        return "of programs"
+    return _link_reason(path, home)
+
+
+def _among(path: Path, source: Path) -> str:
+    """Why a folder on the way to a file that matches a pattern is no folder of documents."""
+    above = (folder for folder in path.parents if folder.name and folder.name not in source.parts)
+    return next(filter(None, (_folder_reason(one, one.resolve()) for one in above)), "")
+
+
+def _link_reason(path: Path, home: Path) -> str:
+    try:
+        leads_out = path.is_symlink() and not path.resolve().is_relative_to(home)
+    except (OSError, RuntimeError):  # links that lead to each other
+        return "links to nothing"
+    return "links that lead out" if leads_out else ""
+
+
+def _reason(path: Path, endings: Sequence[str]) -> str:
+    """Why a file that nobody named is no document; empty if it is one."""
+    if any("\ud800" <= character <= "\udfff" for character in str(path)):
+        return "names that are not UTF-8"
+    if path.name.startswith("."):
+        return "hidden"
+    if path.name.startswith("~$"):
+        return "lock files"
+    try:
+        found = path.stat()
+        if stat.S_ISREG(found.st_mode) and not found.st_size:
+            return "empty"
+    except OSError:
+        return "links to nothing"
+    if (ending := ending_of(path.name)) in endings:
+        return ""
+    return "of an unknown type" if ending or not _holds_text(path) else ""
+
+
+def _holds_text(path: Path) -> bool:
+    try:
+        with open_file(path, DataError) as file:
+            return is_text(file.read(HEAD_BYTES))
+    except (DataError, OSError):
+        return False
+
+
+def read_document(path: Path, encoding: str | None = None, include: Sequence[str] = ()) -> Document:
     """Read one file as a document.
 
     Raises:
         DataError: the file is missing, a folder, of another type, binary, damaged, encrypted,
             empty or in another encoding, or larger or slower than can be read.
     """
-    size_of(path)
-    text, pages = parse_file(path, str(path), encoding)
-    return Document(os.path.normpath(path), text, pages)
+    size_of(path, include)
+    return Document(os.path.normpath(path), *parse_file(path, str(path), encoding))
 
 
 def source_text(name: str) -> str | None:
@@ -113,17 +262,19 @@ def source_text(name: str) -> str | None:
         return None
 
 
-def size_of(path: Path) -> int:
+def size_of(path: Path, include: Sequence[str] = ()) -> int:
     """Return the size of a file in bytes; refuse one of an unknown type before it is read.
+
+    Args:
+        include: patterns of names or paths whose type does not matter.
 
     Raises:
         DataError: it is missing, a folder, of another type, or larger than can be read.
     """
     if is_folder(path):
         raise DataError(f"'{path}' is a folder; give its files, such as {path}/*.txt")
-    if path.suffix.lower() not in PARSERS:
-        what = f"of the type '{path.suffix}'" if path.suffix else "without an ending"
-        raise DataError(f"'{path}' is {what}; {LISTED} files can be read: save it as one of them")
+    if (why := unknown_type(path.name)) and not _matches(path.name, str(path), include):
+        raise DataError(f"'{path}' {why}")
     try:
         check_file(path, DataError, DOCUMENT_BYTES)
         return path.stat().st_size

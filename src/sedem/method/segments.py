@@ -6,7 +6,7 @@ Letters: S segments, T tokens per segment.
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -71,13 +71,14 @@ def segment_text(
         backbone: its tokenizer cuts the text into tokens.
         how: "window" cuts every T tokens; "sentence" cuts at most that far, where a paragraph, a
             sentence, a line or a word ends; "paragraph" starts a new segment at every paragraph,
-            and cuts a long one every T tokens. Blank lines separate paragraphs.
+            and cuts a long one every T tokens. Blank lines separate paragraphs. A window ends
+            before a row of a table that it would cut, if the cells of the row are named.
         shift: tokens by which `boundaries` are moved.
 
     Raises:
         DataError: the text has no tokens.
     """
-    pieces = pieces_of(text, how)
+    pieces, lines = pieces_of(text, how), _rows(text) if how == "window" else []
     encoded = backbone.tokenize([piece for _, piece in pieces], offsets=True)
     rows: list[tuple[list[int], NDArray[np.int64]]] = []
     for (origin, _), ids, spans in zip(
@@ -85,6 +86,7 @@ def segment_text(
     ):
         moved = np.array(spans, dtype=np.int64).reshape(-1, 2) + origin
         cuts = boundaries_of(text, moved[:, 0].tolist(), length, how, shift)
+        cuts = _between_rows(moved[:, 0], cuts, length, lines) if lines else cuts
         rows += [(ids[first:stop], moved[first:stop]) for first, stop in pairwise(cuts)]
     check_tokens(rows)
     return _to_tensors(rows, length)
@@ -144,6 +146,33 @@ def boundaries_of(
         window = range(cuts[-1] + length, cuts[-1] + length // 2, -1)
         cuts.append(max(window, key=value))
     return [*cuts, len(starts)] if starts else []
+
+
+def _rows(text: str) -> list[tuple[int, int]]:
+    """Where the rows of tables are whose cells carry their header, "Name: Ida | Rent: 900"."""
+    rows: list[tuple[int, int]] = []
+    at = 0
+    for line in text.splitlines(keepends=True) if " | " in text else ():
+        if sum(": " in cell for cell in line.split(" | ")) > 1:
+            rows.append((at, at + len(line.rstrip())))
+        at += len(line)
+    return rows
+
+
+def _between_rows(
+    starts: NDArray[np.int64], cuts: Sequence[int], length: int, rows: Sequence[tuple[int, int]]
+) -> list[int]:
+    """Move cuts before the rows that they would divide; a row longer than a window is divided."""
+    moved, first = [0], cuts[1]
+    firsts = [begin for begin, _ in rows]
+    while len(starts) - moved[-1] > (room := length if moved[-1] else first):
+        cut = moved[-1] + room
+        row = bisect_right(firsts, int(starts[cut])) - 1
+        if row >= 0 and rows[row][0] < starts[cut] < rows[row][1]:
+            before = int(np.searchsorted(starts, rows[row][0]))
+            cut = before if before > moved[-1] else cut
+        moved.append(cut)
+    return [*moved, len(starts)] if len(starts) else []
 
 
 def sentences_of(text: str) -> list[int]:

@@ -11,7 +11,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -77,13 +77,16 @@ class Sources:
 
     Args:
         sources: what the user gave; a URL such as "s3://bucket/folder" is in an object store.
-        encoding: encoding of plain text and HTML.
-        keep_going: skip what cannot be read.
+        encoding: encoding of text and HTML; None finds it out.
+        strict: end where something cannot be read; else it is left out.
+        include: patterns of what is read although folders of documents do not have it.
 
     Attributes:
         files: the files.
         sizes: bytes of each document that was read, by name.
-        failed: one sentence for each skipped file or record.
+        failed: one sentence for each file or record that could not be read.
+        left_out: what was not read, by the reason.
+        notes: sentences on what was left out of documents, or guessed.
 
     Raises:
         DataError: there is no such file, or a folder holds none; during iteration, a file cannot be
@@ -91,11 +94,14 @@ class Sources:
     """
 
     sources: Sequence[str]
-    encoding: str = "utf-8"
-    keep_going: bool = False
+    encoding: str | None = None
+    strict: bool = False
+    include: Sequence[str] = ()
     files: list[SourceFile] = field(default_factory=list, init=False)
     sizes: dict[str, int] = field(default_factory=dict, init=False)
     failed: list[str] = field(default_factory=list, init=False)
+    left_out: files.LeftOut = field(default_factory=dict, init=False)
+    notes: list[str] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         for source in self.sources:
@@ -117,25 +123,28 @@ class Sources:
                 self._fail(row.error)
                 continue
             self.sizes[row.document.name] = row.size
+            self.notes += row.document.notes
             yield row.document
 
     def _local_files(self, source: str) -> Iterator[SourceFile]:
-        for path in files.files_in([Path(source)], ENDINGS):
+        found = files.files_in(
+            [Path(source)], ENDINGS, left_out=self.left_out, include=self.include
+        )
+        for path in found:
             try:
-                size = _size(path)
+                size = _size(path, self.include)
             except DataError as error:
                 self._fail(str(error))
             else:
                 yield SourceFile(os.path.normpath(path), os.path.abspath(path), size)
 
     def _fail(self, error: str) -> None:
-        if not self.keep_going:
-            advice = "; or skip such files with --keep-going" if len(self.files) > 1 else ""
-            raise DataError(f"{error}{advice}")
+        if self.strict:
+            raise DataError(error)
         self.failed.append(error)
 
 
-def rows_of(file: SourceFile, encoding: str = "utf-8") -> Iterator[Row]:
+def rows_of(file: SourceFile, encoding: str | None = None) -> Iterator[Row]:
     """Read the documents of a file, or the sentence that says why it has none.
 
     A record is a document if it has a field `text`. Without a field `name`, it is named by its file
@@ -156,13 +165,12 @@ def rows_of(file: SourceFile, encoding: str = "utf-8") -> Iterator[Row]:
             if not is_document:
                 yield from _records(file, copy)
                 return
-            text, pages = parse_file(copy, file.name, encoding)
-            yield Row(Document(file.name, text, pages), file.size)
+            yield Row(Document(file.name, *parse_file(copy, file.name, encoding)), file.size)
     except (DataError, BankError) as error:
         yield Row(None, 0, str(error))
 
 
-def _local_rows(file: SourceFile, path: Path, encoding: str) -> Iterator[Row]:
+def _local_rows(file: SourceFile, path: Path, encoding: str | None) -> Iterator[Row]:
     if not path.exists():
         raise DataError(
             f"'{file.name}' is not on host '{os.uname().nodename}' of the cluster; put documents "
@@ -171,11 +179,7 @@ def _local_rows(file: SourceFile, path: Path, encoding: str) -> Iterator[Row]:
     if kind(path) in RECORDS:
         yield from _records(file, path)
         return
-    try:
-        found = files.read_document(path, encoding)
-    except DataError as error:
-        raise DataError(str(error).replace(str(path), file.name)) from None
-    yield Row(Document(file.name, found.text, found.pages), file.size)
+    yield Row(Document(file.name, *parse_file(path, file.name, encoding)), file.size)
 
 
 def _records(file: SourceFile, path: Path) -> Iterator[Row]:
@@ -198,11 +202,11 @@ def _record_row(file: SourceFile, number: int, record: dict[str, Any]) -> Row:
         return Row(None, 0, f"{place}: {error}")
 
 
-def _size(path: Path) -> int:
+def _size(path: Path, include: Sequence[str]) -> int:
     """Return the bytes of a local file; anything but a file of a known type is refused."""
     try:
         if kind(path) not in RECORDS:
-            return files.size_of(path)
+            return files.size_of(path, include)
         check_file(path, DataError)
         return path.stat().st_size
     except FileNotFoundError:
@@ -233,7 +237,7 @@ def _remote_files(source: str) -> list[SourceFile]:
 # On the cluster
 
 
-def _rows_on_cluster(found: Sequence[SourceFile], encoding: str) -> Iterator[Row]:
+def _rows_on_cluster(found: Sequence[SourceFile], encoding: str | None) -> Iterator[Row]:
     """Read the rows of all files with tasks of Ray Data, and yield them in file order."""
     if not found:
         return
@@ -259,7 +263,8 @@ def _rows_on_cluster(found: Sequence[SourceFile], encoding: str) -> Iterator[Row
     for table in tables:
         for line in table["row"]:
             about, size, error = json.loads(str(line))
-            yield Row(about and Document(about[0], about[1], tuple(about[2])), size, error)
+            about = about and Document(about[0], about[1], tuple(about[2]), tuple(about[3]))
+            yield Row(about, size, error)
 
 
 def _groups(found: Sequence[SourceFile]) -> Iterator[list[SourceFile]]:
@@ -275,7 +280,7 @@ def _groups(found: Sequence[SourceFile]) -> Iterator[list[SourceFile]]:
         yield group
 
 
-def _read_batch(batch: dict[str, Any], encoding: str) -> Iterator[dict[str, Any]]:
+def _read_batch(batch: dict[str, Any], encoding: str | None) -> Iterator[dict[str, Any]]:
     """Convert files to rows as a task of Ray Data, a few million characters at a time."""
     rows: list[str] = []
     characters = 0
@@ -283,7 +288,7 @@ def _read_batch(batch: dict[str, Any], encoding: str) -> Iterator[dict[str, Any]
         for entry in json.loads(str(group)):
             for row in rows_of(SourceFile(*entry), encoding):
                 document = row.document
-                about = document and [document.name, document.text, document.pages]
+                about = document and [*astuple(document)]
                 rows.append(json.dumps([about, row.size, row.error]))
                 characters += len(document.text) if document else 0
                 if characters >= BATCH_CHARACTERS:

@@ -122,6 +122,7 @@ class BankEntry:
             blocks=0 if self.bank is None else len(self.bank),
             error=failed[0].error if failed else self.error,
             failed=tuple(Failure(upload.name, upload.error or "") for upload in failed),
+            notes=tuple(one.error for one in uploads if one.status == "read" and one.error),
         )
 
     def refresh(self) -> None:

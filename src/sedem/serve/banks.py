@@ -105,14 +105,14 @@ def _files_of(form: FormData) -> dict[str, UploadFile]:
     """Return the files of a form by the names of their documents.
 
     Raises:
-        ApiError: 400, there is none, or one is empty, or has a name that cannot be used.
+        ApiError: 400, there is none, or one has a name that cannot be used, or the only one is
+            empty or of an unknown type: among others, it does not stop them.
     """
     files: dict[str, UploadFile] = {}
-    for _, value in form.multi_items():
-        if not isinstance(value, UploadFile):
-            continue
-        name = checked_name(value.filename or "")
-        if not value.size:
+    given = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
+    for value in given:
+        name = checked_name(value.filename or "", any_type=len(given) > 1)
+        if not value.size and len(given) == 1:
             raise bad_request(f"'{name}' is empty; give a file with text", "file")
         if name in files:
             raise bad_request(

@@ -36,8 +36,6 @@ IDLE_SECONDS = 2.0
 """How often the operator's banks are checked while there is nothing to read."""
 RETRY_SECONDS = 5.0
 """How long to wait after an error that is not about a file, such as a full disk."""
-ADVICE = "name its encoding, such as --encoding latin-1"
-"""Advice of the command line that an upload cannot follow."""
 
 
 def parse_upload(path: Path, name: str, stopped: Callable[[], bool] = lambda: False) -> Document:
@@ -48,12 +46,9 @@ def parse_upload(path: Path, name: str, stopped: Callable[[], bool] = lambda: Fa
         StoppedError: `stopped` returned true.
     """
     try:
-        text, pages = parse_file(path, name, stopped=stopped)
-    except DataError as error:
-        raise DataError(str(error).replace(ADVICE, "save it as UTF-8")) from None
+        return Document(name, *parse_file(path, name, stopped=stopped))
     except FileNotFoundError:
         raise DataError(f"the upload '{name}' is not stored any more; upload it again") from None
-    return Document(name, text, pages)
 
 
 class Builder:
@@ -192,7 +187,7 @@ class Builder:
             self._failed(upload, _sentence(entry, error))
             return
         entry.refresh()
-        self.library.uploads.read({one: len(read.text) for one, read in documents.items()})
+        self.library.uploads.read(documents)
         after = 0 if entry.bank is None else len(entry.bank)
         self.metrics.built_blocks.inc(max(0, after - before))
         self.metrics.build_seconds.observe(time.monotonic() - started)

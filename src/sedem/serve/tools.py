@@ -169,6 +169,10 @@ class ServedBank:
             return ""
         return f"still reading {progress.files - progress.files_done:,} files of '{self.name}'"
 
+    def remarks(self) -> list[str]:
+        """Say what was left out of uploads, or guessed."""
+        return [*self._entry.progress().notes]
+
     def changed(self, document: str) -> bool:
         """Return false: an upload is read once."""
         return False

@@ -20,11 +20,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from sedem.data.document_formats import PARSERS
-from sedem.data.documents import LISTED
+from sedem.data.documents import unknown_type
 from sedem.durable_files import make_folders, sync_folder
 from sedem.serve.database import Database, full_disk
 from sedem.serve.errors import bad_request
+from sedem.types import Document
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Upload:
         id: number of its row; later uploads have larger ones.
         file: name of the file that holds its bytes until it is read.
         size: number of bytes; of characters once it is read.
-        error: why it was not read, in one sentence.
+        error: why it was not read, or what was left out of it or guessed, in sentences.
     """
 
     id: int
@@ -82,6 +82,7 @@ class Progress:
         characters: number of characters; for a file that is not parsed yet, its bytes.
         error: one sentence if a file could not be read.
         failed: all files that could not be read.
+        notes: what was left out of files that were read, or guessed.
     """
 
     status: Status
@@ -92,6 +93,7 @@ class Progress:
     blocks: int
     error: str | None = None
     failed: tuple[Failure, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def to_dict(self, bank: str) -> dict[str, Any]:
         """Return the progress as JSON."""
@@ -225,14 +227,17 @@ class Uploads:
                 "DELETE FROM removals WHERE id = ?", [(one.id,) for one in removals]
             )
 
-    def read(self, characters: Mapping[Upload, int]) -> None:
-        """Record that uploads were read, with the lengths of their texts."""
+    def read(self, documents: Mapping[Upload, Document]) -> None:
+        """Record that uploads were read, with the lengths of their texts and what is to be said."""
         with self.database.writing() as connection:
             connection.executemany(
-                "UPDATE uploads SET status = 'read', size = ? WHERE id = ?",
-                [(count, upload.id) for upload, count in characters.items()],
+                "UPDATE uploads SET status = 'read', size = ?, error = ? WHERE id = ?",
+                [
+                    (len(document.text), "; ".join(document.notes) or None, upload.id)
+                    for upload, document in documents.items()
+                ],
             )
-        self.forget([upload.file for upload in characters])
+        self.forget([upload.file for upload in documents])
 
     def failed(self, upload: Upload, error: str) -> None:
         """Record that an upload could not be read; an existing document of its name stays."""
@@ -256,14 +261,15 @@ class Uploads:
         return [Upload(**row) for row in rows]
 
 
-def checked_name(name: str) -> str:
+def checked_name(name: str, any_type: bool = False) -> str:
     """Return the name of an uploaded file as the name of a document.
 
     It is text to display, never a path: only its ending has a meaning, the format.
     Control characters become U+FFFD.
 
     Raises:
-        ApiError: 400, it is empty or too long, or names a format that cannot be read.
+        ApiError: 400, it is empty or too long, or names a format that cannot be read and it may
+            not be of any type.
     """
     whole = name.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     shown = "".join(
@@ -278,11 +284,6 @@ def checked_name(name: str) -> str:
             f"{NAME_CHARACTERS} can be used; shorten it",
             "file",
         )
-    if (ending := Path(shown).suffix.lower()) not in PARSERS:
-        what = f"of the type '{ending}'" if ending else "without an ending"
-        raise bad_request(
-            f"'{shown}' is {what}; {LISTED} files can be read: save it as one of them",
-            "file",
-            "unsupported_file",
-        )
+    if not any_type and (why := unknown_type(shown)):
+        raise bad_request(f"'{shown}' {why}", "file", "unsupported_file")
     return shown

@@ -21,8 +21,8 @@ from filelock import FileLock, Timeout
 
 from sedem.data.documents import files_in, read_document
 from sedem.durable_files import atomic_write, create_private, make_folders
-from sedem.errors import DataError, SedemError
-from sedem.types import Document
+from sedem.errors import DataError, NoTextError, SedemError
+from sedem.types import Document, told_empty
 from sedem.untrusted import DOCUMENT_BYTES, StoppedError, read_json
 
 if TYPE_CHECKING:
@@ -63,6 +63,9 @@ class ToolBank(Protocol):
 
     def reading(self) -> str:
         """Say what is still to be read into it, or could not be; empty if nothing."""
+
+    def remarks(self) -> list[str]:
+        """Say what was left out of documents, or guessed, when their files were read."""
 
     def changed(self, document: str) -> bool:
         """Whether the file of a document has changed since it was read, or is gone."""
@@ -108,6 +111,15 @@ class BuiltBank:
         """Return nothing: the bank is all there is."""
         return ""
 
+    def remarks(self) -> list[str]:
+        """Return what a bank shows by itself: pages without text."""
+        snapshot = self.snapshot()
+        if snapshot is None:
+            return []
+        return [
+            told for index in range(len(snapshot.documents)) for told in _empty(snapshot, index)
+        ]
+
     def changed(self, document: str) -> bool:
         """Return false: the bank does not follow the files that it was built from."""
         return False
@@ -150,6 +162,7 @@ class FolderBank(BuiltBank):
         super().__init__(self.path, name)
         self._read = self._load()
         self._failed: dict[str, tuple[Stamp, str]] = {}
+        self._notes: dict[str, tuple[str, ...]] = {}
         self._waiting: int | None = None
         self._trouble = ""
 
@@ -165,6 +178,11 @@ class FolderBank(BuiltBank):
         told = f"still reading {waiting:,} files of '{self.name}'" if waiting else ""
         failed = (why for _, why in [*self._failed.values()])
         return "; ".join(filter(None, [told, self._trouble, *failed]))
+
+    def remarks(self) -> list[str]:
+        """Return pages without text, and what was said of the files that this process read."""
+        told = (note for notes in [*self._notes.values()] for note in notes)
+        return list(dict.fromkeys([*super().remarks(), *told]))
 
     def changed(self, document: str) -> bool:
         """Whether a file is another one now than when it was read, or is gone."""
@@ -233,6 +251,7 @@ class FolderBank(BuiltBank):
             try:
                 read = read_document(self.folder / name)
                 group[name] = Document(name, read.text, read.pages)
+                self._notes[name] = read.notes
             except (DataError, OSError) as error:
                 self._failed[name] = found[name], str(error)
             size = sum(len(document.text) for document in group.values())
@@ -248,6 +267,7 @@ class FolderBank(BuiltBank):
                 self.remove(name)
         self._save({name: stamp for name, stamp in self._read.items() if name in found})
         self._failed = {name: why for name, why in self._failed.items() if name in found}
+        self._notes = {name: notes for name, notes in self._notes.items() if name in found}
 
     def _different(self, found: Mapping[str, Stamp]) -> list[str]:
         """Return the files that are not in the bank as they are now, without those that failed."""
@@ -279,6 +299,20 @@ class FolderBank(BuiltBank):
                 create_private(beside)
                 beside.write_text(json.dumps(stamps), encoding="utf-8")
             self._read = stamps
+
+
+def _empty(snapshot: Snapshot, index: int) -> tuple[str, ...]:
+    """Name the pages of a document that have no text."""
+    documents = snapshot.documents
+    pages, characters = documents.pages(index), documents.characters(index)
+
+    def part(place: slice) -> str:
+        return documents.text(index, place.start, place.stop)
+
+    try:
+        return told_empty(documents.name(index), pages, characters, part) if pages else ()
+    except NoTextError:  # its file is gone
+        return ()
 
 
 def _stamp(path: Path) -> Stamp | None:

@@ -215,13 +215,14 @@ class Toolbox:
         start = max(start, 0)
         shown = _fitting((_listed(*one) for one in every[start:]), budget)
         omitted = max(len(every) - start - len(shown), 0)
+        remarks = [told for chosen in banks for told in chosen.bank.remarks()][:LISTED]
         return Listing(
             status=_status(every, notes),
             documents=shown,
             total=len(every),
             omitted=omitted,
             next=_call("documents", scope=scope, start=start + len(shown)) if omitted else "",
-            notes=notes,
+            notes=[*notes, *remarks],
         )
 
     def search(

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import io
+import json
+import os
+import random
 import sys
 import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import docx
+import openpyxl
 import pypdf
 import pytest
 from document_files import docx_of, pdf_of
@@ -17,7 +23,13 @@ from hostile.borders import hostile_paths
 from sedem import Document
 from sedem.data import document_formats
 from sedem.data.document_formats import parse
-from sedem.data.documents import DocumentFiles, files_in, read_document, source_text
+from sedem.data.documents import (
+    DocumentFiles,
+    files_in,
+    read_document,
+    source_text,
+    told_left_out,
+)
 from sedem.errors import DataError
 from sedem.untrusted import DOCUMENT_BYTES
 
@@ -28,14 +40,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("texts/deep").mkdir(parents=True)
     Path("texts/deep/a.txt").write_text("First.")
     Path("texts/b.MD").write_text("Second.")
-    Path("texts/c.csv").write_text("1,2")
+    Path("texts/c.bin").write_text("1,2")
     return tmp_path
 
 
 def test_folders_and_patterns_give_files_of_known_types_in_order_and_once() -> None:
     found = files_in([Path("texts"), Path("texts/**/*.txt"), Path("x.txt"), Path("./x.txt")])
     assert found == [Path("texts/b.MD"), Path("texts/deep/a.txt"), Path("x.txt")]
-    for source in ("texts/*.csv", "none/*", "deep/[ab].txt"):
+    for source in ("texts/*.bin", "none/*", "deep/[ab].txt"):
         with pytest.raises(DataError, match=r"holds no file that can be read \(\.txt, "):
             files_in([Path(source)])
 
@@ -55,28 +67,65 @@ def test_a_file_is_read_when_its_turn_comes() -> None:
 
 
 def test_missing_files_and_unknown_types_are_refused_before_any_file_is_read() -> None:
-    for name, words in (("no.txt", "there is no file 'no.txt'"), ("texts/c.csv", "type '.csv'")):
+    for name, words in (("no.txt", "there is no file 'no.txt'"), ("texts/c.bin", "type '.bin'")):
         with pytest.raises(DataError, match=words):
-            DocumentFiles([Path("texts"), Path(name)])
+            DocumentFiles([Path("texts"), Path(name)], strict=True)
     with pytest.raises(DataError, match="is a folder; give its files"):
         read_document(Path("texts"))
 
 
-def test_files_that_cannot_be_read_are_passed_over_on_request() -> None:
+def test_files_that_cannot_be_read_are_left_out_unless_it_is_strict() -> None:
     Path("bad.txt").write_bytes(b"\xff\xfe\xfd")
-    files = DocumentFiles([Path("no.txt"), Path("bad.txt"), Path("texts")], keep_going=True)
+    files = DocumentFiles([Path("no.txt"), Path("bad.txt"), Path("texts")])
     assert [document.text for document in files] == ["Second.", "First."]
     assert [sentence.split("'")[1] for sentence in files.failed] == ["no.txt", "bad.txt"]
     assert list(files.sizes) == ["texts/b.MD", "texts/deep/a.txt"]
-    with pytest.raises(DataError, match=r"'bad\.txt' is not utf-8 text.*latin-1$"):
-        list(DocumentFiles([Path("bad.txt")]))
-    with pytest.raises(DataError, match=r"'bad\.txt' is not utf-8 text.*with --keep-going$"):
-        list(DocumentFiles([Path("bad.txt"), Path("texts")]))
+    told = "; left out 3 (of an unknown type: texts/c.bin; not readable: no.txt, bad.txt)"
+    assert told_left_out(files.left_out) == told
+    with pytest.raises(DataError, match=r"'bad\.txt' is not utf-16 text \(byte 2\); save it again"):
+        list(DocumentFiles([Path("bad.txt"), Path("texts")], strict=True))
+
+
+JUNK = {
+    ".git/x.md": "hidden", ".trash/old.txt": "hidden", "._a.pdf": "hidden", ".env": "hidden",
+    "node_modules/x/README.md": "of programs", "venv/lib/y.py": "of programs",
+    "own/pyvenv.cfg": "of programs", "~$lease.docx": "lock files", "~$b.xlsx": "lock files",
+    "p.png": "of an unknown type", "a.xyz": "of an unknown type", "empty.md": "empty",
+}  # fmt: skip
+
+
+def test_what_is_no_document_is_left_out_of_folders_and_named() -> None:
+    for name in JUNK:
+        Path("texts", name).parent.mkdir(parents=True, exist_ok=True)
+        Path("texts", name).write_text("" if JUNK[name] == "empty" else "Text.")
+    Path("texts/noise").write_bytes(bytes(range(256)))
+    Path("texts/README").write_text("Read me.")
+    Path("texts/out.txt").symlink_to("/etc/hostname")
+    Path("texts/gone.txt").symlink_to("nothing")
+    os.close(os.open(b"texts/caf\xe9.txt", os.O_CREAT))
+    left_out: dict[str, list[str]] = {}
+    found = files_in([Path("texts")], left_out=left_out)
+    assert found == [Path("texts/README"), Path("texts/b.MD"), Path("texts/deep/a.txt")]
+    named = {name for names in left_out.values() for name in names}
+    for name, why in JUNK.items():
+        assert any(Path("texts", name).is_relative_to(one) for one in left_out[why]), name
+    assert {"texts/noise", "texts/out.txt", "texts/gone.txt", "texts/caf\udce9.txt"} <= named
+    assert r"caf\udce9.txt" in told_left_out(left_out)
+    for include, name in (
+        (".git", ".git/x.md"),
+        ("*.xyz", "a.xyz"),
+        (".trash/*", ".trash/old.txt"),
+    ):
+        assert Path("texts", name) in files_in([Path("texts")], include=[include])
+    assert [one.text for one in DocumentFiles([Path("texts/a.xyz")], include=["*.xyz"])] == [
+        "Text."
+    ]
+    assert files_in([Path("texts/**/*")]) == found
 
 
 def test_the_text_of_a_source_is_none_if_it_cannot_be_read(tmp_path: Path) -> None:
     assert source_text("texts/deep/a.txt") == "First."
-    for name in ("texts/none.txt", "texts/c.csv", "texts", "\0.txt", "x" * 5000 + ".txt"):
+    for name in ("texts/none.txt", "texts/c.bin", "texts", "\0.txt", "x" * 5000 + ".txt"):
         assert source_text(name) is None
     for kind, path in hostile_paths(tmp_path / "hostile.txt", DOCUMENT_BYTES + 1):
         assert source_text(str(path)) is None, kind
@@ -106,14 +155,17 @@ def refused(name: str, content: bytes, words: str) -> None:
 
 
 def test_a_pdf_has_its_text_and_its_pages() -> None:
-    text, pages = parse(Path("a.PDF"), pdf_of(["The lease.", "The rent.", "The cellar."]), "utf-8")
+    text, pages, _ = parse(Path("a.PDF"), pdf_of(["The lease.", "The rent.", "The cellar."]), None)
     assert text.split() == ["The", "lease.", "The", "rent.", "The", "cellar."]
     assert [text[page:].split()[1] for page in pages] == ["lease.", "rent.", "cellar."]
 
 
 def test_a_pdf_without_text_says_so() -> None:
     refused("a.pdf", pdf_of(["", " "]), r"'a\.pdf' has no text: its pages are pictures")
-    assert parse(Path("a.pdf"), pdf_of(["", "Text."]), "utf-8")[1] == (0, 2)
+    found = parse(Path("a.pdf"), pdf_of(["", "Text."]), None)
+    assert found.pages == (0, 2) and found.notes[0].startswith("page 1 has no text in 'a.pdf'")
+    for pages, named in ((["One.", "", ""], "pages 2, 3 have"), (["One.", " "], "page 2 has")):
+        assert parse(Path("a.pdf"), pdf_of(pages), None).notes[0].startswith(named)
 
 
 def test_a_pdf_that_needs_a_password_is_refused() -> None:
@@ -208,14 +260,201 @@ def test_html_is_read_within_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "library"), [("a.pdf", "pypdf"), ("a.docx", "docx"), ("a.html", "lxml")]
+    ("name", "library"),
+    [("a.pdf", "pypdf"), ("a.docx", "lxml"), ("a.html", "lxml"), ("a.xlsx", "openpyxl")],
 )
 def test_a_parser_that_is_not_installed_is_named(
     name: str, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, library, None)
-    refused(name, b"x", rf"needs the library '{library}'; .* pip install 'sedem\[documents\]'")
+    content = docx_of(docx.Document()) if "x" in name else b"x"
+    refused(name, content, rf"needs the library '{library}'; .* pip install 'sedem\[documents\]'")
 
 
 def test_text_is_read_as_it_is() -> None:
     assert read("a.md", "\ufeff# Café\n\n<b>".encode()) == "# Café\n\n<b>"
+
+
+ROWS = [
+    ("Name", "Rent", "Deposit"),
+    *((f"Tenant {n}", str(900 + n), str(n * 37)) for n in range(80)),
+]
+
+
+def word_table() -> bytes:
+    document = docx.Document()
+    table = document.add_table(len(ROWS), 3)
+    for cell, text in zip(table._cells, (text for row in ROWS for text in row), strict=True):
+        cell.text = text
+    return docx_of(document)
+
+
+def sheet() -> bytes:
+    book, file = openpyxl.Workbook(), io.BytesIO()
+    for row in ROWS:
+        book.active.append([int(text) if text.isdecimal() else text for text in row])
+    book.save(file)
+    return file.getvalue()
+
+
+TABLES: dict[str, Callable[[], bytes]] = {
+    "a.csv": lambda: "\n".join(map(",".join, ROWS)).encode(),
+    "b.csv": lambda: "\n".join(map(";".join, ROWS)).encode("utf-16"),
+    "a.tsv": lambda: "\n".join(map("\t".join, ROWS)).encode(),
+    "a.md": lambda: "\n".join(["|".join(ROWS[0]), "-|-|-", *map("|".join, ROWS[1:])]).encode(),
+    "a.html": lambda: (
+        "<table>" + "".join(f"<tr><td>{'<td>'.join(row)}" for row in ROWS) + "</table>"
+    ).encode(),
+    "a.docx": word_table,
+    "a.xlsx": sheet,
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_row_carries_the_header_of_its_table(name: str) -> None:
+    lines = read_any(name, TABLES[name]()).split("\n")
+    assert "Name: Tenant 77 | Rent: 977 | Deposit: 2849" in lines
+
+
+def read_any(name: str, content: bytes) -> str:
+    return parse(Path(name), content, None).text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"1,2\n3,4", b"<table><tr><td>Rent<td>900<tr><td>Deposit<td>1,800</table>", b"a|b\nno rule"],
+)
+def test_a_table_without_a_header_gets_none(text: bytes) -> None:
+    for name in ("a.csv", "a.html", "a.md"):
+        assert ": " not in read_any(name, text)
+
+
+def archive_of(files: dict[str, str]) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return file.getvalue()
+
+
+def test_books_mail_notebooks_and_source_are_read() -> None:
+    chapters = {f"o/{n}.xhtml": f"<html><body><p>Chapter {n}.</p></body></html>" for n in (1, 2, 3)}
+    items = "".join(f'<item id="i{n}" href="{n}.xhtml"/>' for n in (1, 2, 3))
+    refs = "".join(f'<itemref idref="i{n}"/>' for n in (2, 1, 3))
+    book = {
+        "META-INF/container.xml": '<c><rootfile full-path="o/b.opf"/></c>',
+        "o/b.opf": f"<package>{items}{refs}</package>",
+        **chapters,
+    }
+    assert read_any("a.epub", archive_of(book)) == "Chapter 2.\n\nChapter 1.\n\nChapter 3."
+    mail = (
+        "From: ida@example.org\nSubject: =?utf-8?b?QsO8cm8=?=\nMIME-Version: 1.0\n"
+        "Content-Type: text/html; charset=cp1252\nContent-Transfer-Encoding: quoted-printable\n\n"
+        "<p>The caf=E9 costs 900.</p>"
+    )
+    told = "From: ida@example.org\nSubject: Büro\n\nThe café costs 900."
+    assert read_any("a.eml", mail.encode()) == told
+    cells = [
+        {"cell_type": "markdown", "source": ["# Rent\n", "It is due."]},
+        {"cell_type": "code", "source": "print(9)", "outputs": [{"text": ["9\n"]}]},
+        {"cell_type": "code", "source": "p", "outputs": [{"data": {"image/png": "iVBO"}}]},
+    ]
+    told = "# Rent\nIt is due.\n\nprint(9)\n\n9\n\n\np"
+    assert read_any("a.ipynb", json.dumps({"cells": cells}).encode()) == told
+    for name in ("a.py", "Makefile", "b.rs", "Dr. Smith"):
+        assert read_any(name, b"# The rent\n\tx = 1") == "# The rent\n\tx = 1"
+    for name in ("a.epub", "a.eml", "a.ipynb", "a.xlsx", "a.pptx"):
+        refused(name, b"junk", rf"'{name}' cannot be read as ")
+
+
+SLIDE = (
+    '<p:sld xmlns:p="p" xmlns:a="a"><a:p><a:r><a:t>{}</a:t></a:r><a:br/><a:fld type="slidenum">'
+    "<a:t>7</a:t></a:fld></a:p></p:sld>"
+)
+
+
+def test_slides_are_pages_in_their_order() -> None:
+    kind = 'Type="http://x/{}" Target="{}"'
+    files = {
+        "_rels/.rels": f'<r><x Id="1" {kind.format("officeDocument", "ppt/p.xml")}/></r>',
+        "ppt/p.xml": '<p xmlns:r="r"><sldId id="256" r:id="b"/><sldId id="257" r:id="a"/></p>',
+        "ppt/_rels/p.xml.rels": f'<r><x Id="a" {kind.format("slide", "s/1.xml")}/>'
+        f'<x Id="b" {kind.format("slide", "/ppt/s/2.xml")}/></r>',
+        "ppt/s/1.xml": SLIDE.format("One"),
+        "ppt/s/2.xml": SLIDE.format("Two"),
+        "ppt/s/_rels/1.xml.rels": f'<r><x Id="n" {kind.format("notesSlide", "../n.xml")}/></r>',
+        "ppt/n.xml": SLIDE.format("Speak slowly"),
+    }
+    found = parse(Path("a.pptx"), archive_of(files), None)
+    assert found.text.split() == ["Two", "One", "Speak", "slowly"]
+    assert found.text[found.pages[1] :].startswith("One")
+
+
+RANDOM = random.Random(1).randbytes(6000)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "![x](data:image/png;base64," + base64.b64encode(RANDOM).decode() + ")",
+        base64.encodebytes(RANDOM).decode(),
+        RANDOM.hex(),
+        "x=" + base64.urlsafe_b64encode(RANDOM).decode(),
+    ],
+)
+def test_data_of_programs_is_left_out_with_a_note(data: str) -> None:
+    for name in ("a.txt", "a.md", "a.py"):
+        found = parse(Path(name), f"The key.\n\n{data}\n\nThe ladder.".encode(), None)
+        assert len(found.text) < 120 and found.text.startswith("The key.")
+        assert found.text.endswith("The ladder.")
+        assert "characters of encoded data (such as base64)" in found.notes[0]
+
+
+def test_long_lines_of_words_stay() -> None:
+    for text in ("The rent is due. " * 9000, "家賃" * 4000, '{"a":1,"b":2},' * 900):
+        assert parse(Path("a.txt"), text.encode(), None) == (text, (), ())
+
+
+def with_body(body: str) -> bytes:
+    whole, file = docx_of(docx.Document()), io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(whole)) as old, zipfile.ZipFile(file, "w") as new:
+        for entry in old.infolist():
+            content = old.read(entry)
+            if entry.filename == "word/document.xml":
+                content = content.replace(b"<w:body>", b"<w:body>" + body.encode(), 1)
+            new.writestr(entry, content)
+    return file.getvalue()
+
+
+RUN = "<w:r><w:t>{}</w:t></w:r>"
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("<w:sdt><w:sdtContent><w:p>{}</w:p></w:sdtContent></w:sdt>", "Rent"),
+        ("<w:p><w:ins>{}</w:ins><w:del><w:r><w:delText>18</w:delText></w:r></w:del></w:p>", "Rent"),
+        ("<w:p><w:moveTo>{}</w:moveTo></w:p><w:p><w:moveFrom>{}</w:moveFrom></w:p>", "Rent\n"),
+        ("<w:p><w:smartTag>{}</w:smartTag><w:r><w:noBreakHyphen/></w:r></w:p>", "Rent-"),
+        ("<w:p><w:r><w:instrText>DATE</w:instrText></w:r>{}</w:p>", "Rent"),
+        ("<w:p>{}<w:r><w:pict><w:txbxContent><w:p>{}</w:p></w:txbxContent></w:pict></w:r></w:p>",
+         "Rent\nRent"),
+        ("<w:tbl><w:sdt><w:sdtContent><w:tr><w:tc><w:p>{}</w:p></w:tc></w:tr></w:sdtContent>"
+         "</w:sdt></w:tbl>", "Rent"),
+        ("<w:tbl><w:tr><w:trPr><w:del/></w:trPr><w:tc><w:p>{}</w:p></w:tc></w:tr></w:tbl>", ""),
+    ],
+)  # fmt: skip
+def test_hidden_parts_of_word_are_read(body: str, text: str) -> None:
+    assert read("a.docx", with_body(body.replace("{}", RUN.format("Rent")))) == text
+
+
+def test_headers_and_footers_of_word_are_read_once() -> None:
+    document = docx.Document()
+    document.add_paragraph("The rent.")
+    for section in (document.sections[0], document.add_section()):
+        section.header.paragraphs[0].text = "Contract 77-B"
+        section.footer.is_linked_to_previous = False
+        section.footer.paragraphs[0].text = "Lind & Co"
+    assert read("a.docx", docx_of(document)).splitlines() == [
+        "Contract 77-B", "The rent.", "", "Lind & Co",
+    ]  # fmt: skip

@@ -164,7 +164,7 @@ def test_a_bank_in_parts_is_extended_and_its_documents_replaced(
 
 
 @pytest.mark.slow
-def test_a_document_that_cannot_be_read_follows_keep_going(
+def test_a_document_that_cannot_be_read_is_left_out_unless_it_is_strict(
     cluster: str, checkpoint: str, model: SeDeM, tmp_path: Path
 ) -> None:
     for name, text in zip("abc", SMALL, strict=False):
@@ -172,11 +172,11 @@ def test_a_document_that_cannot_be_read_follows_keep_going(
     (tmp_path / "b.txt").write_bytes(b"\0\0")
     (tmp_path / "d.jsonl").write_text('{"text": "The key is blue."}\n{"title": "no text"}\n')
     bank = tmp_path / "a.bank"
-    given = Sources([str(tmp_path)])
-    with pytest.raises(DataError, match=r"b\.txt' holds binary data.*--keep-going"):
+    given = Sources([str(tmp_path)], strict=True)
+    with pytest.raises(DataError, match=r"b\.txt' holds binary data"):
         build_on_ray(model, Workers(cluster, checkpoint), bank, given)
     assert [*MemoryBank.open(bank).documents.names] == [str(tmp_path / "a.txt")]
-    given = Sources([str(tmp_path)], keep_going=True)
+    given = Sources([str(tmp_path)])
     report = build_on_ray(model, Workers(cluster, checkpoint), bank, given)
     assert (report.added, report.unchanged) == (2, 1)
     assert [*MemoryBank.open(bank).documents.names][1:] == [

@@ -23,7 +23,7 @@ def file_at(path: Path) -> SourceFile:
 
 
 def test_folders_hold_documents_and_records_and_files_are_taken_once(tmp_path: Path) -> None:
-    for name in ("b.txt", "a.md", "c.jsonl", "sub/d.parquet", "e.json", "f.csv"):
+    for name in ("b.txt", "a.md", "c.jsonl", "sub/d.parquet", "e.zip", "f.bin"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("text")
     found = Sources([str(tmp_path), str(tmp_path / "b.txt")])
@@ -41,8 +41,8 @@ def test_files_that_cannot_be_read_are_refused_or_passed_over(tmp_path: Path) ->
     (tmp_path / "b.xyz").write_text("text")
     names = [str(tmp_path / name) for name in ("a.txt", "b.xyz", "none.jsonl")]
     with pytest.raises(DataError, match=r"b\.xyz' is of the type '\.xyz'"):
-        Sources(names)
-    found = Sources(names, keep_going=True)
+        Sources(names, strict=True)
+    found = Sources(names)
     assert [Path(file.place).name for file in found.files] == ["a.txt"]
     assert [sentence.partition("/")[0] for sentence in found.failed] == ["'", "there is no file '"]
     with pytest.raises(DataError, match="there is nothing to read"):
@@ -55,10 +55,10 @@ def test_a_file_is_a_document_under_the_name_that_was_given(tmp_path: Path) -> N
     assert row == Row(Document("texts/a.pdf", "one\n\ntwo", (0, 5)), 9)
     (tmp_path / "b.txt").write_bytes("ä".encode("latin-1"))
     [row] = rows_of(SourceFile("texts/b.txt", str(tmp_path / "b.txt"), 1))
-    assert (row.document, row.error.partition(";")[0]) == (
-        None,
-        "'texts/b.txt' is not utf-8 text (byte 0)",
-    )
+    assert row.document == Document("texts/b.txt", "ä")
+    assert row.document.notes == ("'texts/b.txt' does not say its encoding; it was read as cp1252",)
+    [row] = rows_of(SourceFile("texts/b.txt", str(tmp_path / "b.txt"), 1), "utf-8")
+    assert row.error.partition(";")[0] == "'texts/b.txt' is not utf-8 text (byte 0)"
     [row] = rows_of(SourceFile("texts/b.txt", str(tmp_path / "b.txt"), 1), "latin-1")
     assert row.document == Document("texts/b.txt", "ä")
 
@@ -111,7 +111,7 @@ def test_a_task_hands_over_a_few_characters_at_a_time(
     batches = list(reading._read_batch({"files": [group]}, "utf-8"))
     assert [len(batch["row"]) for batch in batches] == [2, 2, 2]
     rows = [json.loads(row) for batch in batches for row in batch["row"]]
-    assert [row[0] for row in rows[:5]] == [[str(n), "four", []] for n in range(5)]
+    assert [row[0] for row in rows[:5]] == [[str(n), "four", [], []] for n in range(5)]
     assert rows[5][2] == "'r.jsonl', record 6 needs 'text', and 'name' if given, as strings"
 
 
@@ -120,7 +120,7 @@ def test_objects_are_listed_and_read(server: ObjectServer, tmp_path: Path) -> No
     parquet.write_table(pa.table({"text": ["One.", "Two."]}), tmp_path / "c.parquet")
     server.put(place, "b/a.txt", b"text of a")
     server.put(place, "b/c.parquet", (tmp_path / "c.parquet").read_bytes())
-    server.put(place, "b/d.csv", b"1,2")
+    server.put(place, "b/d.bin", b"1,2")
     found = Sources([place])
     assert [file.name for file in found.files] == [f"{place}/b/a.txt", f"{place}/b/c.parquet"]
     documents = [row.document for file in found.files for row in rows_of(file)]

@@ -83,6 +83,7 @@ async function follow(name) {
     if (last.status === "ready") announce(`${name} is ready. You can ask now.`);
     await choose(name);
     if (last.error) notice(failure(last));
+    else if (last.notes?.length) notice(`${last.notes.join(". ")}.`);
     else if (document.activeElement === document.body) by("question").focus();
   } catch (error) {
     if (error.name === "AbortError" || watching !== controller) return;
