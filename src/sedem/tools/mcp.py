@@ -30,11 +30,11 @@ from pydantic import ValidationError
 from sedem.config import PASSAGES, PER_DOCUMENT
 from sedem.errors import SedemError, UnavailableError, printable
 from sedem.tools.banks import BuiltBank, following
+from sedem.tools.names import SCHEME
 from sedem.tools.toolbox import (
     BUDGET,
     MOST,
     READ,
-    SCHEME,
     TOKENS,
     Answered,
     Excerpt,
