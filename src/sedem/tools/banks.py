@@ -292,14 +292,14 @@ class FolderBank(BuiltBank):
 
         What is new comes first, so that it need not wait for what is still to be read.
         """
-        began = time.monotonic()
+        began, before = time.monotonic(), self._lasting()
         found, held = self._files(), self._held()
         known = {name: self._read[name] for name in held if name in self._read}
         known |= {name: stamp for name, (stamp, _) in self._failed.items()}
         order = {name: place for place, name in enumerate(self._waiting or ())}
         different = [name for name, stamp in found.items() if known.get(name) != stamp]
         self._waiting = sorted(different, key=lambda name: order.get(name, -1))
-        self._lost = self._lost_of(held, found)
+        self._lost = self._lost_of(held, found, before)
         now = time.monotonic()
         self._next_look = now + max(LOOK_SECONDS, LOOK_SHARE * (now - began))
         return found
@@ -319,7 +319,13 @@ class FolderBank(BuiltBank):
         stamps = {path.relative_to(self.folder).as_posix(): _stamp(path) for path in paths}
         return {name: stamp for name, stamp in stamps.items() if stamp is not None}
 
-    def _lost_of(self, held: Sequence[str], found: Mapping[str, Stamp]) -> set[str]:
+    def _lasting(self) -> set[str]:
+        """Return what is lost until it is back: a whole folder comes back at once, files do not."""
+        return set() if self._away else {*self._lost}
+
+    def _lost_of(
+        self, held: Sequence[str], found: Mapping[str, Stamp], before: set[str]
+    ) -> set[str]:
         """Return the documents whose files are missing without having been deleted, it seems.
 
         They are all that are missing if the folder cannot be read or is empty, or if most are; and
@@ -339,7 +345,7 @@ class FolderBank(BuiltBank):
         folders = {name: _nearest(self.folder / name) for name in gone}
         count = Counter(folders.values())
         lost = {one for one in count if one[1] is None or (one[1] == 0 and count[one] > 1)}
-        return {name for name in gone if name in self._lost or folders[name] in lost}
+        return {name for name in gone if name in before or folders[name] in lost}
 
     def _load(self) -> None:
         read, lost = dict[str, Stamp](), set[str]()
@@ -352,11 +358,11 @@ class FolderBank(BuiltBank):
         self._saved = self._read, self._lost = read, lost
 
     def _save(self, stamps: dict[str, Stamp]) -> None:
-        stored = stamps, {*self._lost}
+        stored = stamps, self._lasting()
         if stored != self._saved:
             with atomic_write(self.path.with_suffix(".json")) as beside:
                 create_private(beside)
-                listed = {"read": stamps, "lost": sorted(self._lost)}
+                listed = {"read": stamps, "lost": sorted(stored[1])}
                 beside.write_text(json.dumps(listed), encoding="utf-8")
             self._saved = stored
         self._read = stamps

@@ -74,18 +74,13 @@ class Passage(BaseModel):
     changed: Changed
 
 
-class Noting(BaseModel):
-    """What results say besides what was asked."""
-
-    notes: list[Said] = []
-
-
-class Result(Noting):
-    """What lists have in common."""
+class Result(BaseModel):
+    """What results have in common."""
 
     status: Status
     omitted: int = Field(0, description="How many were left out for their length.")
     next: str = Field("", description="The call that returns what was left out.")
+    notes: list[Said] = []
 
 
 class Found(Result):
@@ -134,7 +129,7 @@ class Listing(Result):
     total: int
 
 
-class Excerpt(Noting):
+class Excerpt(BaseModel):
     """A part of a document."""
 
     document: str
@@ -147,6 +142,7 @@ class Excerpt(Noting):
     before: str = Field(description="The call that returns what comes before, if anything does.")
     next: str = Field(description="The call that returns what comes after, if anything does.")
     changed: Changed
+    notes: list[Said] = []
 
 
 class Fetched(BaseModel):
@@ -159,7 +155,7 @@ class Fetched(BaseModel):
     metadata: dict[str, str]
 
 
-class Noted(Noting):
+class Noted(BaseModel):
     """A note that was written or removed."""
 
     document: str

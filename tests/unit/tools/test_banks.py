@@ -353,6 +353,20 @@ def test_what_somebody_deletes_or_moves_is_forgotten(
     assert names(bank) == sorted(left) and bank.reading() == ""
 
 
+def test_a_file_that_is_deleted_as_soon_as_its_folder_is_back_is_forgotten(
+    model: SeDeM, papers: Path, open_folder: Callable[[], FolderBank]
+) -> None:
+    bank = open_folder()
+    bank.catch_up(model, Event())
+    papers.rename(papers.with_name("away"))
+    bank.catch_up(model, Event())
+    assert names(bank) == sorted(PAPERS)
+    papers.with_name("away").rename(papers)
+    (papers / "one.txt").unlink()
+    open_folder().catch_up(model, Event())
+    assert names(bank) == sorted({*PAPERS} - {"one.txt"})
+
+
 def test_a_place_that_is_away_opens_if_it_was_read(model: SeDeM, folder: Path, home: Path) -> None:
     [bank] = banks_at([str(folder)], home, "tiny")
     assert isinstance(bank, FolderBank)
