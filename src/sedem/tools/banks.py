@@ -37,7 +37,7 @@ NOTE = ".note"
 """Ending of the name of a note; no file of such a name is read, so the two are never confused."""
 PARTS = "bank.json"
 """File of a folder that is a bank in parts, `bank.parts.MANIFEST`."""
-GROUP_CHARACTERS = 50_000
+GROUP_CHARACTERS = 10_000
 """Least characters of a commit of a folder: what was read can be asked while the rest is read."""
 LOOK_SECONDS = 2.0
 """How often a folder is compared with what was read of it."""
