@@ -121,6 +121,8 @@ def size_of(path: Path) -> int:
     """
     if is_folder(path):
         raise DataError(f"'{path}' is a folder; give its files, such as {path}/*.txt")
+    if not exists(path):
+        raise DataError(f"there is no file or folder '{path}'")
     if path.suffix.lower() not in PARSERS:
         what = f"of the type '{path.suffix}'" if path.suffix else "without an ending"
         raise DataError(f"'{path}' is {what}; {LISTED} files can be read: save it as one of them")
@@ -128,4 +130,4 @@ def size_of(path: Path) -> int:
         check_file(path, DataError, DOCUMENT_BYTES)
         return path.stat().st_size
     except FileNotFoundError:
-        raise DataError(f"there is no file '{path}'") from None
+        raise DataError(f"there is no file or folder '{path}'") from None

@@ -402,6 +402,7 @@ def test_what_is_added_is_read_before_what_still_waits(
 ) -> None:  # fmt: skip
     monkeypatch.setattr(banks, "GROUP_CHARACTERS", 1)
     monkeypatch.setattr(banks, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(banks, "LOOK_SHARE", 0)
     bank, stop, order, add = open_folder(), Event(), list[str](), BuiltBank.add
     for number in range(5):
         (folder / f"m{number}.txt").write_text(f"Text {number}.", "utf-8")
