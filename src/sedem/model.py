@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Unpack, overload
@@ -33,7 +35,10 @@ from sedem.errors import ConfigError
 from sedem.guidance.scores import Budget
 from sedem.modules import SedemModules
 from sedem.reading.encoding import Progress, read
-from sedem.types import Answer, Citation, Document
+from sedem.types import Answer, Citation, Given, documents_of
+
+_ANSWERING = threading.Lock()
+"""Held by the thread that answers for `aanswer`."""
 
 
 class SeDeM(SedemModules):
@@ -58,6 +63,10 @@ class SeDeM(SedemModules):
         super().__init__(config, encoder, decoder)
         self.name, self.source = name, source
 
+    def __repr__(self) -> str:
+        """The name, what answers, and where; not the modules, which are hundreds of lines."""
+        return f"SeDeM('{self.name}', decoder '{self.decoder.name}', on {self.device})"
+
     @cached_property
     def engine(self) -> Engine:
         """The engine that runs the model: the reference, until another one is set."""
@@ -66,17 +75,20 @@ class SeDeM(SedemModules):
     # Reading
 
     def read(
-        self, documents: Sequence[Document], *, progress: Progress | None = None
+        self, documents: Given | Iterable[Given], *, progress: Progress | None = None
     ) -> MemoryBank:
         """Read documents once; no question is needed.
 
         Args:
+            documents: documents, or paths of files and folders; one or several.
             progress: called after every batch, once all are cut, with segments done and of all.
 
         Raises:
-            DataError: there are no documents, two have the same name, or one has no tokens.
+            DataError: there are no documents, two have the same name, one has no tokens, or a file
+                cannot be read.
         """
-        return read(self, self.engine, documents, source=self.source, progress=progress)
+        every = documents_of(documents)
+        return read(self, self.engine, every, source=self.source, progress=progress)
 
     # Answering
 
@@ -131,6 +143,25 @@ class SeDeM(SedemModules):
         requests = [self._request(memory, one, decoding, options) for one in questions]
         answers = self.answer_requests(requests, decoding)
         return answers[0] if isinstance(question, str) else answers
+
+    async def aanswer(
+        self,
+        memory: BankReader | None,
+        question: str,
+        *,
+        decoding: Decoding = GREEDY,
+        **options: Unpack[Options],
+    ) -> Answer:
+        """Answer one question without blocking the event loop; arguments as in `answer`.
+
+        Questions are answered one after the other; `scheduler` answers many together.
+        """
+
+        def one() -> Answer:
+            with _ANSWERING:
+                return self.answer(memory, question, decoding=decoding, **options)
+
+        return await asyncio.to_thread(one)
 
     def answer_requests(
         self, requests: Sequence[Request], decoding: Decoding = GREEDY

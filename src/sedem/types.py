@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from importlib import import_module
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Protocol
 
 from sedem.errors import DataError
@@ -43,6 +46,16 @@ class Document:
     pages: tuple[int, ...] = ()
     notes: tuple[str, ...] = field(default=(), compare=False)
 
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> Document:
+        """Read a file of a type that `sedem build` takes; its name is the path.
+
+        Raises:
+            DataError: it is missing, a folder, or cannot be read.
+        """
+        document: Document = _files().read_document(Path(path))
+        return document
+
     def __post_init__(self) -> None:
         if not self.name.strip():
             raise DataError("a document has an empty name; give it one, such as its file name")
@@ -63,6 +76,28 @@ class Document:
                 f"the pages of document '{self.name}' are not in order; they are numbers of "
                 f"characters that ascend from 0 to at most {len(self.text)}"
             )
+
+
+Given = str | os.PathLike[str] | Document
+"""A document, or the path of one, of a folder of them, or a pattern of paths."""
+
+
+def documents_of(given: Given | Iterable[Given]) -> list[Document]:
+    """Return documents as they are, and the files behind paths as `sedem build` reads them.
+
+    Raises:
+        DataError: a path is missing, or a file cannot be read.
+    """
+    listed = [given] if isinstance(given, str | os.PathLike | Document) else given
+    found: list[Document] = []
+    for one in listed:
+        found += [one] if isinstance(one, Document) else _files().DocumentFiles([Path(one)])
+    return found
+
+
+def _files() -> Any:
+    # What reads files stands above what it makes, and imports its parsers.
+    return import_module("sedem.data.documents")
 
 
 def are_pages(pages: Sequence[int], characters: int) -> bool:

@@ -62,7 +62,7 @@ def test_baselines_are_benched_on_random_weights_of_a_folder(
         (["--context", "0"], "contexts[0] is 0; a context can have 1 to"),
         (["sedem", "-k", "none"], "k is 'none'"),
         (["sedem", "--runs", "0"], "runs is 0"),
-        (["sedem", "--text", "nowhere.txt"], "there is no file 'nowhere.txt'"),
+        (["sedem", "--text", "nowhere.txt"], "there is no file or folder 'nowhere.txt'"),
         (["sedem", "-m", "/nowhere/at/all"], "checkpoint '/nowhere/at/all' is not a local folder"),
         (["--backbone", "/nowhere"], "there is no shape '/nowhere'; there are llama-3.2-1b"),
         (["sedem", "--out", "/dev/null/out"], "'/dev/null/out' cannot be a folder for results"),

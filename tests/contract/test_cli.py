@@ -288,7 +288,7 @@ def test_a_file_that_cannot_be_read_is_refused_and_nothing_is_written(here: Path
     Path("texts").mkdir()
     refused(*build, "texts", words=r"'texts' holds no file that can be read \(")
     refused(*build, "*.docx", words=r"'\*\.docx' holds no file that can be read")
-    refused(*build, "no.txt", "--strict", words=r"there is no file 'no\.txt'")
+    refused(*build, "no.txt", "--strict", words=r"there is no file or folder 'no\.txt'")
     words = "or there is no such encoding; try utf-8"
     refused(*build, "lease.txt", "--strict", "--encoding", "klingon", words=words)
     assert not [path for path in here.iterdir() if "bank" in path.name]

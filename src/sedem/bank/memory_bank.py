@@ -58,6 +58,24 @@ class BankReader(ABC):
         """Number of blocks."""
         return len(self.snapshot().held)
 
+    def __iter__(self) -> Iterator[Document]:
+        """Yield the documents, in reading order."""
+        return iter(self.documents)
+
+    def __contains__(self, document: object) -> bool:
+        """Whether it has a document, given by its name or with its text."""
+        return document in (self.names if isinstance(document, str) else self.documents)
+
+    def __repr__(self) -> str:
+        """Where it is kept, and how much it holds."""
+        held = f"{len(self.names):,} documents, {len(self):,} blocks"
+        return f"{type(self).__name__}('{self.store}', {held})"
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the documents, in reading order."""
+        return self.documents.names
+
     @property
     def fingerprint(self) -> str:
         """Hash of the model that made the bank; other models reject it."""

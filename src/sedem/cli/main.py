@@ -6,6 +6,7 @@ Each command imports what it needs when it runs, so `--help` is fast.
 from __future__ import annotations
 
 import os
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -87,7 +88,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Read documents once into a memory bank, then answer questions from it.",
 )
 app.add_typer(bank_commands.bank_app, name="bank")
 app.add_typer(data.data_app, name="data")
@@ -103,6 +103,22 @@ app.command()(bench.bench)
 app.command()(cost.cost)
 app.command()(serve.serve)
 app.command()(mcp.mcp)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        output.write(f"sedem {version('sedem')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    show_version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Read documents once into a memory bank, then answer questions from it."""
 
 
 @app.command()
@@ -315,8 +331,11 @@ def _build_on_ray(
 def ask(
     bank: BankPlace,
     question: Annotated[
-        str | None,
-        typer.Argument(metavar="QUESTION", help="Without it, one question a line from stdin."),
+        list[str] | None,
+        typer.Argument(
+            metavar="[QUESTION]",
+            help="With or without quotes. Without it, one question a line from stdin.",
+        ),
     ] = None,
     k: BudgetOption = None,
     condition: ConditionOption = None,
@@ -381,8 +400,8 @@ def ask(
         else:
             output.print_answer(answering, opened, text, **options)
 
-    if question is not None:
-        reply(question)
+    if question:
+        reply(" ".join(question))
         return
     failed = False
     for number, one in enumerate(output.questions_from_stdin(), start=1):

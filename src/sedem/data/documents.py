@@ -273,10 +273,12 @@ def size_of(path: Path, include: Sequence[str] = ()) -> int:
     """
     if is_folder(path):
         raise DataError(f"'{path}' is a folder; give its files, such as {path}/*.txt")
+    if not exists(path):
+        raise DataError(f"there is no file or folder '{path}'")
     if (why := unknown_type(path.name)) and not _matches(path.name, str(path), include):
         raise DataError(f"'{path}' {why}")
     try:
         check_file(path, DataError, DOCUMENT_BYTES)
         return path.stat().st_size
     except FileNotFoundError:
-        raise DataError(f"there is no file '{path}'") from None
+        raise DataError(f"there is no file or folder '{path}'") from None

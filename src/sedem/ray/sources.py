@@ -19,6 +19,7 @@ from typing import Any
 from sedem.bank.buckets import Bucket
 from sedem.bank.parts import is_remote
 from sedem.data import documents as files
+from sedem.data.documents import LeftOut
 from sedem.data.document_formats import PARSERS, parse_file
 from sedem.data.records import kind, read_records
 from sedem.errors import BankError, DataError
@@ -100,7 +101,7 @@ class Sources:
     files: list[SourceFile] = field(default_factory=list, init=False)
     sizes: dict[str, int] = field(default_factory=dict, init=False)
     failed: list[str] = field(default_factory=list, init=False)
-    left_out: files.LeftOut = field(default_factory=dict, init=False)
+    left_out: LeftOut = field(default_factory=dict, init=False)
     notes: list[str] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:

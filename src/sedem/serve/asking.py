@@ -161,7 +161,7 @@ def without_documents(
 
     Raises:
         ApiError: 400, documents are asked for, or the decoder has no chat template.
-        ConfigError: the chat template rejects these turns.
+        ConfigError: the chat template rejects these turns, also folded.
     """
     needs_documents = body.documents is not None or body.min_confidence is not None
     if needs_documents or not can_chat(service):
@@ -176,13 +176,14 @@ def without_documents(
     by_tool = ("tool", "function")
     used = [i for i, role in said.items() if i <= last and role not in by_tool]
     words = [(said[i].replace("developer", "system"), turns[i][1]) for i in used]
-    request, kept = conversation_request(service.model, words, decoding.max_new_tokens)
+    request, kept, changed = conversation_request(service.model, words, decoding.max_new_tokens)
     positions = service.model.decoder.max_positions
     why = dict.fromkeys(said, "it comes from a tool, or after the last question")
     why |= dict.fromkeys(used, f"newer ones fill the decoder's {positions:,} positions")
     for turn in kept:
         del why[used[turn]]
     unused = tuple(unused_turn(index, said[index], reason) for index, reason in why.items())
+    unused += tuple(f"message {used[i] + 1} ({said[used[i]]}) {how}" for i, how in changed.items())
     tokens = len(request.prompt or ())
     return ResolvedQuestion(request, decoding, body, None, unused, tokens, 0)
 

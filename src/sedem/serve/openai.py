@@ -5,10 +5,11 @@ Answers have OpenAI's fields, and `sedem` with everything else. Nothing is store
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import asdict, replace
 from itertools import accumulate, count
 from typing import Any
@@ -18,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 
 from sedem.answering.decoding import UNFINISHED
 from sedem.answering.running import Estimate, Selected
-from sedem.serve.asking import SEPARATOR, Answered, choices, to_ask
+from sedem.serve.asking import SEPARATOR, Answered, ResolvedQuestion, choices, to_ask
 from sedem.serve.errors import not_found
 from sedem.serve.events import DONE, Events, cancel_on_disconnect, event, stream
 from sedem.serve.guard import Owner
@@ -82,7 +83,7 @@ async def _events(
         choice = _choice(chat, "delta", index, delta, fields.pop("answered", None))
         return event({**frame, "choices": [choice], **fields})
 
-    async with aclosing(choices(service, asked, body.choices)) as parts:
+    async with aclosing(formed(service, asked, body.choices)) as parts:
         async for index, part in parts:
             match part:
                 case Selected():
@@ -187,7 +188,7 @@ async def _response_events(
         name = f"response.{kind}"
         return event({"type": name, "sequence_number": next(numbers), **fields}, name)
 
-    async with aclosing(choices(service, asked)) as parts:
+    async with aclosing(formed(service, asked)) as parts:
         async for _, part in parts:
             match part:
                 case Selected():
@@ -261,8 +262,31 @@ async def whole_answers(
 ) -> list[Answered]:
     """Answer a question and wait for the end; errors as in `to_ask` and `answering`."""
     asked = await to_ask(service, key, body)
-    async with aclosing(choices(service, asked, count)) as parts:
+    async with aclosing(formed(service, asked, count)) as parts:
         return [part async for _, part in parts if isinstance(part, Answered)]
+
+
+async def formed(
+    service: Service, asked: ResolvedQuestion, count: int = 1
+) -> AsyncGenerator[tuple[int, Selected | Estimate | str | Answered], None]:
+    """Answer as `choices` does, in JSON if the body asks for it; that comes in one piece."""
+    field = asked.body.answer_field
+    async with aclosing(choices(service, asked, count)) as parts:
+        async for index, part in parts:
+            if field is not None and isinstance(part, Answered):
+                text = in_json(part.answer.text, field)
+                yield index, text
+                yield index, replace(part, answer=replace(part.answer, text=text))
+            elif field is None or not isinstance(part, str):
+                yield index, part
+
+
+def in_json(text: str, field: str) -> str:
+    """Return a text as the field of an object, unless it is the JSON of one that has it."""
+    with suppress(ValueError, RecursionError):
+        if isinstance(found := json.loads(text), dict) and (field in found or field == "answer"):
+            return text
+    return json.dumps({field: text}, ensure_ascii=False)
 
 
 def citations_of(selected: Selected) -> list[dict[str, Any]]:

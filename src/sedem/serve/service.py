@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import ExitStack, asynccontextmanager, suppress
@@ -32,6 +33,12 @@ from sedem.serve.settings import Settings
 if TYPE_CHECKING:
     from sedem.engine.kept import Kept
     from sedem.model import SeDeM
+
+
+OPENING_SECONDS = 60.0
+"""How long a request waits for the model to be opened; clients often ask as soon as they can."""
+LOOK_SECONDS = 0.05
+"""How often a request that waits looks whether it is open."""
 
 
 class Answerer(Protocol):
@@ -122,6 +129,11 @@ class Lifecycle:
     in_flight: int = 0
     failed: Exception | None = None
 
+    @property
+    def opens(self) -> bool:
+        """Whether the model is being opened."""
+        return self.service is None and self.failed is None and not self.draining
+
     def reason(self) -> str | None:
         """Why the server cannot serve now; None if it can."""
         if self.draining:
@@ -138,15 +150,18 @@ def lifecycle_of(connection: HTTPConnection) -> Lifecycle:
 
 
 async def service_of(connection: HTTPConnection) -> Service:
-    """Return the service of a request; a dependency of routes.
+    """Return the service of a request, once the model is open; a dependency of routes.
 
     It is a coroutine, like `key_of`: FastAPI runs plain functions in a thread, which costs more
     than refusing a request.
 
     Raises:
-        ApiError: 503, the model is not open yet or the server is shutting down.
+        ApiError: 503, the model is not opened in time or the server is shutting down.
     """
     lifecycle = lifecycle_of(connection)
+    until = time.monotonic() + OPENING_SECONDS
+    while lifecycle.opens and time.monotonic() < until:
+        await asyncio.sleep(LOOK_SECONDS)
     reason = lifecycle.reason()
     if reason is not None or lifecycle.service is None:
         raise unavailable(reason or "the server is not ready", retry_after=5)

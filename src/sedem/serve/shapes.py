@@ -47,19 +47,37 @@ def _requires_tool(choice: Any) -> bool:
     return choice not in (None, "none", "auto")
 
 
-def _structured(form: Any) -> bool:
+def _answer_field(form: Any) -> str | None:
+    """Return the field of the JSON that an answer is wanted in; None for plain text."""
     if isinstance(form, dict) and isinstance(form.get("format"), dict):
         form = form["format"]
-    return isinstance(form, dict) and form.get("type", "text") != "text"
+    if not isinstance(form, dict) or form.get("type", "text") == "text":
+        return None
+    if form["type"] == "json_object":
+        return "answer"
+    schema = form.get("json_schema", form)
+    schema = schema.get("schema") if isinstance(schema, dict) else None
+    fields = schema.get("properties") if isinstance(schema, dict) else None
+    if isinstance(fields, dict) and len(fields) == 1:
+        ((name, field),) = fields.items()
+        kind = field.get("type") if isinstance(field, dict) else None
+        if kind in ("string", ["string", "null"]) and not _NARROWED.intersection(field):
+            return _unicode(name)
+    raise PydanticCustomError(
+        UNSUPPORTED,
+        "asks for JSON of several fields, and sedem gives one text; ask for json_object, or for a "
+        "schema with one field of type string",
+    )
 
 
+_NARROWED = frozenset(("enum", "const", "pattern", "format", "maxLength", "minLength"))
+"""What a schema says of a text that not every answer is."""
 NoTool = Annotated[
     None,
     _refuse(_requires_tool, "requires a tool, and sedem calls none; give 'auto' or leave it out"),
 ]
-PlainText = Annotated[
-    None,
-    _refuse(_structured, "asks for JSON, and sedem answers in plain text; leave it out"),
+AnswerField = Annotated[
+    str | None, BeforeValidator(_answer_field, json_schema_input_type=dict[str, Any] | None)
 ]
 Absent = Annotated[None, _refuse(bool, "cannot be used here; leave it out")]
 """A field that would make the answer another one, and that sedem does not have."""
@@ -201,6 +219,11 @@ class AskBody(Body, ABC):
         """The conversation."""
 
     @property
+    @abstractmethod
+    def answer_field(self) -> str | None:
+        """The field of the JSON that the answer is wanted in; None for plain text."""
+
+    @property
     def alternatives(self) -> int | None:
         """How many tokens to list at each place of the answer; None if none are asked for."""
         if self.logprobs is None or self.logprobs is False:
@@ -227,12 +250,17 @@ class ChoicesBody(AskBody):
 
     stream_options: StreamOptions | None = None
     n: int | None = None
-    response_format: PlainText = None
+    response_format: AnswerField = None
 
     @property
     def choices(self) -> int:
         """How many answers are asked for."""
         return min(max(self.n or 1, 1), MAX_CHOICES)
+
+    @property
+    def answer_field(self) -> str | None:
+        """The field of the JSON that the answer is wanted in."""
+        return self.response_format
 
 
 class ChatBody(ChoicesBody):
@@ -295,7 +323,7 @@ class ResponsesBody(AskBody):
         BeforeValidator(_messages, json_schema_input_type=str | list[Message]),
     ]
     instructions: Echoed | None = None
-    text: PlainText = None
+    text: AnswerField = None
     previous_response_id: Absent = None
     conversation: Absent = None
     prompt: Absent = None
@@ -305,3 +333,8 @@ class ResponsesBody(AskBody):
         """The instructions and the input."""
         first = [("system", self.instructions)] if self.instructions else []
         return [*first, *((one.role, one.content) for one in self.input)]
+
+    @property
+    def answer_field(self) -> str | None:
+        """The field of the JSON that the answer is wanted in."""
+        return self.text

@@ -6,7 +6,7 @@ here as everywhere. A browser may call it only from the server's own pages and t
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -154,6 +154,7 @@ class ServedBank:
     def __init__(self, entry: BankEntry) -> None:
         self._entry = entry
         self.name, self.writable = entry.name, not entry.read_only
+        self.roots: Sequence[str] = ()
 
     def snapshot(self) -> Snapshot | None:
         """Return it as of its newest commit; None before the first one."""
@@ -172,6 +173,10 @@ class ServedBank:
     def remarks(self) -> list[str]:
         """Say what was left out of uploads, or guessed."""
         return [*self._entry.progress().notes]
+
+    def unreadable(self) -> list[str]:
+        """Return nothing: an upload that cannot be read is refused."""
+        return []
 
     def changed(self, document: str) -> bool:
         """Return false: an upload is read once."""

@@ -2,6 +2,7 @@
 
 A bank is seen as of its newest commit, whichever process made it. The files of a folder are only
 read: its bank is elsewhere, holds the notes of agents too, and follows the files in the background.
+A file that somebody deletes is forgotten; files of a disk that is not there are not.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, count
@@ -23,7 +25,7 @@ from sedem.data.documents import files_in, read_document
 from sedem.durable_files import atomic_write, create_private, make_folders
 from sedem.errors import DataError, NoTextError, SedemError
 from sedem.types import Document, told_empty
-from sedem.untrusted import DOCUMENT_BYTES, StoppedError, read_json
+from sedem.untrusted import DOCUMENT_BYTES, StoppedError, exists, is_folder, read_json
 
 if TYPE_CHECKING:
     # Importing these imports torch, and the first message of a client is answered without it.
@@ -35,12 +37,12 @@ NOTE = ".note"
 """Ending of the name of a note; no file of such a name is read, so the two are never confused."""
 PARTS = "bank.json"
 """File of a folder that is a bank in parts, `bank.parts.MANIFEST`."""
-GROUP_CHARACTERS = 50_000
+GROUP_CHARACTERS = 10_000
 """Least characters of a commit of a folder: what was read can be asked while the rest is read."""
 LOOK_SECONDS = 2.0
 """How often a folder is compared with what was read of it."""
 LOOK_SHARE = 20
-"""Looking at a large folder takes at most one part in so many of the time."""
+"""Looking at a large folder takes at most one part in so many of the time; so does what fails."""
 STOP_SECONDS = 10.0
 """How long the end of a process waits for a batch that is being read."""
 
@@ -53,6 +55,8 @@ class ToolBank(Protocol):
 
     name: str
     writable: bool
+    roots: Sequence[str]
+    """Folders that the names of its documents may be relative to."""
 
     def snapshot(self) -> Snapshot | None:
         """Return it as of its newest commit; None before the first one.
@@ -62,7 +66,10 @@ class ToolBank(Protocol):
         """
 
     def reading(self) -> str:
-        """Say what is still to be read into it, or could not be; empty if nothing."""
+        """Say what is still to be read into it, or why nothing can be; empty if nothing."""
+
+    def unreadable(self) -> list[str]:
+        """Return one sentence for each file that could not be read."""
 
     def remarks(self) -> list[str]:
         """Say what was left out of documents, or guessed, when their files were read."""
@@ -82,6 +89,7 @@ class BuiltBank:
 
     def __init__(self, place: Place, name: str) -> None:
         self.place, self.name, self.writable = place, name, True
+        self.roots: Sequence[str] = (os.getcwd(),)
         self._bank: MemoryBank | None = None
         self._file: tuple[int, int] | None = None
         self._opening = threading.Lock()
@@ -119,6 +127,10 @@ class BuiltBank:
         return [
             told for index in range(len(snapshot.documents)) for told in _empty(snapshot, index)
         ]
+
+    def unreadable(self) -> list[str]:
+        """Return nothing: the files were read when the bank was built."""
+        return []
 
     def changed(self, document: str) -> bool:
         """Return false: the bank does not follow the files that it was built from."""
@@ -160,11 +172,13 @@ class FolderBank(BuiltBank):
         digest = hashlib.sha256(f"{self.folder}\n{model}".encode()).hexdigest()[:12]
         self.path = home / f"{name}-{digest}.bank"
         super().__init__(self.path, name)
-        self._read = self._load()
+        self.roots = os.path.abspath(folder), str(self.folder)
+        self._load()
         self._failed: dict[str, tuple[Stamp, str]] = {}
         self._notes: dict[str, tuple[str, ...]] = {}
-        self._waiting: int | None = None
-        self._trouble = ""
+        self._waiting: list[str] | None = None
+        self._away = self._trouble = ""
+        self._next_look = 0.0
 
     def snapshot(self) -> Snapshot | None:
         """Return what is read so far; None before the first commit."""
@@ -173,11 +187,23 @@ class FolderBank(BuiltBank):
         return super().snapshot() if store_at(self.path).exists() else None
 
     def reading(self) -> str:
-        """Say how many files are still to be read, and which could not be."""
-        waiting = len(self._different(self._look())) if self._waiting is None else self._waiting
+        """Say how many files are still to be read, and what is wrong with the folder."""
+        if self._waiting is None:
+            self._look()
+        waiting = len(self._waiting or ())
         told = f"still reading {waiting:,} files of '{self.name}'" if waiting else ""
-        failed = (why for _, why in [*self._failed.values()])
-        return "; ".join(filter(None, [told, self._trouble, *failed]))
+        away = self._away
+        if self._lost:
+            count = f"{len(self._lost):,} files of '{self.name}'"
+            away = (
+                f"{away or f'{count} are missing all at once'}; what was read of {count} is kept "
+                f"until they are back; if you deleted them, run sedem bank rm '{self.path}' NAME"
+            )
+        return "; ".join(filter(None, [told, away, self._trouble]))
+
+    def unreadable(self) -> list[str]:
+        """Return why files could not be read."""
+        return [why for _, why in [*self._failed.values()]]
 
     def remarks(self) -> list[str]:
         """Return pages without text, and what was said of the files that this process read."""
@@ -194,18 +220,22 @@ class FolderBank(BuiltBank):
         while not stop.is_set():
             began = time.monotonic()
             try:
-                self.catch_up(model, stop)
-                self._trouble = ""
+                self.catch_up(model, stop, briefly=True)
+                self._trouble, wait = "", self._next_look - time.monotonic()
             except StoppedError:
                 return
             except (SedemError, OSError) as error:
                 self._trouble = f"'{self.name}' cannot be read into its bank: {error}"
-            stop.wait(max(LOOK_SECONDS, LOOK_SHARE * (time.monotonic() - began)))
+                wait = max(LOOK_SECONDS, LOOK_SHARE * (time.monotonic() - began))
+            stop.wait(max(0.0, wait))
 
-    def catch_up(self, model: SeDeM, stop: threading.Event) -> None:
-        """Read what is new or changed, and remove what is gone.
+    def catch_up(self, model: SeDeM, stop: threading.Event, *, briefly: bool = False) -> None:
+        """Read what is new or changed, and remove what was deleted.
 
         Of several processes, one reads and the others see what it commits.
+
+        Args:
+            briefly: return when the folder is to be looked at again, even if not all is read.
 
         Raises:
             StoppedError: `stop` was set.
@@ -215,15 +245,15 @@ class FolderBank(BuiltBank):
         found = self._look()
         try:
             with FileLock(self.path.with_suffix(".lock"), timeout=0):
-                self._read_changes(model, stop, found)
-                self._remove_missing(found)
+                self._read_changes(model, stop, found, briefly)
+                self._remove_deleted(found)
                 self._purge()
         except Timeout:
-            self._read = self._load()
-            self._waiting = len(self._different(found))
+            self._load()
+            self._look()
 
     def _read_changes(
-        self, model: SeDeM, stop: threading.Event, found: Mapping[str, Stamp]
+        self, model: SeDeM, stop: threading.Event, found: Mapping[str, Stamp], briefly: bool
     ) -> None:
         def check(_: int) -> None:
             if stop.is_set():
@@ -243,62 +273,134 @@ class FolderBank(BuiltBank):
             else:
                 self._save({**self._read, **{name: found[name] for name in group}})
 
-        different = self._different(found)
-        self._waiting = len(different)
+        different = [*(self._waiting or ())]
         group: dict[str, Document] = {}
-        for left, name in zip(range(len(different) - 1, -1, -1), different, strict=True):
+        for number, name in enumerate(different, start=1):
             self._failed.pop(name, None)
             try:
                 read = read_document(self.folder / name)
                 group[name] = Document(name, read.text, read.pages)
                 self._notes[name] = read.notes
             except (DataError, OSError) as error:
-                self._failed[name] = found[name], str(error)
+                if _stamp(self.folder / name) is not None:  # or it is gone meanwhile
+                    self._failed[name] = found[name], str(error)
             size = sum(len(document.text) for document in group.values())
-            if group and (size >= GROUP_CHARACTERS or not left):
+            if group and (size >= GROUP_CHARACTERS or number == len(different)):
                 commit(group)
                 group = {}
-            self._waiting = left + len(group)
+            self._waiting = [*group, *different[number:]]
+            if briefly and not group and time.monotonic() > self._next_look:
+                return
 
-    def _remove_missing(self, found: Mapping[str, Stamp]) -> None:
-        snapshot = self.snapshot()
-        for name in [] if snapshot is None else snapshot.documents.names:
-            if name not in found and not name.endswith(NOTE):
+    def _remove_deleted(self, found: Mapping[str, Stamp]) -> None:
+        for name in self._held():
+            if name not in found and name not in self._lost:
                 self.remove(name)
-        self._save({name: stamp for name, stamp in self._read.items() if name in found})
-        self._failed = {name: why for name, why in self._failed.items() if name in found}
-        self._notes = {name: notes for name, notes in self._notes.items() if name in found}
+        stays = self._lost.union(found)
+        self._save({name: stamp for name, stamp in self._read.items() if name in stays})
+        self._failed = {name: why for name, why in self._failed.items() if name in stays}
+        self._notes = {name: notes for name, notes in self._notes.items() if name in stays}
 
-    def _different(self, found: Mapping[str, Stamp]) -> list[str]:
-        """Return the files that are not in the bank as they are now, without those that failed."""
+    def _held(self) -> list[str]:
+        """Return the documents that were read from files."""
         snapshot = self.snapshot()
-        held = set() if snapshot is None else set(snapshot.documents.names)
-        known = {name: stamp for name, stamp in self._read.items() if name in held}
-        known |= {name: stamp for name, (stamp, _) in self._failed.items()}
-        return [name for name, stamp in found.items() if known.get(name) != stamp]
+        names = [] if snapshot is None else snapshot.documents.names
+        return [name for name in names if not name.endswith(NOTE)]
 
     def _look(self) -> dict[str, Stamp]:
+        """Return the stamps of all files that can be read, and see what is to be read and is lost.
+
+        What is new comes first, so that it need not wait for what is still to be read.
+        """
+        began, before = time.monotonic(), self._lasting()
+        found, held = self._files(), self._held()
+        known = {name: self._read[name] for name in held if name in self._read}
+        known |= {name: stamp for name, (stamp, _) in self._failed.items()}
+        order = {name: place for place, name in enumerate(self._waiting or ())}
+        different = [name for name, stamp in found.items() if known.get(name) != stamp]
+        self._waiting = sorted(different, key=lambda name: order.get(name, -1))
+        self._lost = self._lost_of(held, found, before)
+        now = time.monotonic()
+        self._next_look = now + max(LOOK_SECONDS, LOOK_SHARE * (now - began))
+        return found
+
+    def _files(self) -> dict[str, Stamp]:
         """Return the stamps of all files that can be read, by the names of their documents."""
         try:
+            # Else a folder that cannot be listed looks like an empty one.
+            with os.scandir(self.folder) as entries:
+                self._away = "" if any(entries) else f"the folder of '{self.name}' is empty"
             paths = files_in([self.folder])
+        except OSError as error:
+            self._away = f"the folder of '{self.name}' cannot be read: {error.strerror or error}"
+            return {}
         except DataError:
             return {}  # there is none
         stamps = {path.relative_to(self.folder).as_posix(): _stamp(path) for path in paths}
         return {name: stamp for name, stamp in stamps.items() if stamp is not None}
 
-    def _load(self) -> dict[str, Stamp]:
+    def _lasting(self) -> set[str]:
+        """Return what is lost until it is back: a whole folder comes back at once, files do not."""
+        return set() if self._away else {*self._lost}
+
+    def _lost_of(
+        self, held: Sequence[str], found: Mapping[str, Stamp], before: set[str]
+    ) -> set[str]:
+        """Return the documents whose files are missing without having been deleted, it seems.
+
+        They are all that are missing if the folder cannot be read or is empty, or if most are; and
+        those behind a link or in an inner folder that is so. A file that was moved is not lost.
+        """
+        there = set(found.values())
+        missing = [name for name in held if name not in found]
+        if self._away:
+            return set(missing)
+        gone = [
+            name
+            for name in missing
+            if self._read.get(name) not in there and not exists(self.folder / name)
+        ]
+        if len(gone) > 1 and 2 * len(gone) > len(held):
+            return set(gone)
+        folders = {name: _nearest(self.folder / name) for name in gone}
+        count = Counter(folders.values())
+        lost = {one for one in count if one[1] is None or (one[1] == 0 and count[one] > 1)}
+        return {name for name in gone if name in before or folders[name] in lost}
+
+    def _load(self) -> None:
+        read, lost = dict[str, Stamp](), set[str]()
         try:
             stored = read_json(self.path.with_suffix(".json"), DataError, DOCUMENT_BYTES)
-            return {str(name): (int(size), int(at)) for name, (size, at) in stored.items()}
-        except (OSError, DataError, AttributeError, TypeError, ValueError):
-            return {}  # then every file is compared with the bank
+            read = {str(name): (int(size), int(at)) for name, (size, at) in stored["read"].items()}
+            lost = {str(name) for name in stored["lost"]}
+        except (OSError, DataError, AttributeError, KeyError, TypeError, ValueError):
+            pass  # then every file is compared with the bank
+        self._saved = self._read, self._lost = read, lost
 
     def _save(self, stamps: dict[str, Stamp]) -> None:
-        if stamps != self._read:
+        stored = stamps, self._lasting()
+        if stored != self._saved:
             with atomic_write(self.path.with_suffix(".json")) as beside:
                 create_private(beside)
-                beside.write_text(json.dumps(stamps), encoding="utf-8")
-            self._read = stamps
+                listed = {"read": stamps, "lost": sorted(stored[1])}
+                beside.write_text(json.dumps(listed), encoding="utf-8")
+            self._saved = stored
+        self._read = stamps
+
+
+def _nearest(path: Path) -> tuple[Path, int | None]:
+    """Return the nearest folder of a missing file that is there, and how much it holds.
+
+    That is None if the file may be out of reach: behind a link, or in a folder without a list.
+    """
+    for folder in [] if path.is_symlink() else path.parents:
+        try:
+            return folder, len(os.listdir(folder))
+        except FileNotFoundError:
+            continue
+        except OSError:
+            break
+    return path, None
 
 
 def _empty(snapshot: Snapshot, index: int) -> tuple[str, ...]:
@@ -338,12 +440,13 @@ def banks_at(places: Sequence[str], home: Path, model: str) -> list[BuiltBank]:
         path = Path(place).expanduser()
         if "://" in place:
             banks.append(BuiltBank(place, name))
-        elif path.is_file() or (path / PARTS).exists():
+        elif path.is_file() or exists(path / PARTS):
             banks.append(BuiltBank(path, name))
-        elif path.is_dir():
-            banks.append(FolderBank(path, home.expanduser(), model, name))
         else:
-            raise DataError(f"there is no bank and no folder '{place}'; give one that exists")
+            folder = FolderBank(path, home.expanduser(), model, name)
+            if not is_folder(path) and not folder.path.exists():
+                raise DataError(f"there is no bank and no folder '{place}'; give one that exists")
+            banks.append(folder)
     return banks
 
 

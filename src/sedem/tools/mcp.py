@@ -6,6 +6,7 @@ only one of them. The model is opened after the first messages: a host gives up 
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -15,7 +16,7 @@ from functools import partial
 from importlib.metadata import version
 from inspect import getdoc
 from threading import Event, Lock, Thread
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 from urllib.parse import quote
 
 import anyio
@@ -25,16 +26,18 @@ from mcp.server.lowlevel.helper_types import ReadResourceContents
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ResourceError, ToolError
 from mcp_types import CallToolResult, Resource, TextContent, Tool, ToolAnnotations
-from pydantic import ValidationError
+from pydantic import BeforeValidator, ValidationError
+from pydantic_core import PydanticUseDefault
 
 from sedem.config import PASSAGES, PER_DOCUMENT
 from sedem.errors import SedemError, UnavailableError, printable
 from sedem.tools.banks import BuiltBank, following
+from sedem.tools.names import SCHEME
+from sedem.tools.stdio import answered_stdio
 from sedem.tools.toolbox import (
     BUDGET,
     MOST,
     READ,
-    SCHEME,
     TOKENS,
     Answered,
     Excerpt,
@@ -78,15 +81,11 @@ again soon. `changed` marks a file that has changed since it was read. If `omitt
 `next` is the call that returns the rest.
 """
 ALIASES = {
-    "question": ("query", "q", "text", "prompt", "input"),
     "k": ("limit", "top_k", "n", "num_results", "max_results"),
-    "document": ("id", "name", "path", "uri", "doc", "file", "filename"),
     "start": ("offset", "cursor"),
     "length": ("limit", "max_length"),
     "scope": ("documents", "document", "folder", "path", "filter"),
-    "text": ("content", "note", "memory"),
     "name": ("title", "document", "id"),
-    "id": ("document", "uri", "name"),
     "budget": ("max_characters",),
     "max_tokens": ("max_new_tokens",),
 }
@@ -97,6 +96,37 @@ REPLACES = ToolAnnotations(
     read_only_hint=False, destructive_hint=True, idempotent_hint=True, open_world_hint=False
 )
 T = TypeVar("T")
+
+
+def _listed(value: Any) -> Any:
+    """Return the list that a text is the JSON of, or the value as it is."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        with suppress(ValueError, RecursionError):
+            listed = json.loads(value)
+            return listed if isinstance(listed, list) else value
+    return value
+
+
+def _one(value: Any) -> Any:
+    listed = _listed(value)
+    return listed[0] if isinstance(listed, list) and len(listed) == 1 else value
+
+
+def _joined(value: Any) -> Any:
+    listed = _listed(value)
+    return ";".join(map(str, listed)) if isinstance(listed, list) else value
+
+
+def _number(value: Any) -> Any:
+    if value is None or str(value).strip().lower() in ("", "auto", "default", "none"):
+        raise PydanticUseDefault
+    return value
+
+
+# Arguments as models write them: texts in lists, lists in texts, and numbers in texts
+Text = Annotated[str, BeforeValidator(_one)]
+Scope = Annotated[str, BeforeValidator(_joined)]
+Number = Annotated[int, BeforeValidator(_number)]
 
 
 class Asker(Protocol):
@@ -143,17 +173,17 @@ class ToolServer(MCPServer[None]):
             name = tool.__name__.removesuffix("_text")
             kind = REPLACES if name in WRITING else READS
             self.add_tool(tool, name, description=getdoc(tool), annotations=kind)
-        self._arguments: dict[str, list[str]] = {}
+        self._own: dict[str, Tool] = {}
 
     async def search(
         self,
-        question: str,
+        question: Text,
         ctx: Context,
-        scope: str = "",
-        k: int = PASSAGES,
-        per_document: int = PER_DOCUMENT,
-        skip: int = 0,
-        budget: int = BUDGET,
+        scope: Scope = "",
+        k: Number = PASSAGES,
+        per_document: Number = PER_DOCUMENT,
+        skip: Number = 0,
+        budget: Number = BUDGET,
     ) -> Found:
         """Find the passages of the documents that answer a question, as exact quotations.
 
@@ -172,7 +202,12 @@ class ToolServer(MCPServer[None]):
             await anyio.sleep(0.5)
 
     async def ask(
-        self, question: str, ctx: Context, scope: str = "", k: int = 0, max_tokens: int = TOKENS
+        self,
+        question: Text,
+        ctx: Context,
+        scope: Scope = "",
+        k: Number = 0,
+        max_tokens: Number = TOKENS,
     ) -> Answered:
         """Let a small local model answer a question from the documents, with its sources.
 
@@ -195,7 +230,7 @@ class ToolServer(MCPServer[None]):
         return await _in_thread(partial(toolbox.unanswered, question, scope, late))
 
     async def read_text(
-        self, document: str, start: int = 0, length: int = READ, page: int = 0
+        self, document: Text, start: Number = 0, length: Number = READ, page: Number = 0
     ) -> Excerpt:
         """Read a part of a document, exactly.
 
@@ -204,15 +239,17 @@ class ToolServer(MCPServer[None]):
         """
         return await _in_thread(partial(self._toolbox().read, document, start, length, page))
 
-    async def documents(self, scope: str = "", start: int = 0, budget: int = BUDGET) -> Listing:
+    async def documents(
+        self, scope: Scope = "", start: Number = 0, budget: Number = BUDGET
+    ) -> Listing:
         """List the documents with their lengths and pages, and what is still being read."""
         return await _in_thread(partial(self._toolbox().documents, scope, start, budget))
 
-    async def fetch(self, id: str) -> Fetched:
+    async def fetch(self, id: Text) -> Fetched:
         """Return the text of a document, or around a passage, by the id that search returned."""
         return await _in_thread(partial(self._toolbox().fetch, id))
 
-    async def remember(self, text: str, ctx: Context, name: str = "") -> Noted:
+    async def remember(self, text: Text, ctx: Context, name: Text = "") -> Noted:
         """Keep a note, which later searches find; a note of the same name is replaced.
 
         The note is stored beside the documents; no file of the user is changed.
@@ -221,11 +258,17 @@ class ToolServer(MCPServer[None]):
         await self._opened(ctx)
         return await _in_thread(partial(toolbox.remember, text, name))
 
-    async def forget(self, name: str) -> Noted:
+    async def forget(self, name: Text) -> Noted:
         """Remove a note; documents that were read from files stay."""
         return await _in_thread(partial(self._toolbox().forget, name))
 
     # What the SDK calls
+
+    async def run_stdio_async(self) -> None:
+        """Serve one client over stdin and stdout."""
+        async with answered_stdio() as (messages, replies):
+            options = self._lowlevel_server.create_initialization_options()
+            await self._lowlevel_server.run(messages, replies, options)
 
     async def list_tools(self) -> list[Tool]:
         """List the tools; those that write only where this client may."""
@@ -239,11 +282,12 @@ class ToolServer(MCPServer[None]):
         try:
             if name in WRITING and not self._writable():
                 raise ToolError(f"there is no tool '{name}' here: nothing was opened for writing")
-            named = await self._named(name, arguments)
+            named, note = await self._named(name, arguments)
             result = await super().call_tool(name, named, context)
         except ToolError as error:
             raise ToolError(self._sentence(name, error)) from None
         if isinstance(result, CallToolResult) and result.structured_content is not None:
+            result.structured_content.get("notes", []).extend(note)
             text = json_text(result.structured_content)
             result.content = [TextContent(type="text", text=text)]
         return result
@@ -295,25 +339,32 @@ class ToolServer(MCPServer[None]):
             await anyio.sleep(0.1)
         return asker
 
-    async def _named(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return arguments under the names that a tool has; null is no argument."""
-        if not self._arguments:
-            for tool in await super().list_tools():
-                self._arguments[tool.name] = [*tool.input_schema["properties"]]
-        known = self._arguments.get(name)
-        if known is None:
-            return arguments
+    async def _named(
+        self, name: str, arguments: dict[str, Any]
+    ) -> tuple[dict[str, Any], list[str]]:
+        """Return arguments under the names that a tool has, and notes; null is no argument."""
+        if not self._own:
+            self._own = {tool.name: tool for tool in await super().list_tools()}
+        if (tool := self._own.get(name)) is None:
+            return arguments, []
+        known = [*tool.input_schema["properties"]]
         given = {key: value for key, value in arguments.items() if value is not None}
         for own in known:
             guesses = [one for one in ALIASES.get(own, ()) if one in given and one not in known]
             if own not in given and guesses:
                 given[own] = given.pop(guesses[0])
-        if isinstance(parts := given.get("scope"), list):
-            given["scope"] = ";".join(map(str, parts))
-        if unknown := [key for key in given if key not in known]:
-            has = ", ".join(known)
-            raise ToolError(f"{name} has no argument '{unknown[0][:100]}'; it has {has}")
-        return given
+        for own in tool.input_schema.get("required", []):
+            # Whatever it is called, it is the text that the tool needs.
+            others = [one for one in given if one not in known]
+            texts = [one for one in others if isinstance(given[one], str | list)]
+            if own not in given and texts:
+                given[own] = given.pop(texts[0])
+        if not (unknown := [key for key in given if key not in known]):
+            return given, []
+        told = f"{name} has no argument '{unknown[0][:100]}'; it has {', '.join(known)}"
+        if "notes" not in (tool.output_schema or {})["properties"]:
+            raise ToolError(told)
+        return {key: value for key, value in given.items() if key in known}, [printable(told)]
 
     def _sentence(self, tool: str, error: ToolError) -> str:
         """Return what a model reads of an error."""

@@ -9,7 +9,7 @@ from answers import QUESTIONS, RENT, SHORT, build, untimed
 from conftest import CHAT_TEMPLATE, LEASE, POSITIONS
 
 from sedem import Decoding, Document, SeDeM, SedemConfig
-from sedem.answering.conversation import conversation_request
+from sedem.answering.conversation import conversation_request, fold
 from sedem.answering.decoding import Turn, conversation_ids
 from sedem.answering.requests import Request
 from sedem.backbone.decoder import Backbone
@@ -65,9 +65,42 @@ def test_a_template_may_order_turns_as_it_likes(chat_backbone: Backbone) -> None
 def test_a_template_may_reject_turns(chatty: SeDeM) -> None:
     reject = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     chatty.decoder.tokenizer.chat_template = reject + CHAT_TEMPLATE
-    with pytest.raises(ConfigError, match=r"cannot be used \(no system\); ask a bank, or send"):
-        conversation_request(chatty, TURNS, 8)
+    request, kept, changed = conversation_request(chatty, TURNS, 8)
+    assert kept == [*range(len(TURNS))] and [*changed] == [0] and "put before" in changed[0]
+    first, *rest = TURNS[1:]
+    folded = [("user", f"{TURNS[0][1]}\n\n{first[1]}"), *rest]
+    assert request.prompt == conversation_ids(chatty.decoder, folded)
     assert chatty.answer(None, "Hello!", decoding=SHORT).answer_tokens == 12
+
+
+def test_a_template_may_reject_every_turn(chatty: SeDeM) -> None:
+    chatty.decoder.tokenizer.chat_template = "{{ raise_exception('nothing') }}"
+    with pytest.raises(ConfigError, match=r"cannot be used \(nothing\); ask a bank, or send"):
+        conversation_request(chatty, TURNS, 8)
+
+
+@pytest.mark.parametrize(
+    ("turns", "folded", "changed"),
+    [
+        (["sA", "sB", "uC"], ["uA\n\nB\n\nC"], [0, 1]),
+        (["uA", "uB", "uC"], ["uA\n\nB\n\nC"], [1, 2]),
+        (["aA", "uB", "aC", "aD", "uE"], ["uB", "aC\n\nD", "uE"], [0, 3]),
+        (["uA", "aB", "sC", "aD", "uE"], ["uA", "aB\n\nD", "uC\n\nE"], [2, 3]),
+        (["uA", "sB", "uC"], ["uA\n\nB\n\nC"], [1, 2]),
+        (["sA"], ["uA"], [0]),
+        (["uA", "aB", "uC"], ["uA", "aB", "uC"], []),
+    ],
+)
+def test_turns_are_folded_so_that_users_and_assistants_take_turns(
+    turns: list[str], folded: list[str], changed: list[int]
+) -> None:
+    roles = {"s": "system", "u": "user", "a": "assistant"}
+
+    def spelled(short: list[str]) -> list[Turn]:
+        return [(roles[one[0]], one[1:]) for one in short]
+
+    found, told = fold(dict(enumerate(spelled(turns))))
+    assert found == spelled(folded) and [*told] == changed
 
 
 def test_an_answer_without_a_bank_has_no_sources(chatty: SeDeM) -> None:
@@ -97,7 +130,7 @@ def test_answers_with_and_without_documents_run_together(chatty: SeDeM) -> None:
 
 def test_the_token_that_ends_a_turn_ends_the_reply_and_no_other_answer(chatty: SeDeM) -> None:
     bank = chatty.read([Document("lease.txt", LEASE)])
-    request, _ = conversation_request(chatty, TURNS, SHORT.max_new_tokens)
+    request, _, _ = conversation_request(chatty, TURNS, SHORT.max_new_tokens)
     every = [*range(260)]
     chatty.decoder.chat = replace(chatty.decoder.chat, ends=every)
     reply, answer = chatty.answer_requests([request, Request(bank, RENT, 2)], SHORT)
@@ -111,7 +144,7 @@ def test_the_oldest_turns_are_left_out_if_not_all_fit(chatty: SeDeM, first: list
     for number in range(20):
         turns += [("user", f"{number} " * 9), ("assistant", "Yes. " * (number % 5 + 1))]
     turns.append(("user", "Which was the first?"))
-    request, kept = conversation_request(chatty, turns, 64)
+    request, kept, _ = conversation_request(chatty, turns, 64)
     assert request.prompt == whole(chatty.decoder, [turns[i] for i in kept])
     stays = int(first[:1] == [("system", "Be brief.")])
     assert kept == [*range(stays), *range(kept[stays], len(turns))]
@@ -119,13 +152,13 @@ def test_the_oldest_turns_are_left_out_if_not_all_fit(chatty: SeDeM, first: list
     more = [*range(stays), *range(kept[stays] - 2, len(turns))]
     room = POSITIONS - 64
     assert len(request.prompt) <= room < len(whole(chatty.decoder, [turns[i] for i in more]))
-    few, every = conversation_request(chatty, [*turns[:4], turns[-1]], 64)
+    few, every, _ = conversation_request(chatty, [*turns[:4], turns[-1]], 64)
     assert every == [0, 1, 2, 3, 4] and few.question == "Which was the first?"
 
 
 @pytest.mark.parametrize("limit", [64, POSITIONS, 2 * POSITIONS])
 def test_a_last_turn_that_does_not_fit_is_refused(chatty: SeDeM, limit: int) -> None:
-    request, kept = conversation_request(chatty, [*TURNS, ("user", "Hi " * 200)], limit)
+    request, kept, _ = conversation_request(chatty, [*TURNS, ("user", "Hi " * 200)], limit)
     assert kept == [0, 4]
     with pytest.raises(ConfigError, match=f"the decoder has {POSITIONS}; ask something shorter"):
         chatty.answer_requests([request], Decoding(limit))

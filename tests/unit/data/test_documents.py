@@ -67,7 +67,11 @@ def test_a_file_is_read_when_its_turn_comes() -> None:
 
 
 def test_missing_files_and_unknown_types_are_refused_before_any_file_is_read() -> None:
-    for name, words in (("no.txt", "there is no file 'no.txt'"), ("texts/c.bin", "type '.bin'")):
+    for name, words in (
+        ("no.txt", "there is no file or folder 'no.txt'"),
+        ("nosuch", "there is no file or folder 'nosuch'"),
+        ("texts/c.bin", "type '.bin'"),
+    ):
         with pytest.raises(DataError, match=words):
             DocumentFiles([Path("texts"), Path(name)], strict=True)
     with pytest.raises(DataError, match="is a folder; give its files"):

@@ -152,7 +152,7 @@ def test_a_conversation_without_documents_needs_no_parts(
     config: SedemConfig, chat_backbone: Backbone
 ) -> None:
     model = build(config, chat_backbone)
-    request, _ = conversation_request(model, [("user", "Hello!")], decoding_of(0).max_new_tokens)
+    request, _, _ = conversation_request(model, [("user", "Hello!")], decoding_of(0).max_new_tokens)
     engine, version = engine_of(model, 0), version_of(request.bank.snapshot())
     found = asyncio.run(answered(engine, version, request))
     assert isinstance(found, Answer)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -120,6 +119,7 @@ def test_a_server_is_not_ready_before_its_model_is_open(
         return model
 
     monkeypatch.setattr(service, "open_model", slow)
+    monkeypatch.setattr(service, "OPENING_SECONDS", 0.1)
     app = create_app(settings, keys=KEYS)
     with TestClient(app, headers=bearer(SECRET)) as client:
         assert client.get("/health").is_success
@@ -127,14 +127,10 @@ def test_a_server_is_not_ready_before_its_model_is_open(
             assert response.status_code == 503
             assert "opening its model" in response.json()["error"]["message"]
         assert client.get("/metrics").is_success
-        may_open.set()
-
-        async def opened() -> None:
-            while app.state.lifecycle.service is None:
-                await asyncio.sleep(0.01)
-
-        assert client.portal is not None
-        client.portal.call(opened)
+        # A request that comes too early waits.
+        monkeypatch.setattr(service, "OPENING_SECONDS", 60.0)
+        threading.Timer(0.5, may_open.set).start()
+        assert client.get("/v1/banks").is_success
         assert client.get("/ready").is_success
 
 

@@ -152,7 +152,8 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"tool_choice": "required"}, "tool_choice", "requires a tool, and sedem calls none"),
     ({"tool_choice": {"type": "function"}}, "tool_choice", "requires a tool"),
     ({"function_call": {"name": "add"}}, "function_call", "requires a tool"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "asks for JSON"),
+    ({"response_format": {"type": "json_schema"}}, "response_format", "asks for JSON"),
+    ({"response_format": {"type": "grammar"}}, "response_format", "asks for JSON"),
     ({"k": 0}, "k", "it must be a whole number of at least 1, 'all' or 'auto'"),
     ({"k": "many"}, "k", "it must be a whole number of at least 1, 'all' or 'auto'"),
     ({"k": True}, "k", "it must be a whole number of at least 1"),
@@ -516,7 +517,7 @@ def test_a_reply_sees_the_whole_conversation_and_says_what_it_does_not_see(
 ) -> None:
     client, model = chatty
     turns = [("system", "Be brief."), ("user", "Hi"), ("assistant", "Yes?"), ("user", "Who?")]
-    request, _ = conversation_request(model, turns, 8)
+    request, _, _ = conversation_request(model, turns, 8)
     (expected,) = model.answer_requests([request], Decoding(8))
     messages = [message(words, role) for role, words in turns]
     messages[0]["role"] = "developer"
@@ -547,7 +548,10 @@ def test_what_asks_for_documents_is_not_answered_without(
     reject = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     model.decoder.tokenizer.chat_template = reject + str(model.decoder.tokenizer.chat_template)
     body["messages"] = [message("Be brief.", "system"), message("Hello!")]
-    assert "(no system); ask a bank, or send turns" in error_of(client, body, 400)["message"]
+    reply = client.post(CHAT, json=body)
+    assert (
+        reply.is_success and "message 1 (system) was put before" in reply.json()["sedem"]["cut"][0]
+    )
 
 
 def test_every_block_of_a_large_bank_cannot_be_asked_for(
@@ -587,6 +591,46 @@ def _told_first(self: Any, joined: Any, prefill: Any = running.RunningAnswers._p
     """The reference engine loads no blocks one by one."""
     between_pieces(1, 29)
     prefill(self, joined)
+
+
+def schema(properties: Any) -> dict[str, Any]:
+    return {"name": "n", "schema": {"type": "object", "properties": properties}}
+
+
+FORMS: list[tuple[dict[str, Any], str]] = [
+    ({"type": "json_object"}, "answer"),
+    ({"type": "json_schema", "json_schema": schema({"rent": {"type": "string"}})}, "rent"),
+    ({"type": "json_schema", "json_schema": schema({"x": {"type": ["string", "null"]}})}, "x"),
+]
+
+
+@pytest.mark.parametrize(("form", "field"), FORMS)
+def test_an_answer_is_json_if_that_is_asked_for(
+    client: TestClient, form: dict[str, Any], field: str
+) -> None:
+    plain = client.post(CHAT, json=asks()).json()["choices"][0]["message"]["content"]
+    given = asks(response_format=form)
+    said = client.post(CHAT, json=given).json()["choices"][0]["message"]["content"]
+    assert json.loads(said) == {field: plain}
+    lines = client.post(CHAT, json={**given, "stream": True}).text.splitlines()
+    chunks = [json.loads(one[6:]) for one in lines if one.startswith("data: {")]
+    deltas = [one["delta"].get("content", "") for chunk in chunks for one in chunk["choices"]]
+    assert "".join(deltas) == said
+    spec = {"type": form["type"], **form.get("json_schema", {})}
+    body = {"model": given["model"], "input": given["messages"], "text": {"format": spec}}
+    kept = {key: given[key] for key in given.keys() - {"messages", "response_format", "model"}}
+    output = client.post("/v1/responses", json={**body, **kept}).json()["output"]
+    assert json.loads(output[0]["content"][0]["text"]) == {field: plain}
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [{}, {"a": {"type": "integer"}}, {"a": {"type": "string"}, "b": {"type": "string"}}, [], None,
+     {"a": {"type": "string", "enum": ["yes", "no"]}}, {"a": "string"}],
+)  # fmt: skip
+def test_json_that_no_answer_fits_is_refused(client: TestClient, properties: Any) -> None:
+    form = {"type": "json_schema", "json_schema": schema(properties)}
+    assert "several fields" in error_of(client, asks(response_format=form), 400)["message"]
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -93,7 +93,7 @@ def test_raw_messages_of_every_version(client: TestClient, version: str) -> None
     assert json.loads(result["content"][0]["text"]) == found and not result.get("isError")
     [passage] = found["results"]
     assert passage["text"] == LEASE[passage["start"] : passage["end"]]
-    refused = raw.send("tools/call", name="search", arguments={"q": QUESTION, "colour": "red"})
+    refused = raw.send("tools/call", name="fetch", arguments={"id": "mine", "colour": "red"})
     assert refused["isError"] and "no argument 'colour'" in refused["content"][0]["text"]
     [resource] = raw.send("resources/list")["resources"]
     assert raw.send("resources/read", uri=resource["uri"])["contents"][0]["text"] == LEASE

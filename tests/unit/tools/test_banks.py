@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event, Thread
@@ -34,6 +36,12 @@ def folder(tmp_path: Path) -> Path:
 def open_folder(folder: Path, tmp_path: Path) -> Callable[[], FolderBank]:
     """Return a function that opens the folder as a new process does."""
     return lambda: FolderBank(folder, tmp_path / "home", "tiny", "papers")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Where the banks of folders are kept."""
+    return tmp_path / "home"
 
 
 def names(bank: BuiltBank) -> list[str]:
@@ -155,11 +163,11 @@ def test_a_file_that_cannot_be_read_does_not_stop_the_others(
     bank = open_folder()
     bank.catch_up(model, Event())
     assert names(bank) == ["kitchen/recipe.md", "lease.txt"]
-    told = bank.reading()
-    assert "binary.txt" in told and "empty.txt" in told and "still reading" not in told
+    told = " ".join(bank.unreadable())
+    assert "binary.txt" in told and "empty.txt" in told and bank.reading() == ""
     change(folder / "empty.txt", "Now it has text.")
     bank.catch_up(model, Event())
-    assert "empty.txt" in names(bank) and "empty.txt" not in bank.reading()
+    assert "empty.txt" in names(bank) and "empty.txt" not in str(bank.unreadable())
 
 
 def test_a_document_that_the_model_rejects_does_not_stop_the_others(
@@ -175,7 +183,8 @@ def test_a_document_that_the_model_rejects_does_not_stop_the_others(
     monkeypatch.setattr(BuiltBank, "add", picky)
     bank = open_folder()
     bank.catch_up(model, Event())
-    assert names(bank) == ["kitchen/recipe.md"] and bank.reading() == "'lease.txt' has no tokens"
+    assert names(bank) == ["kitchen/recipe.md"] and bank.reading() == ""
+    assert bank.unreadable() == ["'lease.txt' has no tokens"]
 
 
 def test_what_is_read_can_be_asked_while_the_rest_is_read(
@@ -241,13 +250,177 @@ def test_a_folder_of_another_model_is_told(
 ) -> None:
     bank, stop = open_folder(), Event()
 
-    def fail(*arguments: object) -> None:
+    def fail(*arguments: object, briefly: bool) -> None:
         stop.set()
         raise BankError("another model made it")
 
     monkeypatch.setattr(bank, "catch_up", fail)
     bank.follow(model, stop)
     assert "'papers' cannot be read into its bank: another model made it" in bank.reading()
+
+
+PAPERS = ["disk/a.txt", "disk/b.txt", "one.txt", "two.txt", "three.txt", "linked.txt", "sub/x.txt"]
+
+
+@pytest.fixture
+def papers(folder: Path, tmp_path: Path, open_folder: Callable[[], FolderBank]) -> Path:
+    """The folder with other documents, one of them a link to a file elsewhere."""
+    shutil.rmtree(folder)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "linked.txt").write_text("A linked text.", "utf-8")
+    for name in PAPERS:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        if name != "linked.txt":
+            (folder / name).write_text(f"The text of {name}.", "utf-8")
+    (folder / "linked.txt").symlink_to(tmp_path / "elsewhere" / "linked.txt")
+    return folder
+
+
+def _empty(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+UNPLUGGED: dict[str, tuple[Callable[[Path], object], int, str]] = {
+    "missing": (shutil.rmtree, 7, "cannot be read: No such file or directory"),
+    "empty": (_empty, 7, "is empty"),
+    "a file": (lambda f: (shutil.rmtree(f), f.write_text("x")), 7, "cannot be read: Not a direct"),
+    "most": (lambda f: [(f / one).unlink() for one in PAPERS[:5]], 5, "missing all at once"),
+    "an inner disk": (lambda f: _empty(f / "disk"), 2, "missing all at once"),
+    "a link": (lambda f: (f.parent / "elsewhere" / "linked.txt").unlink(), 1, "missing all"),
+}
+
+
+@pytest.mark.parametrize("how", UNPLUGGED)
+def test_what_is_out_of_reach_is_not_forgotten_until_it_is_back(
+    model: SeDeM, papers: Path, open_folder: Callable[[], FolderBank], how: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    bank, (unplug, count, told) = open_folder(), UNPLUGGED[how]
+    bank.catch_up(model, Event())
+    away = papers.with_name("away")
+    shutil.copytree(papers, away, symlinks=True)
+    shutil.copytree(papers.parent / "elsewhere", away.with_name("there"))
+    unplug(papers)
+    # So does a process that starts only now.
+    for one in (bank, open_folder()):
+        for _ in range(2):
+            assert told in one.reading() or one is bank
+            one.catch_up(model, Event())
+            assert names(one) == sorted(PAPERS)
+            kept = f"what was read of {count} files of 'papers' is kept until they are back"
+            assert told in one.reading() and kept in one.reading()
+    # What comes back one by one does not make a deletion of the rest.
+    if papers.is_file():
+        papers.unlink()
+    for source in sorted(away.rglob("*.txt")):
+        target = papers / source.relative_to(away)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.unlink(missing_ok=True)
+        shutil.copy2(source, target, follow_symlinks=False)
+        open_folder().catch_up(model, Event())
+        assert names(bank) == sorted(PAPERS)
+    shutil.copytree(away.with_name("there"), papers.parent / "elsewhere", dirs_exist_ok=True)
+    monkeypatch.setattr(banks, "read_document", None)  # nothing is read again
+    bank.catch_up(model, Event())
+    assert names(bank) == sorted(PAPERS) and bank.reading() == "" and not bank.changed("one.txt")
+    (papers / "one.txt").unlink()
+    bank.catch_up(model, Event())
+    assert names(bank) == sorted({*PAPERS} - {"one.txt"})
+
+
+DELETED: dict[str, tuple[Callable[[Path], object], list[str]]] = {
+    "one": (lambda f: (f / "one.txt").unlink(), PAPERS[:2] + PAPERS[3:]),
+    "three of seven": (lambda f: [(f / one).unlink() for one in PAPERS[2:5]],
+                       PAPERS[:2] + PAPERS[5:]),
+    "the only one of an inner folder": (lambda f: (f / "sub" / "x.txt").unlink(), PAPERS[:6]),
+    "an inner folder": (lambda f: shutil.rmtree(f / "disk"), PAPERS[2:]),
+    "moved": (lambda f: [(f / "disk").rename(f / "new"), *(
+        (f / one).rename(f / f"old-{one}") for one in PAPERS[2:5])],
+        ["new/a.txt", "new/b.txt", "old-one.txt", "old-two.txt", "old-three.txt", *PAPERS[5:]]),
+    "the link": (lambda f: (f / "linked.txt").unlink(), PAPERS[:5] + PAPERS[6:]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", DELETED)
+def test_what_somebody_deletes_or_moves_is_forgotten(
+    model: SeDeM, papers: Path, open_folder: Callable[[], FolderBank], how: str
+) -> None:
+    bank, (delete, left) = open_folder(), DELETED[how]
+    bank.catch_up(model, Event())
+    delete(papers)
+    bank.catch_up(model, Event())
+    assert names(bank) == sorted(left) and bank.reading() == ""
+
+
+def test_a_file_that_is_deleted_as_soon_as_its_folder_is_back_is_forgotten(
+    model: SeDeM, papers: Path, open_folder: Callable[[], FolderBank]
+) -> None:
+    bank = open_folder()
+    bank.catch_up(model, Event())
+    papers.rename(papers.with_name("away"))
+    bank.catch_up(model, Event())
+    assert names(bank) == sorted(PAPERS)
+    papers.with_name("away").rename(papers)
+    (papers / "one.txt").unlink()
+    open_folder().catch_up(model, Event())
+    assert names(bank) == sorted({*PAPERS} - {"one.txt"})
+
+
+def test_a_place_that_is_away_opens_if_it_was_read(model: SeDeM, folder: Path, home: Path) -> None:
+    [bank] = banks_at([str(folder)], home, "tiny")
+    assert isinstance(bank, FolderBank)
+    bank.catch_up(model, Event())
+    shutil.rmtree(folder)
+    [again] = banks_at([str(folder)], home, "tiny")
+    assert names(again) == ["kitchen/recipe.md", "lease.txt"]
+    assert "the folder of 'papers' cannot be read" in again.reading()
+
+
+def test_a_file_that_goes_while_it_is_read_is_read_when_it_is_back(
+    model: SeDeM, folder: Path, open_folder: Callable[[], FolderBank],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def unplugged(path: Path) -> Document:
+        path.rename(path.with_suffix(".away"))
+        raise DataError("it is gone")
+
+    bank = open_folder()
+    with monkeypatch.context() as patch:
+        patch.setattr(banks, "read_document", unplugged)
+        bank.catch_up(model, Event())
+    assert names(bank) == [] and bank.unreadable() == []
+    (folder / "lease.away").rename(folder / "lease.txt")
+    bank.catch_up(model, Event())
+    assert names(bank) == ["lease.txt"]
+
+
+@pytest.mark.parametrize("when", ["while", "after"])
+def test_what_is_added_is_read_before_what_still_waits(
+    model: SeDeM, folder: Path, open_folder: Callable[[], FolderBank],
+    monkeypatch: pytest.MonkeyPatch, when: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(banks, "GROUP_CHARACTERS", 1)
+    monkeypatch.setattr(banks, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(banks, "LOOK_SHARE", 0)
+    bank, stop, order, add = open_folder(), Event(), list[str](), BuiltBank.add
+    for number in range(5):
+        (folder / f"m{number}.txt").write_text(f"Text {number}.", "utf-8")
+
+    def slow(self: BuiltBank, model: SeDeM, *documents: Document, progress: object) -> None:
+        add(self, model, *documents)
+        order.extend(one.name for one in documents)
+        if len(order) == (2 if when == "while" else 7):
+            (folder / "z.txt").write_text("A late text.", "utf-8")
+        time.sleep(0.05)
+        if len(order) == 8:
+            stop.set()
+
+    monkeypatch.setattr(BuiltBank, "add", slow)
+    began = time.monotonic()
+    bank.follow(model, stop)
+    assert order.index("z.txt") == (2 if when == "while" else 7)
+    assert time.monotonic() - began < 20
 
 
 def test_places_are_named_after_their_files(folder: Path, lease: Path, tmp_path: Path) -> None:

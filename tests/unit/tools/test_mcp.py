@@ -165,6 +165,48 @@ async def test_arguments_have_the_names_that_models_guess(backend: LocalBackend,
         for guess in ({"path": "lease.txt"}, {"id": "lease.txt", "offset": 0, "limit": 4000}):
             assert (await call(client, "read", **guess))["text"] == LEASE
         assert "recipe" in str(await call(client, "documents", folder="kitchen/"))
+        # Whatever it is called, it is the text that the tool needs.
+        for guess in ({"queries": [QUESTION], "k": 1}, {"user_request": QUESTION, "top_k": 1}):
+            assert (await call(client, "search", **guess))["results"] == expected["results"]
+        for guess in ({"file_path": "lease.txt"}, {"target": "lease.txt", "length": "4000"}):
+            assert (await call(client, "read", **guess))["text"] == LEASE
+        await call(client, "remember", title="a/b c", note="Checked.")
+        assert (await call(client, "read", document="a/b c.note"))["text"] == "Checked."
+
+
+@in_a_loop
+async def test_arguments_are_written_as_models_write_them(backend: LocalBackend) -> None:
+    async with connected(backend) as client:
+        expected = await call(client, "search", question=QUESTION)
+        for given in (
+            {"k": "8"}, {"k": 8.0}, {"k": "8.0"}, {"k": "auto"},
+            {"k": ""}, {"k": None, "skip": "null"},
+            {"question": [QUESTION]}, {"question": json.dumps([QUESTION])}, {"budget": "default"},
+            {"scope": None}, {"scope": ""}, {"scope": "."}, {"scope": "/"}, {"scope": "*"},
+            {"scope": "all"}, {"scope": "ALL"}, {"scope": "./"}, {"scope": []},
+            {"scope": ["lease.txt", "kitchen/"]}, {"scope": '["lease.txt", "kitchen/recipe.txt"]'},
+        ):  # fmt: skip
+            assert await call(client, "search", **{"question": QUESTION, **given}) == expected, (
+                given
+            )
+        part = await call(client, "read", document="lease.txt", start="10", length="20", page=None)
+        assert part["text"] == LEASE[10:30]
+        for given in ({"k": "auto"}, {"k": "2", "max_tokens": 3.0}, {"k": None, "max_tokens": "3"}):
+            assert "answer" in await call(client, "ask", question=QUESTION, **given)
+
+
+@in_a_loop
+async def test_an_argument_that_a_tool_lacks_is_told(backend: LocalBackend) -> None:
+    async with connected(backend) as client:
+        for tool, given in (
+            ("documents", {"random_string": "x"}),
+            ("read", {"document": "lease.txt", "start": 10, "end": 50}),
+            ("search", {"question": QUESTION, "sessionId": "1", "explanation": "It helps."}),
+        ):
+            result = await client.call_tool(tool, given)
+            notes = result.structured_content["notes"]
+            assert f"{tool} has no argument '" in notes[-1] and not result.is_error
+            assert notes == json.loads(result.content[0].text)["notes"]
 
 
 @in_a_loop
@@ -185,7 +227,9 @@ async def test_bad_input_gets_one_sentence(backend: LocalBackend) -> None:
         for tool, arguments, words in (
             ("search", {}, "'question' is not valid: field required"),
             ("search", {"question": QUESTION, "k": "many"}, "'k' is not valid: input should be"),
-            ("search", {"question": QUESTION, "colour": 1}, "no argument 'colour'; it has quest"),
+            ("fetch", {"id": "lease.txt", "colour": 1}, "no argument 'colour'; it has id"),
+            ("remember", {"text": "A note.", "colour": 1}, "no argument 'colour'; it has text"),
+            ("search", {"question": ["What?", "Who?"]}, "'question' is not valid: input should be"),
             ("search", {"question": " "}, "the question is empty; ask something"),
             ("search", {"question": "\ud800"}, "not Unicode text"),
             ("read", {"document": "nothing.txt"}, "there is no document 'nothing.txt'"),
