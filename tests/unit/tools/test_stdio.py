@@ -38,7 +38,8 @@ async def lines(*texts: str) -> AsyncIterator[SessionMessage | Exception]:
 @pytest.mark.parametrize(
     ("line", "code", "number"),
     [
-        ("nonsense", -32700, None), ('{"jsonrpc": "2.0", "id": 1,', -32700, None), ("5", -32600, None),
+        ("nonsense", -32700, None), ('{"jsonrpc": "2.0", "id": 1,', -32700, None),
+        ("5", -32600, None),
         ('{"id": 1, "method": "ping"}', -32600, 1), ("[" * 3000, -32700, None),
         ('{"jsonrpc": "1.0", "id": "a", "method": "ping"}', -32600, "a"),
         ('{"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": "x"}', -32600, 7),
