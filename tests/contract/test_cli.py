@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -288,7 +289,8 @@ def test_a_file_that_cannot_be_read_is_refused_and_nothing_is_written(here: Path
     Path("texts").mkdir()
     refused(*build, "texts", words=r"'texts' holds no file that can be read \(")
     refused(*build, "*.docx", words=r"'\*\.docx' holds no file that can be read")
-    refused(*build, "no.txt", "--strict", words=r"there is no file or folder 'no\.txt'")
+    for name in ("no.txt", "nosuch", "no/such/folder/"):
+        refused(*build, name, "--strict", words=rf"no file or folder '{name.rstrip('/')}'")
     words = "or there is no such encoding; try utf-8"
     refused(*build, "lease.txt", "--strict", "--encoding", "klingon", words=words)
     assert not [path for path in here.iterdir() if "bank" in path.name]
@@ -537,6 +539,23 @@ def test_limits_and_sampling_are_passed_on(bank: Path) -> None:
     assert one == again != other
     refused(*ask, "--max-new-tokens", 0, words="max_new_tokens is 0; it must be a whole number")
     refused(*ask, "--temperature", -1, words="temperature is -1")
+
+
+def test_a_question_needs_no_quotes(bank: Path) -> None:
+    question = "What is the rent?"
+    for words in ([question], question.split(), ["--k", "2", *question.split()]):
+        told = prints_json("ask", bank, *words, "--json")
+        assert (
+            told["citations"]
+            and told["answer"]
+            == prints_json(
+                "ask", bank, question, "--json", *(words[:2] if words[0] == "--k" else [])
+            )["answer"]
+        )
+
+
+def test_the_version_is_printed() -> None:
+    assert succeeds("--version") == f"sedem {version('sedem')}\n"
 
 
 def test_documents_can_be_named(bank: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,32 @@ def test_raw_messages_of_every_version(version: str, tmp_path: Path) -> None:
         "search", "ask", "read", "documents", "fetch",
     ]  # fmt: skip
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("wait", [0.0, 2.0])
+def test_the_end_of_input_ends_the_process_while_the_model_opens(
+    wait: float, tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_text("The rent is 900 euros.", "utf-8")
+    process = subprocess.Popen(
+        [*COMMAND, str(tmp_path), "--home", str(tmp_path / "home")],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdin is not None and process.stdout is not None
+    about = {"clientInfo": {"name": "raw", "version": "1"}, "capabilities": {}}
+    begin = message(VERSIONS[0], "initialize", protocolVersion=VERSIONS[0], **about)
+    process.stdin.write(f"{json.dumps(begin)}\n")
+    process.stdin.flush()
+    assert json.loads(process.stdout.readline())["id"] == 1
+    asked = message(VERSIONS[0], "tools/call", name="search", arguments={"question": "Rent?"})
+    process.stdin.write(f"{json.dumps({**asked, 'id': 2})}\nnonsense\n")
+    process.stdin.flush()
+    time.sleep(wait)
+    began = time.monotonic()
+    out, _ = process.communicate(timeout=60)
+    assert time.monotonic() - began < 10 and process.returncode == 0  # 2 s on a free machine
+    told = {one["id"]: one for one in map(json.loads, out.splitlines())}
+    assert told[None]["error"]["code"] == -32700 and told[2].keys() & {"error", "result"}
 
 
 def test_what_is_missing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

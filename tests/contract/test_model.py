@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +14,68 @@ from answers import QUESTIONS, RENT, SHORT, assert_cites, assert_same_sources, b
 from conftest import LEASE, POSITIONS
 from tokenizers import normalizers
 
-from sedem import Decoding, Document, MemoryBank, Reader, SeDeM, SedemConfig
+from sedem import Answer, Decoding, Document, MemoryBank, Reader, SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
 from sedem.baselines.bm25 import BM25
 from sedem.baselines.full_context import FullContext
 from sedem.errors import BankError, ConfigError, DataError
+
+# What is read
+
+
+def test_files_and_folders_are_read_by_their_paths(
+    model: SeDeM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("texts").mkdir()
+    for name in ("a.txt", "texts/b.md", "texts/c.txt"):
+        Path(name).write_text(f"The text of {name}.", "utf-8")
+    assert Document.from_file("a.txt") == Document("a.txt", "The text of a.txt.")
+    own = Document("own", "Own text.")
+    for given, names in (
+        ("texts", ["texts/b.md", "texts/c.txt"]),
+        (["a.txt"], ["a.txt"]),
+        (Path("a.txt"), ["a.txt"]),
+        (["a.txt", Path("texts"), own], ["a.txt", "texts/b.md", "texts/c.txt", "own"]),
+        (own, ["own"]),
+        ((one for one in [own]), ["own"]),
+    ):
+        assert model.read(given).names == names
+    for path, words in (
+        ("nosuch", "there is no file or folder 'nosuch'"),
+        ("nosuch.pdf", "there is no file or folder 'nosuch.pdf'"),
+        ([own, "texts/d.txt"], "there is no file or folder 'texts/d.txt'"),
+    ):
+        with pytest.raises(DataError, match=words):
+            model.read(path)
+    with pytest.raises(DataError, match="'texts' is a folder"):
+        Document.from_file("texts")
+
+
+def test_a_bank_and_a_model_say_what_they_are(
+    model: SeDeM, bank: MemoryBank, documents: list[Document], tmp_path: Path
+) -> None:
+    assert [*bank] == documents and bank.names == [one.name for one in documents]
+    assert documents[0].name in bank and documents[0] in bank
+    assert "none.txt" not in bank and Document(documents[0].name, "Other.") not in bank
+    assert 5 not in bank
+    held = f"{len(documents)} documents, {len(bank)} blocks"
+    assert repr(bank).startswith("MemoryBank(") and held in repr(bank)
+    bank.save(tmp_path / "kept.bank")
+    assert repr(MemoryBank.open(tmp_path / "kept.bank")) == (
+        f"MemoryBank('{tmp_path / 'kept.bank'}', {held})"
+    )
+    assert repr(model) == f"SeDeM('{model.name}', decoder '{model.decoder.name}', on cpu)"
+
+
+def test_questions_can_be_awaited(model: SeDeM, bank: MemoryBank) -> None:
+    async def ask() -> list[Answer]:
+        asked = (model.aanswer(bank, one, decoding=SHORT, k=2) for one in QUESTIONS)
+        return await asyncio.gather(*asked)
+
+    expected = [model.answer(bank, one, decoding=SHORT, k=2) for one in QUESTIONS]
+    assert [one.text for one in asyncio.run(ask())] == [one.text for one in expected]
+
 
 # Citations
 

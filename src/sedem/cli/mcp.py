@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -55,3 +57,6 @@ def mcp(
 
     backend = LocalBackend(banks, opened, writable=write)
     ToolServer(backend, backend.lifespan).run("stdio")
+    # A host waits two seconds. What still runs has committed or will be read again.
+    sys.stdout.flush()
+    os._exit(0)

@@ -63,6 +63,8 @@ PATIENCE = 10.0
 """How long a search waits for the first documents of a folder."""
 FIRST = 1.5
 """Seconds before the model is opened unasked: importing torch slows the first messages down."""
+END_SECONDS = 0.3
+"""How long the end waits for the model's thread, which may be opening it or reading a batch."""
 RESOURCES = 1_000
 """Documents that are listed as resources; `documents` lists all."""
 ERROR_CHARACTERS = 5_000
@@ -465,4 +467,4 @@ class LocalBackend:
                 self._ended.set()
                 if self._thread.ident:
                     with anyio.CancelScope(shield=True):
-                        await anyio.to_thread.run_sync(self._thread.join)
+                        await anyio.to_thread.run_sync(self._thread.join, END_SECONDS)

@@ -263,16 +263,16 @@ PAPERS = ["disk/a.txt", "disk/b.txt", "one.txt", "two.txt", "three.txt", "linked
 
 
 @pytest.fixture
-def papers(folder: Path, tmp_path: Path, open_folder: Callable[[], FolderBank]) -> Path:
-    """The folder with other documents, one of them a link to a file elsewhere."""
+def papers(folder: Path, open_folder: Callable[[], FolderBank]) -> Path:
+    """The folder with other documents, one of them a link to a hidden file in it."""
     shutil.rmtree(folder)
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "linked.txt").write_text("A linked text.", "utf-8")
+    (folder / ".store").mkdir(parents=True)
+    (folder / ".store" / "linked.txt").write_text("A linked text.", "utf-8")
     for name in PAPERS:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         if name != "linked.txt":
             (folder / name).write_text(f"The text of {name}.", "utf-8")
-    (folder / "linked.txt").symlink_to(tmp_path / "elsewhere" / "linked.txt")
+    (folder / "linked.txt").symlink_to(folder / ".store" / "linked.txt")
     return folder
 
 
@@ -287,7 +287,7 @@ UNPLUGGED: dict[str, tuple[Callable[[Path], object], int, str]] = {
     "a file": (lambda f: (shutil.rmtree(f), f.write_text("x")), 7, "cannot be read: Not a direct"),
     "most": (lambda f: [(f / one).unlink() for one in PAPERS[:5]], 5, "missing all at once"),
     "an inner disk": (lambda f: _empty(f / "disk"), 2, "missing all at once"),
-    "a link": (lambda f: (f.parent / "elsewhere" / "linked.txt").unlink(), 1, "missing all"),
+    "a link": (lambda f: (f / ".store" / "linked.txt").unlink(), 1, "missing all"),
 }
 
 
@@ -300,7 +300,6 @@ def test_what_is_out_of_reach_is_not_forgotten_until_it_is_back(
     bank.catch_up(model, Event())
     away = papers.with_name("away")
     shutil.copytree(papers, away, symlinks=True)
-    shutil.copytree(papers.parent / "elsewhere", away.with_name("there"))
     unplug(papers)
     # So does a process that starts only now.
     for one in (bank, open_folder()):
@@ -320,7 +319,6 @@ def test_what_is_out_of_reach_is_not_forgotten_until_it_is_back(
         shutil.copy2(source, target, follow_symlinks=False)
         open_folder().catch_up(model, Event())
         assert names(bank) == sorted(PAPERS)
-    shutil.copytree(away.with_name("there"), papers.parent / "elsewhere", dirs_exist_ok=True)
     monkeypatch.setattr(banks, "read_document", None)  # nothing is read again
     bank.catch_up(model, Event())
     assert names(bank) == sorted(PAPERS) and bank.reading() == "" and not bank.changed("one.txt")

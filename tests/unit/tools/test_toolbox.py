@@ -320,6 +320,30 @@ def test_a_damaged_bank_is_told_and_the_others_answer(
         Toolbox([bad], lambda: model).search(QUESTION)
 
 
+def test_a_file_that_cannot_be_read_is_told_once_and_in_every_list(
+    toolbox: Toolbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = ["'a.txt' is binary", "'b.txt' is empty"]
+    monkeypatch.setattr(BuiltBank, "unreadable", lambda self: bad[:1])
+    assert toolbox.search(QUESTION).notes[0] == bad[0]
+    assert bad[0] not in toolbox.search(QUESTION).notes + toolbox.read("lease.txt").notes
+    assert toolbox.documents().notes == toolbox.documents().notes == bad[:1]
+    monkeypatch.setattr(BuiltBank, "unreadable", lambda self: bad)
+    assert [one for one in toolbox.search(QUESTION).notes if one in bad] == bad[1:]
+    # What is wrong with a whole folder is in every result.
+    monkeypatch.setattr(BuiltBank, "reading", lambda self: "the folder is empty")
+    for _ in range(2):
+        for result in (toolbox.search(QUESTION), toolbox.documents(), toolbox.read("lease.txt")):
+            assert "the folder is empty" in result.notes
+
+
+@pytest.mark.parametrize("name", ["recipe.txt", "./kitchen/recipe.txt", "KITCHEN\\Recipe.txt#L1"])
+def test_a_scope_takes_every_name_that_read_takes(toolbox: Toolbox, name: str) -> None:
+    assert toolbox.read(name).document == "lease/kitchen/recipe.txt"
+    found = toolbox.search(QUESTION, name).results
+    assert {one.document for one in found} == {"lease/kitchen/recipe.txt"}
+
+
 def test_the_same_name_in_two_banks_needs_the_banks_name(
     toolbox: Toolbox, model: SeDeM, tmp_path: Path
 ) -> None:
