@@ -16,7 +16,7 @@ from experiments.system.timing import ASKED
 QUESTIONS = {
     "squad-10": 100,
     "squad-10-swapped": 32,
-    "hotpotqa": 32,
+    "hotpotqa": 16,
     "2wiki": 32,
     "musique": 16,
     "exact-facts": 50,

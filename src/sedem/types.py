@@ -91,7 +91,9 @@ def documents_of(given: Given | Iterable[Given]) -> list[Document]:
     listed = [given] if isinstance(given, str | os.PathLike | Document) else given
     found: list[Document] = []
     for one in listed:
-        found += [one] if isinstance(one, Document) else _files().DocumentFiles([Path(one)])
+        found += (
+            [one] if isinstance(one, Document) else _files().DocumentFiles([Path(one)], strict=True)
+        )
     return found
 
 

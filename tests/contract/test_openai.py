@@ -158,7 +158,7 @@ def test_a_client_that_goes_away_frees_its_row(
     else:
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{served.api}/chat/completions", json=body, headers=headers, timeout=2)
-    live = scheduler._running.live
+    live = scheduler.short._answers.live
     until(lambda: all(running.question.ended for running in live.values()))
     turns.set()
     until(lambda: scheduler.running == 0)

@@ -70,6 +70,7 @@ class Stream(Iterator[str]):
 
 def test_answers_and_sources_are_escaped(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stream(self: SeDeM, bank: MemoryBank, question: str, **options: Any) -> Stream:
+        del options["estimated"]
         answer = self.answer(bank, question, **options)
         return Stream(replace(answer, cut=(f"cut {HOSTILE}",)))
 

@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatch
+from itertools import takewhile
 from pathlib import Path
 
 from sedem.data.document_formats import CODE, PARSERS, ending_of, parse_file
@@ -119,11 +120,17 @@ def files_in(
             chosen = [*_documents_below(source, endings, take, include)]
         elif glob.has_magic(str(source)) and not exists(source):
             every = map(Path, sorted(glob.iglob(str(source), recursive=True)))
+            # The folder that the pattern begins in.
+            home = Path(*takewhile(lambda part: not glob.has_magic(part), source.parts)).resolve()
             chosen = [
                 path
                 for path in every
                 if not is_folder(path)
-                and take(path, str(path), _among(path, source) or _reason(path, endings))
+                and take(
+                    path,
+                    str(path),
+                    _among(path, source) or _link_reason(path, home) or _reason(path, endings),
+                )
             ]
         else:
             found.append(source)

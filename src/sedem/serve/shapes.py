@@ -65,8 +65,8 @@ def _answer_field(form: Any) -> str | None:
             return _unicode(name)
     raise PydanticCustomError(
         UNSUPPORTED,
-        "asks for JSON of several fields, and sedem gives one text; ask for json_object, or for a "
-        "schema with one field of type string",
+        "asks for JSON of several fields, and sedem gives one text; ask for json_object or "
+        "for a schema with one field of type string, or leave it out",
     )
 
 
