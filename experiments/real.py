@@ -18,7 +18,6 @@ QUESTIONS = {
     "squad-10-swapped": 32,
     "hotpotqa": 16,
     "2wiki": 32,
-    "musique": 16,
     "exact-facts": 50,
     "household": 22,
 }
@@ -134,7 +133,7 @@ def answering_times(scale: Scale) -> Iterator[Number]:
     """Times of sedem-smol by way to answer, and how many times that of a free answer each is."""
     if SMOL not in scale.shipped:
         return
-    cell = replace(_asked(scale, MAIN), measure="answer-times", limit=20, k=4)
+    cell = replace(_asked(scale, MAIN), measure="answer-times", limit=8, k=4)
     for way in ASKED:
         yield from entries(
             way,

@@ -13,7 +13,7 @@ from experiments.system import cells
 from experiments.system.bench import bench_cells
 from experiments.system.scales import NANO
 
-SMOL_CELL = "ways.sedem-smol-guided.squad-10.32-tokens.float32.n300"
+SMOL_CELL = "ways.sedem-smol-guided.squad-10.32-tokens.float32.n100"
 
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: f"{page.parent.name}-{page.name}")
