@@ -539,13 +539,13 @@ def test_limits_and_sampling_are_passed_on(bank: Path) -> None:
 
 def test_a_question_needs_no_quotes(bank: Path) -> None:
     question = "What is the rent?"
-    for words in ([question], question.split(), ["--k", "2", *question.split()]):
+    for words in ([question], question.split(), ["-k", "2", *question.split()]):
         told = prints_json("ask", bank, *words, "--json")
         assert (
             told["citations"]
             and told["answer"]
             == prints_json(
-                "ask", bank, question, "--json", *(words[:2] if words[0] == "--k" else [])
+                "ask", bank, question, "--json", *(words[:2] if words[0] == "-k" else [])
             )["answer"]
         )
 
