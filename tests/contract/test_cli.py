@@ -549,7 +549,7 @@ def test_a_question_needs_no_quotes(bank: Path) -> None:
             told["citations"]
             and told["answer"]
             == prints_json(
-                "ask", bank, question, "--json", *(words[:2] if words[0] == "--k" else [])
+                "ask", bank, question, "--json", *(words[:2] if words[0] == "-k" else [])
             )["answer"]
         )
 

@@ -333,7 +333,7 @@ def ask(
     question: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[QUESTION]",
+            metavar="QUESTION",
             help="With or without quotes. Without it, one question a line from stdin.",
         ),
     ] = None,
