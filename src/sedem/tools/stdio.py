@@ -23,7 +23,7 @@ from mcp_types import (
 )
 from pydantic import ValidationError
 
-LAST_SECONDS = 1.5
+LAST_SECONDS = 1.3
 """How long calls may go on after the end of input; then they are answered with an error."""
 
 
