@@ -171,15 +171,6 @@ def test_a_folder_of_parts_is_no_way_into_another_bank(
     assert intact()
 
 
-def test_an_old_bank_with_links_is_not_imported(victim: Path, tmp_path: Path) -> None:
-    old = tmp_path / "old"
-    old.mkdir()
-    (old / "catalog.sqlite").touch()
-    (old / "shards").symlink_to(victim.parent)
-    with pytest.raises(BankError, match=r"shards' is a link, which could lead anywhere"):
-        import_bank(old, tmp_path / "new.bank")
-
-
 def test_an_import_checks_all_before_anything_appears(tmp_path: Path) -> None:
     """A bank is one file, so an archive with members in other places is no bank any more."""
     source, target = tmp_path / "a.bank", tmp_path / "here" / "b.bank"

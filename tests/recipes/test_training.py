@@ -30,6 +30,7 @@ ONE_OF_EACH = [
 FREE = (
     "k", "lora_rank", "lora_alpha", "block_context", "guidance", "condition", "confidence",
     "selection", "word_weight", "answer", "spans", "hops", "second_hop", "read_once",
+    "second_reading",
 )  # fmt: skip
 """Settings that a recipe may change from the checkpoint that it starts from."""
 

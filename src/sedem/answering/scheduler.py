@@ -26,7 +26,7 @@ from functools import partial
 from itertools import islice
 from math import ceil
 from queue import SimpleQueue
-from threading import Condition, Thread
+from threading import Condition, Lock, Thread
 from types import TracebackType
 from typing import Self
 
@@ -56,6 +56,7 @@ from sedem.guidance.scores import Budget
 from sedem.modules import SedemModules
 from sedem.types import Answer
 
+_IMPORTING = Lock()
 WAITING = 256
 """Default limit of waiting questions."""
 JOIN = 4
@@ -265,8 +266,10 @@ class Lane:
         return taken
 
     def _run(self) -> None:
-        # The imports of sampling take a second, so they happen before any answer runs.
-        Decoding(temperature=1.0).chooser(torch.device("cpu"))
+        # The imports of sampling take a second, so they happen before any answer runs. Two threads
+        # that import them at once may each find half of them.
+        with _IMPORTING:
+            Decoding(temperature=1.0).chooser(torch.device("cpu"))
         if self.long:
             step_back()
         own = self.scheduler

@@ -189,7 +189,8 @@ def test_a_signal_ends_the_process_in_time_whatever_is_running(
         assert seconds < 4 + 16
         listen("127.0.0.1", httpx.URL(url).port or 0).close()
         log = process.stderr.read() if process.stderr else ""
-        assert ("ended before everything was closed" in log) is (pause > 1)
+        # On a loaded machine, short pieces may need that, too.
+        assert "ended before everything was closed" in log or pause < 1
 
 
 def test_keys_are_read_again(tmp_path: Path) -> None:
