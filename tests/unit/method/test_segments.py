@@ -236,3 +236,19 @@ def test_spans_contain_their_tokens_and_are_in_order(
         assert any(inside[at : at + len(ids)] == ids for at in range(len(inside)))
         assert previous <= start < end <= len(text)
         previous = start
+
+
+def test_windows_do_not_divide_the_rows_of_tables(reader: Backbone) -> None:
+    rows = [f"A: {n} | B: {n * n}" for n in range(20)]
+    for before in ("", "Some words before. "):
+        text = f"{before}\n" + "\n".join(rows)
+        for size in (24, 31, 40):
+            segments = segment_text(text, reader, size, "window")
+            pieces = [text[start:end] for start, end in spans(segments)]
+            assert all(any(row in piece for piece in pieces) for row in rows)
+            assert all(text[at].isspace() for at in uncovered(segments, text))
+    # A row that is longer than a window is divided.
+    assert segment_text(rows[3], reader, 4, "window").lengths.tolist()[0] == 4
+    for other in ("a | b\nc | d", "Note: a\nNote: b", "a: b | c"):
+        plain = segment_text(other, reader, 4, "window")
+        assert plain.lengths.tolist()[:-1] == [4] * (len(plain) - 1)
