@@ -89,6 +89,23 @@ def read_documents(paths: Sequence[Path], encoding: str | None = None) -> list[D
     return [read_document(path, encoding) for path in paths]
 
 
+Given = str | os.PathLike[str] | Document
+"""A document, or the path of one, of a folder of them, or a pattern of paths."""
+
+
+def documents_of(given: Given | Iterable[Given]) -> list[Document]:
+    """Return documents as they are, and the files behind paths as `sedem build` reads them.
+
+    Raises:
+        DataError: a path is missing, or a file cannot be read.
+    """
+    listed = [given] if isinstance(given, str | os.PathLike | Document) else given
+    found: list[Document] = []
+    for one in listed:
+        found += [one] if isinstance(one, Document) else DocumentFiles([Path(one)], strict=True)
+    return found
+
+
 def files_in(
     sources: Sequence[Path],
     endings: Sequence[str] = ENDINGS,

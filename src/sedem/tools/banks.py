@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from filelock import FileLock, Timeout
 
+from sedem.data.document_formats import told_empty
 from sedem.data.documents import files_in, read_document
 from sedem.durable_files import atomic_write, create_private, make_folders
 from sedem.errors import DataError, NoTextError, SedemError
-from sedem.types import Document, told_empty
+from sedem.types import Document
 from sedem.untrusted import DOCUMENT_BYTES, StoppedError, exists, is_folder, read_json
 
 if TYPE_CHECKING:
