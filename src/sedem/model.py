@@ -38,7 +38,7 @@ from sedem.reading.encoding import Progress, read
 from sedem.types import Answer, Citation
 
 if TYPE_CHECKING:
-    from sedem.data.documents import Given
+    from sedem.reading.documents import Given
 
 _ANSWERING = threading.Lock()
 """Held by the thread that answers for `aanswer`."""
@@ -90,7 +90,7 @@ class SeDeM(SedemModules):
             DataError: there are no documents, two have the same name, one has no tokens, or a file
                 cannot be read.
         """
-        from sedem.data.documents import documents_of
+        from sedem.reading.documents import documents_of
 
         every = documents_of(documents)
         return read(self, self.engine, every, source=self.source, progress=progress)

@@ -51,7 +51,7 @@ class Document:
             DataError: it is missing, a folder, or cannot be read.
         """
         # What reads files stands above what it makes, and imports its parsers.
-        document: Document = import_module("sedem.data.documents").read_document(Path(path))
+        document: Document = import_module("sedem.reading.documents").read_document(Path(path))
         return document
 
     def __post_init__(self) -> None:

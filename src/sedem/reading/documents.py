@@ -10,9 +10,9 @@ from fnmatch import fnmatch
 from itertools import takewhile
 from pathlib import Path
 
-from sedem.data.document_formats import CODE, PARSERS, ending_of, parse_file
-from sedem.data.encodings import is_text
 from sedem.errors import DataError, cut, printable
+from sedem.reading.document_formats import CODE, PARSERS, ending_of, parse_file
+from sedem.reading.encodings import is_text
 from sedem.types import Document
 from sedem.untrusted import DOCUMENT_BYTES, check_file, exists, is_folder, open_file
 

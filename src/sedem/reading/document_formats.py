@@ -24,11 +24,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from sedem.data import office, pdf
-from sedem.data.encodings import decode
-from sedem.data.tables import Row, csv_lines, markdown_tables, table_lines
 from sedem.durable_files import bytes_text
 from sedem.errors import DataError
+from sedem.reading import office, pdf
+from sedem.reading.encodings import decode
+from sedem.reading.tables import Row, csv_lines, markdown_tables, table_lines
 from sedem.untrusted import (
     DOCUMENT_BYTES,
     LimitError,
