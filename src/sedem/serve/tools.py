@@ -6,10 +6,10 @@ here as everywhere. A browser may call it only from the server's own pages and t
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.requests import Request
@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sedem.bank.memory_bank import Snapshot
 from sedem.errors import BankError, SedemError, UnavailableError
-from sedem.reading.building import build_bank
+from sedem.reading.followed import OpenBank, Reader
 from sedem.serve.bank_entry import BankEntry
 from sedem.serve.database import full_disk
 from sedem.serve.errors import ApiError, forbidden, to_api_error
@@ -26,9 +26,6 @@ from sedem.serve.service import Answerer, Lifecycle, Service
 from sedem.serve.settings import Settings
 from sedem.tools.toolbox import Limits, Toolbox
 from sedem.types import Document
-
-if TYPE_CHECKING:
-    from sedem.model import SeDeM
 
 PATH = "/mcp"
 SESSIONS = 256
@@ -148,13 +145,12 @@ class ServedBackend:
         return service
 
 
-class ServedBank:
+class ServedBank(OpenBank):
     """A bank of the server; notes go into banks that clients made."""
 
     def __init__(self, entry: BankEntry) -> None:
-        self._entry = entry
-        self.name, self.writable = entry.name, not entry.read_only
-        self.roots: Sequence[str] = ()
+        super().__init__(entry.path, entry.name)
+        self._entry, self.writable, self.roots = entry, not entry.read_only, ()
 
     def snapshot(self) -> Snapshot | None:
         """Return it as of its newest commit; None before the first one."""
@@ -174,21 +170,13 @@ class ServedBank:
         """Say what was left out of uploads, or guessed."""
         return [*self._entry.progress().notes]
 
-    def unreadable(self) -> list[str]:
-        """Return nothing: an upload that cannot be read is refused."""
-        return []
-
-    def changed(self, document: str) -> bool:
-        """Return false: an upload is read once."""
-        return False
-
-    def add(self, model: SeDeM, document: Document) -> None:
-        """Add or replace a document, in one commit."""
+    def add(self, read: Reader, *documents: Document) -> None:
+        """Add or replace documents, in one commit."""
         with self._entry.changing, full_disk():
-            build_bank(model, model.engine, self._entry.path, [document], source=model.source)
+            read(self.place, documents)
         self._entry.refresh()
         self._entry.purge()
 
-    def remove(self, document: str) -> None:
-        """Remove a document, in one commit."""
-        self._entry.remove({document})
+    def remove(self, *documents: str) -> None:
+        """Remove documents, in one commit."""
+        self._entry.remove({*documents})
