@@ -84,7 +84,8 @@ class Request:
         answer: "free" decodes any words, as in the paper; "span" quotes the selected blocks; "auto"
             quotes them unless the question seems to need other words. None means the model's
             default. Settings of sampling and stop strings apply to free answers alone.
-        min_confidence: if the confidence is below it, the request is declined; None never declines.
+        min_confidence: if the confidence is below it, the request is declined. None means the
+            model's default, or 0, which declines nothing, if blocks are forced.
         documents: use only blocks of these documents, given by name or index; None means all. With
             documents, every block of a large bank is scored, not only its candidates.
         selected: the blocks, if they were selected elsewhere; then nothing is scored.
@@ -405,6 +406,8 @@ def check_min_confidence(model: SedemModules, request: Request) -> None:
         return
     if not is_share(asked):
         raise ConfigError(f"min_confidence is {asked!r}; it must be a number from 0 to 1")
+    if asked == 0:
+        return  # Nothing is declined, so no confidence is needed.
     if model.confidence is None:
         raise ConfigError(
             f"min_confidence is {asked}, but this model gives no confidence; fit it with "
@@ -465,8 +468,9 @@ def choose(
         part.sort().values.tolist()
         for part in ranked.tensor_split([text_count(condition, len(ranked))])
     )
-    least = request.min_confidence
-    declined = confidence is not None and least is not None and confidence < least
+    default = 0.0 if request.blocks is not None else model.config.min_confidence
+    least = default if request.min_confidence is None else request.min_confidence
+    declined = confidence is not None and confidence < least
     return Selection(ranked.tolist(), memory, texts, scores, confidence, declined)
 
 
