@@ -46,6 +46,7 @@ from sedem.evaluation.metrics import auroc, calibration_error, token_f1
 from sedem.evaluation.run import sample
 from sedem.guidance.hops import SecondHop
 from sedem.guidance.scores import (
+    COVERED,
     FEATURES,
     Confidence,
     combined_scores,
@@ -60,7 +61,7 @@ from sedem.training.queries import QueryQuestion, fit_queries
 from sedem.training.recipe import DataSource
 from sedem.training.sources import located
 from sedem.training.stages import Stage2Recipe
-from sedem.types import Document
+from sedem.types import LIKELY, Document
 
 HELD_OUT = 0.25
 """Share of the questions that the metrics are computed on; the rest are used for fitting."""
@@ -144,6 +145,12 @@ class ScoredQuestion:
     def features(self) -> Tensor:
         """Features of the confidence with the evidence and without it `[2, F]`."""
         return self._features(self.states, self.states[~self.evidence])
+
+    def covered(self, config: SedemConfig) -> tuple[float, float]:
+        """Share of the question's words in its best block with the evidence, and without it."""
+        scores_N = self.scores(config)
+        rest_N = scores_N.masked_fill(self.evidence, -torch.inf)
+        return self.words.covered(int(scores_N.argmax())), self.words.covered(int(rest_N.argmax()))
 
     def features_alone(self) -> Tensor:
         """The same in a bank of one block, the best with evidence or the first without `[2, F]`."""
@@ -240,7 +247,7 @@ def calibrate(
     if selection == "both":
         settings["word_weight"] = fit_word_weight(fitted)
     config = model.config.with_changes(**settings)
-    part, least = fit_confidence(fitted)
+    part, least = fit_confidence(fitted, config)
     parts["confidence"] = part
     settings |= {"confidence": True, "answer": answer, "min_confidence": least}
     f1: dict[str, float] = {}
@@ -263,7 +270,7 @@ def calibrate(
         held_out=held_out,
         left_out=len(examples) - len(questions),
         recall={by: best_is_evidence(measured, config, by) for by in get_args(SelectBy)},
-        **measure_confidence(part, least, measured),
+        **measure_confidence(part, least, measured, config),
         f1=f1,
         all_found=found_all,
     )
@@ -314,7 +321,9 @@ def train_second_hop(
     return part, {hops: mean(own) for hops, own in found.items()} if several else {}
 
 
-def fit_confidence(questions: Sequence[ScoredQuestion]) -> tuple[Confidence, float]:
+def fit_confidence(
+    questions: Sequence[ScoredQuestion], config: SedemConfig
+) -> tuple[Confidence, float]:
     """Fit the probability that the evidence is among the blocks, and from which on to answer."""
     part = Confidence()
     features_BF, present_B = with_and_without_evidence(questions)
@@ -322,22 +331,27 @@ def fit_confidence(questions: Sequence[ScoredQuestion]) -> tuple[Confidence, flo
     alone_BF = torch.cat([one.features_alone() for one in questions])
     part.fit(torch.cat([features_BF, alone_BF]), present_B.repeat(2))
     with torch.no_grad():
-        confidence_B = part(features_BF[present_B])
-    return part, round(float(confidence_B.quantile(DECLINED)), 4)
+        confidence_B = part(features_BF[present_B]).tolist()
+    # Of the questions that may be declined, at most so many have their evidence.
+    pairs = zip(confidence_B, questions, strict=True)
+    low = sorted(value for value, one in pairs if one.covered(config)[0] < COVERED)
+    return part, round([*low, LIKELY][min(len(low), int(DECLINED * len(questions)))], 4)
 
 
 @torch.no_grad()
 def measure_confidence(
-    part: Confidence, least: float, questions: Sequence[ScoredQuestion]
+    part: Confidence, least: float, questions: Sequence[ScoredQuestion], config: SedemConfig
 ) -> dict[str, Any]:
     """Measure a fitted confidence, as `Calibration` tells it."""
     features_BF, present_B = with_and_without_evidence(questions)
     confidence_B = part(features_BF)
+    covered_B = torch.tensor([share for one in questions for share in one.covered(config)])
+    declined_B = ((confidence_B < least) & (covered_B < COVERED)).float()
     return {
         "auroc": auroc(confidence_B, present_B),
         "calibration_error": calibration_error(confidence_B, present_B),
         "declined": {
-            name: float((confidence_B[present_B == present] < least).float().mean())
+            name: float(declined_B[present_B == present].mean())
             for name, present in (("with evidence", True), ("without", False))
         },
     }
