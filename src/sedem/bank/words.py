@@ -81,6 +81,16 @@ class Words:
         held = sum(word.weight**2 for word in self.words if block in word.blocks)
         return held / total if total else 1.0
 
+    def beside(self, others: Words, share: float) -> Words:
+        """Return these words and others of the same bank, which count for a share."""
+        known = {word.text.casefold() for word in self.words}
+        added = (
+            Word(word.text, word.blocks, share * word.scores, share * word.weight)
+            for word in others.words
+            if word.text.casefold() not in known
+        )
+        return Words((*self.words, *added), self.count)
+
     def among(self, blocks: Sequence[int]) -> Words:
         """Return the same words in a bank of these blocks alone, which are given in order."""
         chosen_n = np.asarray(blocks, np.int64)
