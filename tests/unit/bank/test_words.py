@@ -12,6 +12,7 @@ import torch
 
 from sedem import Document, MemoryBank, SeDeM
 from sedem.answering.decoding import Decoding
+from sedem.answering.requests import CONTEXT, CONTEXT_BESIDE_NAMES, Request, find_words
 from sedem.bank.file import BankFile
 from sedem.bank.memory_bank import copy_to
 from sedem.bank.rows import spaced
@@ -188,3 +189,30 @@ def test_scores_are_what_the_model_selects_by(model: SeDeM) -> None:
     states, words = model.scores(bank, QUESTION), score_words(bank, QUESTION)
     model.config = model.config.with_changes(selection="both", word_weight=2.0)
     torch.testing.assert_close(model.scores(bank, QUESTION), states + 2 * words.scores)
+
+
+@pytest.mark.parametrize(
+    ("question", "share"),
+    [
+        ("And what does he charge?", CONTEXT),
+        ("How long is it valid?", CONTEXT),
+        ("what about the deposit?", CONTEXT),
+        ("When did she meet Anna?", CONTEXT_BESIDE_NAMES),
+        ("What was its rent in 2019?", CONTEXT_BESIDE_NAMES),
+        ("What is the rent?", 0.0),
+        ("Who signed the lease of Mill Lane 4?", 0.0),
+    ],
+)
+def test_the_words_before_a_question_count_if_it_refers_back(
+    question: str, share: float, model: SeDeM
+) -> None:
+    bank, context = model.read(DOCUMENTS), "Who waters the garden roses? A tenant."
+    expected = score_words(bank, question).scores
+    before = {word.text: word for word in score_words(bank, context).words}
+    for word in question_words(question):
+        before.pop(word, None)
+    for word in before.values():
+        expected[word.blocks] += share * torch.from_numpy(word.scores)
+    found = find_words(model, Request(bank, question, selection="words", context=context))
+    assert found is not None
+    torch.testing.assert_close(found.scores, expected)
