@@ -44,6 +44,7 @@ from sedem.bank.database import (
     has_tables,
     prepare_empty,
     query,
+    use_log,
     vacuum_into,
 )
 from sedem.bank.rows import Head, Meta
@@ -242,8 +243,7 @@ class BankFile:
             try:
                 if create:
                     prepare_empty(self._open, row_bytes)
-                else:
-                    self._open.pragma("journal_mode", "wal")
+                use_log(self._open)
                 self._open.execute("BEGIN IMMEDIATE")
                 try:
                     if has_moved(self._open):
@@ -501,10 +501,13 @@ class BankFile:
         try:
             with self.reading() as source, database_errors(path):
                 vacuum_into(source, partial)
-                with closing(connect(partial)) as copy, copy:
-                    if rows.purge(copy, "added IS NULL OR removed NOT NULL") is not None:
-                        copy.execute("UPDATE bank SET oldest = version")
-                        free_space(copy)
+                with closing(connect(partial)) as copy:
+                    use_log(copy)
+                    with copy:
+                        copy.execute("UPDATE bank SET id = ?", (secrets.token_hex(16),))
+                        if rows.purge(copy, "added IS NULL OR removed NOT NULL") is not None:
+                            copy.execute("UPDATE bank SET oldest = version")
+                            free_space(copy)
             os.link(partial, target.path)
         except FileExistsError:
             raise already_there(target) from None

@@ -56,7 +56,7 @@ class Meta:
 
 @dataclass(frozen=True)
 class Head:
-    """A version of a bank, and how much it holds; copies of a bank have the same id."""
+    """A version of a bank, and how much it holds; a copy of the file has the same id."""
 
     id: str
     version: int
