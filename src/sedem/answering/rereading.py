@@ -57,9 +57,13 @@ CHECKED = 12
 UNSURE = 0.5
 """The share of the best span below which the sentences are also answered freely."""
 ABOUT_ALL = re.compile(
-    r"^\W*(?:list|count|summari[sz]e)\b|\bhow many (?P<counted>\w+)"
-    r"|\b(?P<all>all|every|each|altogether|overall|overview|summary)\b"
-    r"|\bthe (?P<extreme>most|least|\w{2,}est)\b",
+    r"^\W*(?:(?:please|can you|could you)\W+)*(?:list|count|enumerate|summari[sz]e"
+    r"|(?:name|show|find|give)\b.*\b(?:all|every|each|overview|summary))\b"
+    r"|^\W*how many (?P<counted>\w+)(?: \w+)?(?: are there| do (?:i|we|you) have| exist)?"
+    r"(?: (?:in total|altogether|in (?:the|these|my|all) \w+))?\W*$"
+    r"|^\W*(?:what|which|who)(?: \w+)? (?:is|are|was|were|has|costs?) the"
+    r" (?P<extreme>most|least|\w{2,}est)(?: \w+){0,2}\W*$"
+    r"|\b(?:average|total|sum) of all\b",
     re.IGNORECASE,
 )
 """How English questions ask about everything, whatever blocks are selected."""

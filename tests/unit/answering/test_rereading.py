@@ -289,9 +289,9 @@ BOOKS = (
         ("How many invoices are there?", "2291", "Invoice 2291 is due in May."),
         ("Which is the smallest tube?", "lorries", "The largest tube is for lorries."),
         ("List the tubes", "Spare", "Spare tubes: 4, which cost 6.50 euros."),
-        ("What do all tubes cost?", "6.50 euros", "Spare tubes: 4, which cost 6.50 euros."),
+        ("Give me a summary of all tubes", "6.50 euros", "Spare tubes: 4, which cost 6.50 euros."),
         # The sentence itself counts or compares.
-        ("How many months' notice is it?", "three", None),
+        ("How many months are there?", "three", None),
         ("How many tubes are there?", "4", None),
         ("What is the largest tube for?", "lorries", None),
         ("When is the invoice due?", "May", None),
