@@ -24,12 +24,12 @@ from experiments.speed import batches, performance
 from experiments.system.measures import measure_missing
 from experiments.system.scales import GPU, ROOT, SHIPPED
 from sedem import SeDeM
-from sedem.data.documents import read_documents
 from sedem.demo import DOCUMENTS, QUESTIONS
 from sedem.engine.static import ENGINES
 from sedem.errors import ConfigError
 from sedem.evaluation.results import write_json
 from sedem.provenance import provenance
+from sedem.reading.documents import read_documents
 
 
 class Step(StrEnum):

@@ -37,6 +37,11 @@ Hops = Literal[1, 2, "auto"]
 CONFIG_FILE = "config.json"
 REMOVED = {"block_order": "document", "guidance_floor": None, "start_placement": "front"}
 """Settings that older checkpoints name, with the only value that is still supported."""
+FITTED = (
+    "confidence", "selection", "word_weight", "answer", "spans", "second_reading", "hops",
+    "second_hop", "read_once",
+)  # fmt: skip
+"""Settings that `sedem calibrate` makes, to the scores of one selector and decoder."""
 DEFAULT_MODEL = os.environ.get("SEDEM_MODEL") or "sedem-smol"
 """The checkpoint that is used if none is named; the variable can name any other."""
 SMALL_MODEL = "sedem-nano"

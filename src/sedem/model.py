@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Unpack, overload
+from typing import TYPE_CHECKING, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -35,7 +35,10 @@ from sedem.errors import ConfigError
 from sedem.guidance.scores import Budget
 from sedem.modules import SedemModules
 from sedem.reading.encoding import Progress, read
-from sedem.types import Answer, Citation, Given, documents_of
+from sedem.types import Answer, Citation
+
+if TYPE_CHECKING:
+    from sedem.reading.documents import Given
 
 _ANSWERING = threading.Lock()
 """Held by the thread that answers for `aanswer`."""
@@ -87,6 +90,8 @@ class SeDeM(SedemModules):
             DataError: there are no documents, two have the same name, one has no tokens, or a file
                 cannot be read.
         """
+        from sedem.reading.documents import documents_of
+
         every = documents_of(documents)
         return read(self, self.engine, every, source=self.source, progress=progress)
 

@@ -57,6 +57,11 @@ class SedemModules(nn.Module):
         self.second_reading = SecondReading() if config.second_reading else None
         self._digest: tuple[tuple[int, ...], str] | None = None
 
+    def forget_fitted(self) -> None:
+        """Remove the parts that `sedem calibrate` fits."""
+        self.confidence = self.second_hop = self.read_once = self.second_reading = None
+        self.spans = SpanScorer()
+
     @property
     def device(self) -> torch.device:
         """Device of the decoder."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from itertools import pairwise
@@ -19,11 +19,8 @@ WITHOUT_SPACES = (
 )
 """Characters of scripts that put no spaces between words, as ranges for a regular expression."""
 
-
 NAME_CHARACTERS, MOST_PAGES = 4_096, 2**18
 """Limits of a document."""
-SHORT_PAGE = 20
-"""Most characters of a page that may be only white space."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,8 @@ class Document:
         Raises:
             DataError: it is missing, a folder, or cannot be read.
         """
-        document: Document = _files().read_document(Path(path))
+        # What reads files stands above what it makes, and imports its parsers.
+        document: Document = import_module("sedem.reading.documents").read_document(Path(path))
         return document
 
     def __post_init__(self) -> None:
@@ -78,30 +76,6 @@ class Document:
             )
 
 
-Given = str | os.PathLike[str] | Document
-"""A document, or the path of one, of a folder of them, or a pattern of paths."""
-
-
-def documents_of(given: Given | Iterable[Given]) -> list[Document]:
-    """Return documents as they are, and the files behind paths as `sedem build` reads them.
-
-    Raises:
-        DataError: a path is missing, or a file cannot be read.
-    """
-    listed = [given] if isinstance(given, str | os.PathLike | Document) else given
-    found: list[Document] = []
-    for one in listed:
-        found += (
-            [one] if isinstance(one, Document) else _files().DocumentFiles([Path(one)], strict=True)
-        )
-    return found
-
-
-def _files() -> Any:
-    # What reads files stands above what it makes, and imports its parsers.
-    return import_module("sedem.data.documents")
-
-
 def are_pages(pages: Sequence[int], characters: int) -> bool:
     """Whether pages start at the first character, are in order, and end within the text."""
     bounds = (0, *pages, characters)
@@ -111,28 +85,6 @@ def are_pages(pages: Sequence[int], characters: int) -> bool:
 def page_of(pages: Sequence[int], character: int) -> int | None:
     """Return the number of the page that a character is on; None in a text without pages."""
     return bisect_right(pages, character) or None
-
-
-def told_empty(
-    name: str, pages: Sequence[int], characters: int, part: Callable[[slice], str]
-) -> tuple[str, ...]:
-    """Return a sentence on the pages of a document that have no text; none if all have.
-
-    Args:
-        part: returns a part of the text.
-    """
-    bounds = pairwise((*pages, characters))
-    # White space between pages is short, so only short pages are looked at.
-    empty = [
-        number
-        for number, (start, end) in enumerate(bounds, start=1)
-        if end - start <= SHORT_PAGE and not part(slice(start, end)).strip()
-    ]
-    if not empty:
-        return ()
-    numbers = ", ".join(map(str, empty[:10])) + (", ..." if len(empty) > 10 else "")
-    which = f"page {numbers} has" if len(empty) == 1 else f"pages {numbers} have"
-    return (f"{which} no text in '{name}'; a picture (scan) needs recognised text (OCR)",)
 
 
 def distinct(documents: Iterable[Document]) -> Iterator[Document]:

@@ -185,7 +185,7 @@ def _told(work: Callable[[Path], object], path: Path) -> str | None:
 
 
 def _read(path: Path) -> None:
-    from sedem.data.documents import read_document
+    from sedem.reading.documents import read_document
 
     read_document(path)
 

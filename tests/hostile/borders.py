@@ -22,14 +22,14 @@ from sedem.bench.command import read_rows
 from sedem.checkpoint.model_card import summary_of
 from sedem.config import SedemConfig
 from sedem.data.corpus import read_texts
-from sedem.data.document_formats import parse
-from sedem.data.documents import read_document, size_of
 from sedem.data.question_sets import identify, open_examples
 from sedem.data.tokenizer import open_tokenizer
 from sedem.errors import DataError
 from sedem.evaluation.cost import cost
 from sedem.evaluation.report import report
 from sedem.evaluation.results import read_json
+from sedem.reading.document_formats import parse
+from sedem.reading.documents import read_document, size_of
 from sedem.training.baseline import load_baseline_recipe
 from sedem.training.recipe import load_recipe
 from sedem.training.stages import Stage1Recipe

@@ -20,9 +20,9 @@ from docx.oxml.ns import qn
 from typer.testing import CliRunner
 
 from sedem.cli.main import app
-from sedem.data.document_formats import parse
-from sedem.data.documents import read_document
 from sedem.errors import ConfigError, DataError
+from sedem.reading.document_formats import parse
+from sedem.reading.documents import read_document
 from sedem.serve.building import parse_upload
 from sedem.untrusted import LimitError, StoppedError, apart
 
@@ -168,7 +168,7 @@ def test_a_result_or_an_error_comes_back() -> None:
         apart("builtins:sorted", [3, "a"], **limits)
     with pytest.raises(DataError, match="is a folder; give a file"):
         path = Path(__file__).parents[1] / "fixtures"
-        apart("sedem.data.document_formats:_parse_apart", str(path), "a.txt", "utf-8", **limits)
+        apart("sedem.reading.document_formats:_parse_apart", str(path), "a.txt", "utf-8", **limits)
 
 
 @pytest.mark.parametrize("memory", [2**27, 2**28])

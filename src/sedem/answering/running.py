@@ -270,6 +270,8 @@ class Watch:
     ) -> None:
         self.question, self.factor, self.stopped, self.others = question, factor, stopped, others
         self.began = self.loaded = self._since = time.perf_counter()
+        # When the first blocks had been loaded, and how many.
+        self._first: tuple[float, int] | None = None
         self._told = False
 
     def __call__(self, done: int, total: int) -> None:
@@ -289,12 +291,14 @@ class Watch:
         if not done:
             return
         self.loaded = time.perf_counter()
-        spent = self.loaded - self.began
-        if self._told or spent < MEASURED:
+        # What came before the first blocks, such as a wait for others, says nothing of the pace.
+        since, before = self._first = self._first or (self.loaded, done)
+        spent = self.loaded - since
+        if self._told or spent < MEASURED or done == before:
             return
         self._told = True
-        seconds = spent / done * total * self.factor - spent
-        if seconds + spent > TELL:
+        seconds = spent / (done - before) * (total * self.factor - done)
+        if seconds + self.loaded - self.began > TELL:
             self.question.send(Estimate(seconds, total))
 
     def _check(self) -> None:

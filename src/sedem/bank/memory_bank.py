@@ -335,8 +335,8 @@ class MemoryBank(BankReader):
             path: the file; or the folder or the place in an object store, such as
                 "s3://bucket/folder", of a bank in parts, which are downloaded on first use.
             source: reads texts that the bank does not hold, by document name, such as
-                `sedem.data.documents.source_text`. A text is used only if its SHA-256 matches the
-                one in the bank.
+                `sedem.reading.documents.source_text`. A text is used only if its SHA-256 matches
+                the one in the bank.
 
         Raises:
             BankError: there is no bank, or it is damaged.

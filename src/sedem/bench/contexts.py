@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from sedem.backbone.decoder import Backbone
-from sedem.data.documents import read_documents
 from sedem.demo import DOCUMENTS
 from sedem.errors import DataError
+from sedem.reading.documents import read_documents
 from sedem.types import Document
 
 DOCUMENT = 512

@@ -67,7 +67,7 @@ def adapt(
     budget = _steps(steps)
     _use(device)
     from sedem.backbone.loading import hide_bars
-    from sedem.data.documents import files_in, read_documents
+    from sedem.reading.documents import files_in, read_documents
     from sedem.training import adapt as adapting
 
     wanted = adapting.Adaptation(

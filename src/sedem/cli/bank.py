@@ -120,7 +120,7 @@ def _repair(bank: Path, files: list[Path], drop: bool, model: str | None, as_jso
     """Repair a bank and print what was done."""
     from sedem.bank.care import repair
     from sedem.bank.file import BankFile
-    from sedem.data.documents import read_documents, source_text
+    from sedem.reading.documents import read_documents, source_text
     from sedem.reading.repair import reading_again
 
     def opened(new: BankFile) -> tuple[SeDeM, Engine]:

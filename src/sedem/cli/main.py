@@ -124,8 +124,8 @@ def main(
 @app.command()
 def demo(k: BudgetOption = None) -> None:
     """Read bundled documents and ask about them."""
-    from sedem.data.documents import read_documents
     from sedem.demo import DOCUMENTS, QUESTIONS
+    from sedem.reading.documents import read_documents
 
     model = open_model(DEFAULT_MODEL)
     documents = [
@@ -237,7 +237,7 @@ def build(
     """
     if ray is None and (workers or worker_cpus):
         raise ConfigError("--workers and --worker-cpus are for a Ray cluster; give --ray ADDRESS")
-    from sedem.data.documents import told_left_out
+    from sedem.reading.documents import told_left_out
 
     options = {"dtype": dtype, "keys": keys, "no_text": no_text, "words": not no_words}
     reading = {"encoding": encoding, "strict": strict, "include": include or ()}
@@ -266,7 +266,7 @@ def build(
 def _files(sources: list[str], reading: dict[str, Any], on_ray: bool) -> Any:
     """The files to read; torch is not imported for it, so a wrong name is told at once."""
     from sedem.bank.parts import is_remote
-    from sedem.data.documents import DocumentFiles
+    from sedem.reading.documents import DocumentFiles
 
     if on_ray:
         from sedem.ray.sources import Sources
@@ -377,7 +377,7 @@ def ask(
     chosen_k = budget(k)
     from sedem.answering.decoding import Decoding
     from sedem.bank.memory_bank import MemoryBank
-    from sedem.data.documents import source_text
+    from sedem.reading.documents import source_text
 
     decoding = Decoding(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     opened = MemoryBank.open(bank, source=source_text)

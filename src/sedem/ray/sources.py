@@ -18,12 +18,12 @@ from typing import Any
 
 from sedem.bank.buckets import Bucket
 from sedem.bank.parts import is_remote
-from sedem.data import documents as files
-from sedem.data.document_formats import PARSERS, parse_file
-from sedem.data.documents import LeftOut
 from sedem.data.records import kind, read_records
 from sedem.errors import BankError, DataError
 from sedem.ray.cluster import import_ray
+from sedem.reading import documents as files
+from sedem.reading.document_formats import PARSERS, parse_file
+from sedem.reading.documents import LeftOut
 from sedem.types import Document
 from sedem.untrusted import DOCUMENT_BYTES, check_file, too_large
 

@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from sedem.data.document_formats import parse_file
 from sedem.engine.device import step_back
 from sedem.errors import BankError, BankMismatchError, DataError, SedemError
 from sedem.model import SeDeM
 from sedem.reading.building import build_bank
+from sedem.reading.document_formats import parse_file
 from sedem.serve.bank_entry import BankEntry
 from sedem.serve.database import is_full
 from sedem.serve.errors import ApiError

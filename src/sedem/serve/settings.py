@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import ByteSize, Field, field_validator
 
 from sedem import validation
 from sedem.config import DEFAULT_MODEL
@@ -15,9 +15,6 @@ from sedem.validation import Flag, NumberFrom0, WholeAbove0, WholeFrom0
 
 BANK_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 """A valid bank name; it is also part of the name of its file."""
-SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]?)i?b?", re.IGNORECASE)
-UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-"""Bytes of each unit of a size, by its first letter."""
 
 
 class Settings(validation.Settings):
@@ -54,8 +51,9 @@ class Settings(validation.Settings):
     waiting: WholeAbove0 = Field(
         64, description="Maximum questions waiting for a row; further ones get 429."
     )
-    memory: int | None = Field(
+    memory: ByteSize | None = Field(
         None,
+        gt=0,
         description="Memory of the process, such as 4GB or 512MB: the model, caches of answers, "
         "kept states and requests. [default: half of the machine's]",
     )
@@ -82,16 +80,6 @@ class Settings(validation.Settings):
     max_online_characters: WholeAbove0 = 2_000_000
     online_banks: WholeFrom0 = 64
     drain_seconds: NumberFrom0 = 30.0
-
-    @field_validator("memory", mode="before")
-    @classmethod
-    def _bytes(cls, memory: int | str | None) -> int | None:
-        if memory is None:
-            return None
-        size = SIZE.fullmatch(str(memory).strip())
-        if size is None or not float(size[1]):
-            raise ValueError(f"'{memory}' is no size; give one such as 4GB or 512MB")
-        return int(float(size[1]) * UNITS[size[2].upper()])
 
     @field_validator("banks")
     @classmethod

@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from sedem.data.documents import unknown_type
 from sedem.durable_files import make_folders, sync_folder
+from sedem.reading.documents import unknown_type
 from sedem.serve.database import Database, full_disk
 from sedem.serve.errors import bad_request
 from sedem.types import Document

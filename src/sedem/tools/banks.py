@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from filelock import FileLock, Timeout
 
-from sedem.data.documents import files_in, read_document
 from sedem.durable_files import atomic_write, create_private, make_folders
 from sedem.errors import DataError, NoTextError, SedemError
-from sedem.types import Document, told_empty
+from sedem.reading.document_formats import told_empty
+from sedem.reading.documents import files_in, read_document
+from sedem.types import Document
 from sedem.untrusted import DOCUMENT_BYTES, StoppedError, exists, is_folder, read_json
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class BuiltBank:
     def snapshot(self) -> Snapshot | None:
         """Return the bank as of its newest commit, even if another bank is at its place now."""
         from sedem.bank.memory_bank import MemoryBank
-        from sedem.data.documents import source_text
+        from sedem.reading.documents import source_text
 
         with self._opening:
             file = self._inode()

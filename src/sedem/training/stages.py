@@ -12,10 +12,9 @@ from torch.utils.data import Dataset
 from sedem.backbone.decoder import check_compiler
 from sedem.checkpoint.folder import open_backbones
 from sedem.checkpoint.portable import portable
-from sedem.config import Condition, SedemConfig
+from sedem.config import FITTED, Condition, SedemConfig
 from sedem.errors import ConfigError
 from sedem.guidance.scores import Guidance
-from sedem.guidance.spans import SpanScorer
 from sedem.method.selector import SelectorStart, resolve_budget
 from sedem.model import SeDeM
 from sedem.training.block_batch import BlockCollator
@@ -201,7 +200,7 @@ def open_model(config: SedemConfig, optimization: Optimization, start_from: str 
             recipe asks for what is fitted afterwards, or for compiled layers on a machine without a
             compiler.
     """
-    for part in ("confidence", "second_hop", "read_once"):
+    for part in ("confidence", "second_hop", "read_once", "second_reading"):
         if getattr(config, part):
             raise ConfigError(
                 f"model.{part} is true in the recipe, but training does not fit it; leave it out "
@@ -224,13 +223,12 @@ def _opened(config: SedemConfig, optimization: Optimization, start_from: str | N
         return model
     model = SeDeM.from_pretrained(start_from, engine="eager", **options)
     free = {"encoder", "decoder", "k", "auto_mass", "auto_min", "auto_max"}
-    # Parts that a stage-1 checkpoint has not trained yet; blocks may be separated from here on.
-    free |= {"block_context", "guidance", "condition", "chat_template"}
+    # Parts that a stage-1 checkpoint has not trained yet; blocks may be separated, or cut
+    # elsewhere, from here on.
+    free |= {"block_context", "guidance", "condition", "chat_template", "segmentation"}
     # What was fitted to the scores of one selector does not fit those of another.
-    free |= {"confidence", "selection", "word_weight", "answer", "spans", "hops", "second_hop"}
-    free |= {"read_once"}
-    model.confidence, model.second_hop, model.read_once = None, None, None
-    model.spans = SpanScorer()
+    free |= {*FITTED}
+    model.forget_fitted()
     if not model.decoder.has_lora:
         free |= {"lora_rank", "lora_alpha"}
     check_start(config, model.config, free, start_from)

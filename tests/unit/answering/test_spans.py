@@ -17,12 +17,12 @@ from sedem.answering.requests import Prepared, Request, prepare
 from sedem.answering.rereading import find_quotation
 from sedem.answering.spans import JOINERS, Candidate, Quotation, SpanSearch
 from sedem.backbone.decoder import Backbone
-from sedem.data.documents import DocumentFiles, source_text
 from sedem.engine.device import Clock
 from sedem.engine.interface import Rows
 from sedem.errors import ConfigError, NoTextError
 from sedem.guidance.spans import LEAST
 from sedem.reading.building import build_bank
+from sedem.reading.documents import DocumentFiles, source_text
 
 
 def compared(model: SeDeM, request: Request, limit: int = 12) -> tuple[Prepared, list[Candidate]]:

@@ -13,7 +13,7 @@ import torch
 from unit.training.runs import train
 
 from sedem import SeDeM
-from sedem.checkpoint.folder import copy_with_parts
+from sedem.checkpoint.folder import copy_with_parts, open_backbones
 from sedem.errors import ConfigError, DataError
 from sedem.guidance.scores import Confidence
 from sedem.training import stages
@@ -112,6 +112,25 @@ def test_stage_2_starts_from_the_selector_that_the_recipe_asks_for(
     other = recipe.optimization.with_changes(seed=1)
     seeded = weights(new_selector="independent", optimization=other)
     assert not torch.equal(seeded["w_key.weight"], new["w_key.weight"])
+
+
+@pytest.mark.parametrize(
+    "fitted",
+    [
+        {"confidence": True, "selection": "both", "word_weight": 0.4},
+        {"spans": True, "second_reading": True, "answer": "auto"},
+        {"segmentation": "sentence"},
+    ],
+)
+def test_training_goes_on_from_a_calibrated_checkpoint(
+    fitted: dict[str, Any], stage2_recipe: Stage2Recipe, prepared: Prepared, tmp_path: Path
+) -> None:
+    config = stage2_recipe.model.with_changes(**fitted)
+    backbones = open_backbones(config)
+    SeDeM(config, *backbones).save_pretrained(tmp_path / "start")
+    model = prepared(stage2_recipe.with_changes(start_from=str(tmp_path / "start")))["model"]
+    assert model.config == stage2_recipe.model
+    assert not {"confidence", "spans", "second_reading"} & set(model.parts())
 
 
 def test_every_block_can_be_restored_and_none_ranked(

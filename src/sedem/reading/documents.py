@@ -10,9 +10,9 @@ from fnmatch import fnmatch
 from itertools import takewhile
 from pathlib import Path
 
-from sedem.data.document_formats import CODE, PARSERS, ending_of, parse_file
-from sedem.data.encodings import is_text
 from sedem.errors import DataError, cut, printable
+from sedem.reading.document_formats import CODE, PARSERS, ending_of, parse_file
+from sedem.reading.encodings import is_text
 from sedem.types import Document
 from sedem.untrusted import DOCUMENT_BYTES, check_file, exists, is_folder, open_file
 
@@ -87,6 +87,23 @@ class DocumentFiles(Iterable[Document]):
 def read_documents(paths: Sequence[Path], encoding: str | None = None) -> list[Document]:
     """Read files as documents, named by their paths; see `read_document`."""
     return [read_document(path, encoding) for path in paths]
+
+
+Given = str | os.PathLike[str] | Document
+"""A document, or the path of one, of a folder of them, or a pattern of paths."""
+
+
+def documents_of(given: Given | Iterable[Given]) -> list[Document]:
+    """Return documents as they are, and the files behind paths as `sedem build` reads them.
+
+    Raises:
+        DataError: a path is missing, or a file cannot be read.
+    """
+    listed = [given] if isinstance(given, str | os.PathLike | Document) else given
+    found: list[Document] = []
+    for one in listed:
+        found += [one] if isinstance(one, Document) else DocumentFiles([Path(one)], strict=True)
+    return found
 
 
 def files_in(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sedem.data.encodings import decode, is_text
 from sedem.errors import DataError
+from sedem.reading.encodings import decode, is_text
 
 GERMAN = "Das Büro kostet 1.240 € im Monat.\r\n"
 

@@ -21,16 +21,16 @@ from document_files import docx_of, pdf_of
 from hostile.borders import hostile_paths
 
 from sedem import Document
-from sedem.data import document_formats
-from sedem.data.document_formats import parse
-from sedem.data.documents import (
+from sedem.errors import DataError
+from sedem.reading import document_formats
+from sedem.reading.document_formats import parse
+from sedem.reading.documents import (
     DocumentFiles,
     files_in,
     read_document,
     source_text,
     told_left_out,
 )
-from sedem.errors import DataError
 from sedem.untrusted import DOCUMENT_BYTES
 
 

@@ -10,7 +10,7 @@ from datetime import datetime, time
 from itertools import chain
 from typing import Any
 
-from sedem.data.tables import Row, sheet_lines, table_lines
+from sedem.reading.tables import Row, sheet_lines, table_lines
 
 BREAK = "\n\n"
 """Separator between slides and between sheets."""

@@ -14,22 +14,21 @@ import os
 import posixpath
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from email import message_from_bytes
 from email.message import EmailMessage
 from email.policy import default
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from sedem.data import office, pdf
-from sedem.data.encodings import decode
-from sedem.data.tables import Row, csv_lines, markdown_tables, table_lines
 from sedem.durable_files import bytes_text
 from sedem.errors import DataError
-from sedem.types import told_empty
+from sedem.reading import office, pdf
+from sedem.reading.encodings import decode
+from sedem.reading.tables import Row, csv_lines, markdown_tables, table_lines
 from sedem.untrusted import (
     DOCUMENT_BYTES,
     LimitError,
@@ -70,6 +69,8 @@ CODE = tuple(
 """Endings of source code and of other text that programs read too."""
 HEADS = ("From", "To", "Cc", "Date", "Subject")
 """Lines of the head of a message that are read."""
+SHORT_PAGE = 20
+"""Most characters of a page that may be only white space."""
 BREAK = "\n\n"
 """Separator between paragraphs and between pages."""
 
@@ -409,3 +410,25 @@ def _too_large(path: Path, what: str, size: int, most: int) -> DataError:
         f"'{path}' has {bytes_text(size)} of {what}, at most {bytes_text(most)} are read; split it "
         "or save it as plain text"
     )
+
+
+def told_empty(
+    name: str, pages: Sequence[int], characters: int, part: Callable[[slice], str]
+) -> tuple[str, ...]:
+    """Return a sentence on the pages of a document that have no text; none if all have.
+
+    Args:
+        part: returns a part of the text.
+    """
+    bounds = pairwise((*pages, characters))
+    # White space between pages is short, so only short pages are looked at.
+    empty = [
+        number
+        for number, (start, end) in enumerate(bounds, start=1)
+        if end - start <= SHORT_PAGE and not part(slice(start, end)).strip()
+    ]
+    if not empty:
+        return ()
+    numbers = ", ".join(map(str, empty[:10])) + (", ..." if len(empty) > 10 else "")
+    which = f"page {numbers} has" if len(empty) == 1 else f"pages {numbers} have"
+    return (f"{which} no text in '{name}'; a picture (scan) needs recognised text (OCR)",)

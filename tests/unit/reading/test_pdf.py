@@ -11,7 +11,7 @@ import pytest
 from document_files import pdf_of
 from pypdf.generic import ArrayObject, DictionaryObject, FloatObject, NameObject, TextStringObject
 
-from sedem.data.pdf import pages_of
+from sedem.reading.pdf import pages_of
 
 LEFT = [f"Left line {n} has some words" for n in range(6)]
 RIGHT = [f"Right line {n} has other words" for n in range(6)]
