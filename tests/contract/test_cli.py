@@ -117,9 +117,8 @@ def test_help_explains_every_command_with_all_its_arguments() -> None:
 
 VERBS = (
     "demo, build, ask, bank ls, bank show, bank verify, bank rm, bank compact, bank backup, "
-    "bank export, bank import, bank split, bank join, bank warm, train stage1, train stage2, push, "
-    "seal, data inspect, init, probe, adapt, calibrate, eval METHOD, eval report, bench, cost, "
-    "serve"
+    "bank export, bank import, bank split, bank join, train stage1, train stage2, push, seal, "
+    "data inspect, init, probe, adapt, calibrate, eval METHOD, eval report, bench, cost, serve"
 )
 
 
@@ -215,32 +214,6 @@ def test_a_bank_keeps_the_type_that_it_was_built_with_and_may_keep_keys(here: Pa
     refused(*build, "--dtype", "fp8", words="stores its slots as int8, not as fp8")
     refused(*build, "--keys", "int4", words="use bfloat16, int8, fp8")
     refused(*build, "--no-text", words="b.bank' holds the texts of its documents; build another")
-
-
-def test_a_warmed_bank_answers_the_same_and_says_what_it_takes(
-    bank: Path, variant: Callable[..., Path]
-) -> None:
-    variant("apart", block_context="independent", guidance=True)
-    succeeds("build", "a.bank", "lease.txt", "-m", "apart")
-    ask, warm = (("ask", "a.bank", RENT, "--json", "-k", "all"), ("bank", "warm", "a.bank"))
-    before = prints_json(*ask, "-m", "apart")
-    assert prints_json("bank", "show", "a.bank", "--json")["kept_bytes"] == 0
-    printed = succeeds(*warm, "-m", "apart")
-    facts = prints_json("bank", "show", "a.bank", "--json")
-    assert printed == (
-        f"a.bank: keys and values of 17 blocks take {facts['kept_bytes']:,} bytes, its memory "
-        f"{facts['memory_bytes']:,}\n"
-    )
-    assert prints_json(*ask, "-m", "apart")["answer"] == before["answer"]
-    assert succeeds("bank", "verify", "a.bank") == "a.bank: all is well\n"
-    succeeds(*warm, "-m", "apart", "--dtype", "int8")
-    assert prints_json("bank", "show", "a.bank", "--json")["kept_bytes"] < facts["kept_bytes"]
-    refused(*warm, "-m", "apart", "--dtype", "int4", words="use bfloat16, int8, fp8")
-    eager = "engine 'eager' keeps no keys and values"
-    refused(*warm, "-m", "apart", "--engine", "eager", words=eager)
-    refused("bank", "warm", "none", words="bank 'none' does not exist")
-    words = "block_context of this model is 'joint'.*'independent'"
-    refused("bank", "warm", bank, words=words)
 
 
 def test_a_build_that_is_interrupted_in_a_document_names_it_and_resumes(
@@ -663,7 +636,6 @@ def test_a_bank_is_split_and_joined(bank: Path) -> None:
     assert "whole.bank: " in succeeds("bank", "join", "parts", "whole.bank")
     assert succeeds("ask", "whole.bank", RENT, "-k", "2") == answer
     assert succeeds("bank", "verify", "parts") == "parts: all is well\n"
-    refused("bank", "warm", "parts", words="needs a bank in one file; copy it with 'sedem bank jo")
 
 
 def damage_last_block(bank: Path) -> None:

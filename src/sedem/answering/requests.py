@@ -31,6 +31,7 @@ from sedem.errors import ConfigError, DataError
 from sedem.guidance.hops import open_features, reordered
 from sedem.guidance.scores import (
     AUTO,
+    COVERED,
     Auto,
     Budget,
     blocks_for_mass,
@@ -84,7 +85,9 @@ class Request:
         answer: "free" decodes any words, as in the paper; "span" quotes the selected blocks; "auto"
             quotes them unless the question seems to need other words. None means the model's
             default. Settings of sampling and stop strings apply to free answers alone.
-        min_confidence: if the confidence is below it, the request is declined; None never declines.
+        min_confidence: if the confidence is below it, the request is declined; with 0 it never is.
+            None means the model's default, which spares forced blocks and best blocks that have
+            `COVERED` of the question's words.
         documents: use only blocks of these documents, given by name or index; None means all. With
             documents, every block of a large bank is scored, not only its candidates.
         selected: the blocks, if they were selected elsewhere; then nothing is scored.
@@ -327,10 +330,7 @@ def hop_again(
 def first_features(scores: Scores, first: int, question_tokens: int) -> Tensor:
     """Return the features of whether a question needs a second hop `[F]`."""
     assert scores.states is not None
-    words = () if scores.words is None else scores.words.words
-    total = sum(word.weight for word in words)
-    held = sum(word.weight for word in words if first in word.blocks)
-    covered = held / total if total else 1.0
+    covered = 1.0 if scores.words is None else scores.words.covered(first)
     return open_features(scores.total, scores.states, covered, question_tokens)
 
 
@@ -405,6 +405,8 @@ def check_min_confidence(model: SedemModules, request: Request) -> None:
         return
     if not is_share(asked):
         raise ConfigError(f"min_confidence is {asked!r}; it must be a number from 0 to 1")
+    if asked == 0:
+        return  # Nothing is declined, so no confidence is needed.
     if model.confidence is None:
         raise ConfigError(
             f"min_confidence is {asked}, but this model gives no confidence; fit it with "
@@ -466,6 +468,10 @@ def choose(
         for part in ranked.tensor_split([text_count(condition, len(ranked))])
     )
     least = request.min_confidence
+    if least is None and request.blocks is None and len(ranked):
+        # Unless asked to, do not decline if the best block says much of what the question says.
+        is_covered = scores.words is not None and scores.words.covered(int(ranked[0])) >= COVERED
+        least = 0.0 if is_covered else model.config.min_confidence
     declined = confidence is not None and least is not None and confidence < least
     return Selection(ranked.tolist(), memory, texts, scores, confidence, declined)
 

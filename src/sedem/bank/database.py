@@ -373,6 +373,13 @@ def stored_page_size(header: bytes) -> int:
     return 2**16 if page == 1 else max(page, 1)
 
 
+def delete_database(path: Path) -> None:
+    """Delete a file and what SQLite keeps beside it."""
+    # The file itself last: a log without it would be replayed into the next one at this place.
+    for suffix in (*SUFFIXES, ""):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
 def _is_changing(path: Path, before: os.stat_result) -> bool:
     """Whether a file may be incomplete because it is being written, or a writer was killed."""
     logs = (path.with_name(path.name + suffix) for suffix in SUFFIXES)

@@ -30,7 +30,6 @@ from sedem.bank import rows
 from sedem.bank.blocks import Blocks
 from sedem.bank.codes import forget_codes
 from sedem.bank.database import (
-    SUFFIXES,
     WAIT,
     check_file,
     check_tables,
@@ -38,6 +37,7 @@ from sedem.bank.database import (
     create_tables,
     damaged,
     database_errors,
+    delete_database,
     empty_log,
     free_space,
     has_moved,
@@ -46,7 +46,6 @@ from sedem.bank.database import (
     query,
     vacuum_into,
 )
-from sedem.bank.kept import forget_kept
 from sedem.bank.rows import Head, Meta
 from sedem.durable_files import make_folders, sync_folder
 from sedem.errors import BankError, BankMismatchError, DamagedBankError, UnknownDocumentError
@@ -471,7 +470,10 @@ class BankFile:
         self._purged = True
         if self.path is not None:
             forget_codes(self.path, purged)
-            forget_kept(self.path, purged.values())
+            # Earlier releases stored keys and values of the blocks beside the bank.
+            kept = self.path.with_name(self.path.name + ".kept")
+            if kept.is_file():
+                delete_database(kept)
 
     def _oldest_read(self, connection: apsw.Connection) -> int:
         """Return the oldest version that this process may read."""
@@ -541,9 +543,7 @@ def _close(idle: list[apsw.Connection]) -> None:
 def delete(path: Path) -> None:
     """Delete the file of a bank, what SQLite keeps beside it, and its derived data."""
     for derived in (".kept", ".codes", ""):
-        # The file itself last: a log without it would be replayed into the next bank at this place.
-        for suffix in (*SUFFIXES, ""):
-            path.with_name(path.name + derived + suffix).unlink(missing_ok=True)
+        delete_database(path.with_name(path.name + derived))
 
 
 def _exchanged(file: BankFile) -> BankError:

@@ -288,29 +288,26 @@ def find_unfinished(connection: apsw.Connection, document: Document) -> tuple[in
     return found[0] if found else (None, 0)
 
 
-def purge(connection: apsw.Connection, condition: str, *values: object) -> dict[int, bytes] | None:
+def purge(connection: apsw.Connection, condition: str, *values: object) -> list[int] | None:
     """Delete the rows of documents, and what was derived from their blocks.
 
     Nothing of them stays in the file, because connections overwrite what they delete.
 
     Returns:
-        The ids of their blocks, with a digest of the memory of each; None without such a document.
+        The ids of their blocks; None without such a document.
     """
     documents = query(connection, f"SELECT id FROM documents WHERE {condition}", *values)
     if not documents:
         return None
-    purged: dict[int, bytes] = {}
+    purged: list[int] = []
     has_words = connection.table_exists("main", "words")
     for (document,) in documents:
-        blocks = connection.execute(
-            "SELECT id, memory, scales FROM blocks WHERE document = ?", (document,)
-        )
-        ids = {id: stored_digest(memory, scales) for id, memory, scales in blocks}
+        ids = query(connection, "SELECT id FROM blocks WHERE document = ?", document)
         if has_words:
-            connection.executemany("DELETE FROM words WHERE rowid = ?", ((id,) for id in ids))
+            connection.executemany("DELETE FROM words WHERE rowid = ?", ids)
         for table, column in (("texts", "document"), ("blocks", "document"), ("documents", "id")):
             connection.execute(f"DELETE FROM {table} WHERE {column} = ?", (document,))
-        purged |= ids
+        purged += (id for (id,) in ids)
     gone = np.fromiter(purged, np.int64)
     for number, blocks in query(connection, "SELECT id, blocks FROM keys"):
         if np.isin(np.frombuffer(blocks, "<i8"), gone).any():
@@ -327,12 +324,3 @@ def merge_words(connection: apsw.Connection) -> None:
     """
     if connection.table_exists("main", "words"):
         connection.execute("INSERT INTO words (words) VALUES ('optimize')")
-
-
-def stored_digest(*contents: bytes | memoryview | None) -> bytes:
-    """Digest of the memory of a block as it is stored: its numbers, and any scales."""
-    digest = hashlib.blake2b(digest_size=16)
-    for content in contents:
-        if content is not None:
-            digest.update(content)
-    return digest.digest()

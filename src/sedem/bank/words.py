@@ -71,6 +71,16 @@ class Words:
             scores_N[word.blocks] += word.scores
         return torch.from_numpy(scores_N)
 
+    def covered(self, block: int) -> float:
+        """Share of the words that stand in a block; 1 if there are none.
+
+        Each counts by its weight squared, so that a block with "is" and "of" has not much of a
+        question.
+        """
+        total = sum(word.weight**2 for word in self.words)
+        held = sum(word.weight**2 for word in self.words if block in word.blocks)
+        return held / total if total else 1.0
+
     def among(self, blocks: Sequence[int]) -> Words:
         """Return the same words in a bank of these blocks alone, which are given in order."""
         chosen_n = np.asarray(blocks, np.int64)

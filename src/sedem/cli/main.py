@@ -346,7 +346,8 @@ def ask(
         float | None,
         typer.Option(
             metavar="X",
-            help="Decline to answer if the confidence, from 0 to 1, is below X.",
+            help="Decline to answer if the confidence, from 0 to 1, is below X; 0 always answers. "
+            "[default: the model's]",
         ),
     ] = None,
     document: Annotated[

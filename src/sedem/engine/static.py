@@ -29,7 +29,7 @@ from sedem.engine.device import (
 from sedem.engine.eager import Eager
 from sedem.engine.fused import FusedEncoder, FusedLayer, fuse_modules
 from sedem.engine.interface import Engine, Rows
-from sedem.engine.kept import BlockWalk, Kept, KeptBudget, decoder_fingerprint
+from sedem.engine.kept import BlockWalk, Kept, KeptBudget
 from sedem.engine.rows import Batches, StaticRows
 from sedem.errors import ConfigError
 from sedem.modules import SedemModules
@@ -132,7 +132,7 @@ class Static:
 
             self.decoder = int8_steps(self.decoder)
         budget = budget or KeptBudget()
-        self.kept = Kept(BlockWalk(self.decoder), budget, lambda: decoder_fingerprint(model))
+        self.kept = Kept(BlockWalk(self.decoder), budget)
         on_cpu, room = model.device.type == "cpu", budget.room()
         if room is not None:
             self.kept.limit_to(room)

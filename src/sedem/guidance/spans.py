@@ -110,14 +110,48 @@ def matches_of(
 
 
 def unsupported(answer: str, sources: Iterable[str]) -> tuple[str, ...]:
-    """Return the names, numbers and longer words of an answer that stand in none of its sources.
+    """Return what an answer says that stands in none of its sources.
+
+    These are its longer words, its names and its numbers. Names and numbers side by side must also
+    stand side by side in a source, in any order: "Novak Olsen" is not made of two people.
 
     Args:
         sources: texts that the answer may take its words from, among them the question.
     """
-    own = {text[start:end].casefold() for text in sources for start, end in words_of(text)}
-    words = dict.fromkeys(answer[start:end] for start, end in words_of(answer))
-    return tuple(word for word in words if _is_checked(word) and not _stands_in(word, own))
+    as_written = [[text[at:end] for at, end in words_of(text)] for text in sources]
+    texts = [[word.casefold() for word in text] for text in as_written]
+    own = {word for text in texts for word in text}
+    places = words_of(answer)
+    words = [answer[at:end] for at, end in places]
+    missing = dict.fromkeys(w for w in words if _is_checked(w) and not _stands_in(w, own))
+    # A name goes on after spaces, a hyphen or the full stop of an initial.
+    names: list[list[str]] = []
+    last = None
+    for word, (at, end) in zip(words, places, strict=True):
+        if not is_exact(word) or word in missing:
+            last = None
+            continue
+        if last is not None and not answer[last:at].strip(" .-"):
+            names[-1].append(word)
+        else:
+            names.append([word])
+        last = end
+    # The first word may have its capital for standing there.
+    if names and names[0][0] is words[0]:
+        plain = words[0].casefold()
+        skipped = plain != words[0] and any(plain in text for text in as_written)
+        names[0] = names[0][skipped:]
+    for name in names:
+        if len(name) > 1 and not any(_side_by_side(name, text) for text in texts):
+            missing[" ".join(name)] = None
+    return tuple(missing)
+
+
+def _side_by_side(name: Sequence[str], text: Sequence[str]) -> bool:
+    """Whether words stand side by side in a text, in any order."""
+    wanted = sorted(word.casefold() for word in name)
+    windows = range(len(text) - len(name) + 1)
+    return any(sorted(text[at : at + len(name)]) == wanted for at in windows)
 
 
 def _is_checked(word: str) -> bool:

@@ -169,6 +169,31 @@ def test_words_that_no_source_has(answer: str, expected: tuple[str, ...]) -> Non
     assert unsupported(answer, sources) == expected
 
 
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("Novak Olsen", ("Novak Olsen",)),
+        ("Ida Olsen and Martin Novak", ()),
+        ("The Martin Novak", ()),
+        ("12 March 2024", ()),
+        ("22 March 1984", ("22", "March 1984")),
+        ("12 March 1984 Novak", ("12 March 1984 Novak",)),
+        ("George Eastman", ()),
+        ("Ida Novak, Olsen", ("Ida Novak",)),
+        ("1984 12 Ida", ("1984 12 Ida",)),
+    ],
+)
+def test_names_and_numbers_stand_in_a_source_as_a_whole(
+    answer: str, expected: tuple[str, ...]
+) -> None:
+    sources = [
+        "The landlord is Martin Novak. The tenant is Ida Olsen, born in 1984.",
+        "Signed in March; the rent begins on March 12, 2024",
+        "Eastman, George",
+    ]
+    assert unsupported(answer, sources) == expected
+
+
 def test_a_span_that_memory_has_not_read_counts_as_its_least_likely() -> None:
     features_SF = span_features(
         torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([1.0, 3.0, 2.0]), *torch.zeros(2, 3)
