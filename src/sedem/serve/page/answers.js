@@ -7,7 +7,7 @@ import { confidenceWords as inWords, count, cutter, duration, score } from "./te
 const list = by("answers");
 const OPEN = 5; // sources that are shown at once
 const SHARED = 3; // words of the question that are shown with a source
-const BEFORE = 60; // characters of a source before the answer's words
+const BEFORE = 40; // characters of a source before the answer's words
 const TIMES = [
   ["ttft_ms", "First token"],
   ["select_ms", "selection"],
