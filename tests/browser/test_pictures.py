@@ -47,7 +47,7 @@ def save(page: Page, name: str) -> None:
     page.wait_for_timeout(500)
     picture = Image.open(io.BytesIO(page.screenshot()))
     small = picture.convert("RGB").quantize(
-        40, method=Image.Quantize.MAXCOVERAGE, kmeans=4, dither=Image.Dither.NONE
+        32, method=Image.Quantize.MEDIANCUT, kmeans=4, dither=Image.Dither.NONE
     )
     small.save(DOCS / f"page-{name}.png", optimize=True)
 
@@ -71,7 +71,7 @@ def test_phone(visit: Opener) -> None:
 
 
 def test_reading(visit: Opener) -> None:
-    page = visit("/#bank=demo", size=(800, 400))
+    page = visit("/#bank=demo", size=(720, 376))
     upload(page, *sorted(DOCUMENTS.glob("*.txt")))
     expect(page.locator("#reading-text")).to_contain_text(re.compile(r"[1-9][\d,]* of [\d,]+ ch"))
     save(page, "reading")

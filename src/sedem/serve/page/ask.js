@@ -13,7 +13,7 @@ const GROUPS = [
   ["answer", "Answer with", ["span", "free", "auto"]],
 ];
 const LABELS = { states: "meaning", span: "quote" };
-const USUAL = ["2", "memory", "states", "free"]; // if the model says nothing
+const USUAL = ["2", "memory", "states", "free"]; // if no model says it
 const KEPT = "sedem-answers-1"; // where a tab keeps its answers; another number is another form
 const MOST = 20; // answers that are kept of a bank
 
