@@ -31,6 +31,7 @@ from sedem.answering.spans import (
     read_passage,
 )
 from sedem.engine.interface import AnswerInputs, Engine, Rows
+from sedem.folding import words_of
 from sedem.guidance.spans import (
     SpanScorer,
     is_exact,
@@ -38,7 +39,6 @@ from sedem.guidance.spans import (
     same_stem,
     second_features,
     unsupported,
-    words_of,
 )
 from sedem.modules import SedemModules
 
