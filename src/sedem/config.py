@@ -38,8 +38,8 @@ CONFIG_FILE = "config.json"
 REMOVED = {"block_order": "document", "guidance_floor": None, "start_placement": "front"}
 """Settings that older checkpoints name, with the only value that is still supported."""
 FITTED = (
-    "confidence", "selection", "word_weight", "answer", "spans", "second_reading", "hops",
-    "second_hop", "read_once",
+    "confidence", "min_confidence", "selection", "word_weight", "answer", "spans",
+    "second_reading", "hops", "second_hop", "read_once",
 )  # fmt: skip
 """Settings that `sedem calibrate` makes, to the scores of one selector and decoder."""
 DEFAULT_MODEL = os.environ.get("SEDEM_MODEL") or "sedem-smol"
@@ -111,6 +111,8 @@ class SedemConfig(Settings):
         auto_max: the most blocks of k "auto".
         confidence: whether the checkpoint estimates how likely the evidence is in the documents;
             `sedem calibrate` fits this after training.
+        min_confidence: below this confidence, unless a request names another, the answer is that
+            the documents do not say; `sedem calibrate` fits it.
         lora_rank: rank of the decoder's adapters; 0 means no adapters.
         lora_alpha: numerator of the adapters' scaling, alpha / rank.
 
@@ -153,6 +155,7 @@ class SedemConfig(Settings):
     auto_min: WholeAbove0 = 1
     auto_max: WholeAbove0 = 8
     confidence: Flag = False
+    min_confidence: Share = 0.0
     lora_rank: WidthFrom0 = 64
     lora_alpha: WholeFrom0 = 128
 

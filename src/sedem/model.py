@@ -248,14 +248,14 @@ class SeDeM(SedemModules):
         """Compute keys and values of independent blocks before the first question.
 
         They are kept in memory, up to the budget given to `from_pretrained`, and freed with the
-        bank. `sedem bank warm` stores them next to the bank, for later processes.
+        bank.
 
         Args:
             blocks: indices of blocks, the most important first; None means all.
             progress: called with the number of blocks done and of all.
 
         Returns:
-            How many of the blocks are ready, in memory or on disk.
+            How many of the blocks are ready.
 
         Raises:
             BankMismatchError: another model made the bank.

@@ -117,9 +117,8 @@ def test_help_explains_every_command_with_all_its_arguments() -> None:
 
 VERBS = (
     "demo, build, ask, bank ls, bank show, bank verify, bank rm, bank compact, bank backup, "
-    "bank export, bank import, bank split, bank join, bank warm, train stage1, train stage2, push, "
-    "seal, data inspect, init, probe, adapt, calibrate, eval METHOD, eval report, bench, cost, "
-    "serve"
+    "bank export, bank import, bank split, bank join, train stage1, train stage2, push, seal, "
+    "data inspect, init, probe, adapt, calibrate, eval METHOD, eval report, bench, cost, serve"
 )
 
 
@@ -217,32 +216,6 @@ def test_a_bank_keeps_the_type_that_it_was_built_with_and_may_keep_keys(here: Pa
     refused(*build, "--no-text", words="b.bank' holds the texts of its documents; build another")
 
 
-def test_a_warmed_bank_answers_the_same_and_says_what_it_takes(
-    bank: Path, variant: Callable[..., Path]
-) -> None:
-    variant("apart", block_context="independent", guidance=True)
-    succeeds("build", "a.bank", "lease.txt", "-m", "apart")
-    ask, warm = (("ask", "a.bank", RENT, "--json", "-k", "all"), ("bank", "warm", "a.bank"))
-    before = prints_json(*ask, "-m", "apart")
-    assert prints_json("bank", "show", "a.bank", "--json")["kept_bytes"] == 0
-    printed = succeeds(*warm, "-m", "apart")
-    facts = prints_json("bank", "show", "a.bank", "--json")
-    assert printed == (
-        f"a.bank: keys and values of 17 blocks take {facts['kept_bytes']:,} bytes, its memory "
-        f"{facts['memory_bytes']:,}\n"
-    )
-    assert prints_json(*ask, "-m", "apart")["answer"] == before["answer"]
-    assert succeeds("bank", "verify", "a.bank") == "a.bank: all is well\n"
-    succeeds(*warm, "-m", "apart", "--dtype", "int8")
-    assert prints_json("bank", "show", "a.bank", "--json")["kept_bytes"] < facts["kept_bytes"]
-    refused(*warm, "-m", "apart", "--dtype", "int4", words="use bfloat16, int8, fp8")
-    eager = "engine 'eager' keeps no keys and values"
-    refused(*warm, "-m", "apart", "--engine", "eager", words=eager)
-    refused("bank", "warm", "none", words="bank 'none' does not exist")
-    words = "block_context of this model is 'joint'.*'independent'"
-    refused("bank", "warm", bank, words=words)
-
-
 def test_a_build_that_is_interrupted_in_a_document_names_it_and_resumes(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,9 +288,17 @@ def test_a_bad_file_is_left_out_or_ends_a_strict_build(here: Path) -> None:
         assert result.stdout.endswith("; left out 2 (not readable: no.txt, empty.txt)\n")
         errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
         assert [line.split("'")[1] for line in errors] == ["no.txt", "empty.txt"]
-    again = sedem("build", "b.bank", "empty.txt", "-m", TINY)
-    assert again.exit_code == 1
-    assert "there is nothing to read" in again.stderr.splitlines()[-1]
+    Path("binary.txt").write_bytes(b"\0\1\2" * 9)
+    told = {
+        "empty.txt": "holds no text",
+        "binary.txt": "binary data",
+        "no/such": "no file or folder",
+    }
+    for name, words in told.items():
+        again = sedem("build", "b.bank", name, "-m", TINY)
+        errors = [line for line in again.stderr.splitlines() if line.startswith("error: ")]
+        assert again.exit_code == 1 and len(errors) == 1
+        assert words in errors[0] and f"'{name}'" in errors[0]
 
 
 SPELLINGS = ["docs", "./docs/", "docs/../docs", "{here}/docs", "linked", "docs/*.txt"]
@@ -758,7 +739,6 @@ def test_a_bank_is_split_and_joined(bank: Path) -> None:
     assert "whole.bank: " in succeeds("bank", "join", "parts", "whole.bank")
     assert succeeds("ask", "whole.bank", RENT, "-k", "2") == answer
     assert succeeds("bank", "verify", "parts") == "parts: all is well\n"
-    refused("bank", "warm", "parts", words="needs a bank in one file; copy it with 'sedem bank jo")
 
 
 def damage_last_block(bank: Path) -> None:

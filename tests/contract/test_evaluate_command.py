@@ -261,14 +261,6 @@ def test_costs_of_answers_are_counted_and_shown_by_part_with_their_assumptions(
         refused("cost", name, "--json", words=words)
 
 
-def test_costs_of_a_training_run_are_shown_before_it_starts() -> None:
-    shown = succeeds("cost", "--recipe", "paper/llama-3.2-1b/stage1", "--gpus", "8")
-    assert "122,075" in shown and "memory of a GPU" in shown and "tflops 400, gpus 8" in shown
-    entry = "optimization.epochs=1"
-    result = prints_json("cost", "--recipe", "paper/llama-3.2-3b/stage1", "--set", entry, "--json")
-    assert result["steps"] * 5 == 122_075
-
-
 def test_costs_of_a_baseline_are_shown_with_their_assumptions(
     tiny_folder: Callable[..., str],
 ) -> None:

@@ -7,9 +7,8 @@ spans and memory can be made again at any time, so what is found is compared bit
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,7 +22,6 @@ from sedem.bank.blocks import BlockRow, Blocks
 from sedem.bank.care import DAMAGED, DamagedDocument, examine, repair
 from sedem.bank.copies import backup, export_bank, import_bank
 from sedem.bank.file import BankFile
-from sedem.bank.kept import KeptFile, kept_path
 from sedem.bank.keys import keys_of, save_keys, stored_bytes
 from sedem.bank.rows import Meta, text_digest
 from sedem.checkpoint import folder as checkpoint
@@ -40,8 +38,6 @@ BANK = "a.bank"
 NEW_BANK = "new/deep/a.bank"
 CHECKPOINT = "a.checkpoint"
 SELECTOR = Selector(16, WIDTH, 2, 8)
-ENTRY, STATES = (2, 3, 4), 300
-"""Layers, heads and width of kept keys and values, and states of a block."""
 
 Version = tuple[str, int]
 State = tuple[Version, ...]
@@ -340,46 +336,6 @@ def _save_keys_again(folder: Path, scene: Scene, found: State | None) -> State:
     return state
 
 
-def _warm(folder: Path, scene: Scene) -> None:
-    """Keep an entry for each block, made from its memory."""
-    with opened(folder / BANK) as bank, closing(_kept(folder, create=True)) as file:
-        for block in range(len(bank)):
-            memory = bank.stored([block])[0]
-            if not file.holds(memory, torch.float32):
-                file.put(memory, _entry(memory))
-
-
-def _kept(folder: Path, create: bool = False) -> KeptFile:
-    return KeptFile(folder / BANK, FINGERPRINT, ENTRY, create=create)
-
-
-def _entry(memory: Quantized) -> Quantized:
-    layers, heads, width = ENTRY
-    shape = layers, 2, heads, STATES, width
-    return Quantized(memory.values.float().flatten().repeat(9)[: math.prod(shape)].view(shape))
-
-
-def _look_at_kept(folder: Path) -> State | None:
-    """What `look` finds; entries are those of their blocks, or there are none."""
-    if kept_path(folder / BANK).exists():
-        with opened(folder / BANK) as bank, closing(_kept(folder, create=True)) as file:
-            for block in range(len(bank)):
-                memory = bank.stored([block])[0]
-                found = file.entry(memory, STATES)
-                if found is not None and not torch.equal(found.values, _entry(memory).values):
-                    raise WrongError("a kept entry is wrong")
-    return look(folder / BANK)
-
-
-def _warm_again(folder: Path, scene: Scene, found: State | None) -> State:
-    state = append_next(folder / BANK, scene, found)
-    _warm(folder, scene)
-    with opened(folder / BANK) as bank, closing(_kept(folder)) as file:
-        if not all(file.holds(bank.stored([b])[0], torch.float32) for b in range(len(bank))):
-            raise WrongError("a kept entry is missing")
-    return state
-
-
 def _of_new_bank(act: Callable[[Path, Scene], object], **more: Any) -> Operation:
     """An operation that makes a new bank with the documents of the scene."""
     return Operation(
@@ -428,9 +384,6 @@ OPERATIONS = {
     "export": _of_new_bank(lambda folder, scene: export_bank(folder / BANK, folder / NEW_BANK)),
     "import": _of_new_bank(lambda folder, scene: import_bank(folder / BANK, folder / NEW_BANK)),
     "store keys": Operation(_save_keys, _before, _before, again=_save_keys_again),
-    "keep keys and values": Operation(
-        _warm, _before, _before, look=_look_at_kept, again=_warm_again
-    ),
     "save a checkpoint": Operation(
         lambda folder, scene: save_checkpoint(folder / CHECKPOINT, 2),
         lambda scene: ((CHECKPOINT, 1),),

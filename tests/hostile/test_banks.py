@@ -11,29 +11,26 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-import torch
 from stored_banks import META, append
 
 from sedem import MemoryBank
+from sedem.bank.codes import CodesFile
 from sedem.bank.copies import import_bank
 from sedem.bank.database import SUFFIXES
 from sedem.bank.file import BankFile
-from sedem.bank.kept import KeptFile, kept_path
 from sedem.bank.parts import MANIFEST, Parts
 from sedem.errors import BankError
-from sedem.quantization import Quantized
 
-SHAPE = (2, 1, 4)
 NOW = timedelta()
 
 
 @pytest.fixture
 def victim(tmp_path: Path) -> Path:
-    """A bank of the user with kept keys and values, in a folder with other files."""
+    """A bank of the user with codes, in a folder with other files."""
     path = tmp_path / "home" / "mine.bank"
     path.parent.mkdir()
     make_bank(path)
-    keep(path, 1.0).close()
+    CodesFile(path).close()
     (path.parent / "sub").mkdir()
     (path.parent / "sub" / "notes.txt").write_text("notes")
     os.utime(path.parent / "sub", (0, 0))
@@ -57,31 +54,22 @@ def make_bank(path: Path) -> None:
         append(file, 1, 2)
 
 
-def block(value: float) -> Quantized:
-    return Quantized(torch.full((2, 4), value))
-
-
-def keep(bank: Path, value: float) -> KeptFile:
-    file = KeptFile(bank, "decoder", SHAPE, create=True)
-    file.put(block(value), Quantized(torch.full((2, 2, 1, 4, 4), value)))
-    return file
-
-
 def use(path: Path) -> None:
     """What a user does with a bank, as far as it goes."""
     for step in (
         lambda: MemoryBank.open(path).documents.names,
         lambda: append(BankFile(path), 3),
         lambda: BankFile(path).compact(),
-        lambda: KeptFile(path, "decoder", SHAPE, create=True).keep_only((), torch.float32),
+        lambda: BankFile(path).remove("1.txt"),
+        lambda: CodesFile(path).close(),
         lambda: BankFile(path).copy_to(path.with_name("copy.bank")),
     ):
         with suppress(BankError):
             step()
 
 
-@pytest.mark.parametrize("suffix", [*SUFFIXES, ".kept", *(f".kept{end}" for end in SUFFIXES)])
-@pytest.mark.parametrize("target", ["mine.bank", "mine.bank.kept", "sub/notes.txt", "new"])
+@pytest.mark.parametrize("suffix", [*SUFFIXES, ".codes", *(f".codes{end}" for end in SUFFIXES)])
+@pytest.mark.parametrize("target", ["mine.bank", "mine.bank.codes", "sub/notes.txt", "new"])
 def test_a_file_beside_a_bank_is_no_way_into_another(
     suffix: str, target: str, victim: Path, intact: Callable[[], bool], tmp_path: Path
 ) -> None:
@@ -90,9 +78,9 @@ def test_a_file_beside_a_bank_is_no_way_into_another(
     make_bank(stranger)
     link = stranger.with_name(stranger.name + suffix)
     link.symlink_to(victim.parent / target)
-    kept = suffix.startswith(".kept")
+    codes = suffix.startswith(".codes")
     with pytest.raises(BankError, match=rf"^'.*a\.bank{suffix}' is a link, or not a file; remove"):
-        KeptFile(stranger, "decoder", SHAPE) if kept else BankFile(stranger).meta()
+        CodesFile(stranger, create=False) if codes else BankFile(stranger).meta()
     use(stranger)
     assert intact() and link.is_symlink() and not (victim.parent / "new").exists()
     link.unlink()
@@ -101,16 +89,17 @@ def test_a_file_beside_a_bank_is_no_way_into_another(
     assert intact()
 
 
-def test_kept_keys_of_another_bank_are_never_used_for_this_one(tmp_path: Path) -> None:
-    """They are found by the memory that they are of, so a strange file needs no other check."""
-    mine, other = tmp_path / "mine.bank", tmp_path / "other.bank"
-    keep(other, 1.0).close()
-    shutil.copy(kept_path(other), kept_path(mine))
-    file = KeptFile(mine, "decoder", SHAPE)
-    assert file.entry(block(2.0), 4) is None
-    found = file.entry(block(1.0), 4)
-    assert found is not None and float(found.values.max()) == 1.0
-    assert KeptFile(mine, "another", SHAPE).entry(block(1.0), 4) is None
+@pytest.mark.parametrize("target", ["mine.bank", "sub/notes.txt", "sub", "new"])
+def test_a_link_in_place_of_what_earlier_releases_kept_leads_nowhere(
+    target: str, victim: Path, intact: Callable[[], bool], tmp_path: Path
+) -> None:
+    stranger = tmp_path / "strange" / "a.bank"
+    stranger.parent.mkdir()
+    make_bank(stranger)
+    stranger.with_name("a.bank.kept").symlink_to(victim.parent / target)
+    use(stranger)
+    assert MemoryBank.open(stranger).documents.names == ["2.txt", "3.txt"]
+    assert intact() and not (victim.parent / "new").exists()
 
 
 # Parts

@@ -11,6 +11,7 @@ from unit.training.small_recipes import load, train_small
 from sedem import SedemConfig
 from sedem.baselines.registry import TRAINED
 from sedem.checkpoint.folder import EXTRA_ENTRIES, locate
+from sedem.config import FITTED
 from sedem.training.recipe import as_yaml
 from sedem.training.shipped_recipes import (
     backbones_of,
@@ -27,11 +28,7 @@ ONE_OF_EACH = [
     "nano/stage2-guided",
     *(f"nano/{method}-questions" for method in TRAINED),
 ]
-FREE = (
-    "k", "lora_rank", "lora_alpha", "block_context", "guidance", "condition", "confidence",
-    "selection", "word_weight", "answer", "spans", "hops", "second_hop", "read_once",
-    "second_reading",
-)  # fmt: skip
+FREE = ("k", "lora_rank", "lora_alpha", "block_context", "guidance", "condition", *FITTED)
 """Settings that a recipe may change from the checkpoint that it starts from."""
 
 

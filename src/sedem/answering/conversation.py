@@ -14,7 +14,7 @@ import torch
 
 from sedem.answering.decoding import Turn, check_question, conversation_ids
 from sedem.answering.requests import Request, Scores, Selection
-from sedem.answering.templates import LONG, document_of, housekeeping, is_greeting, split
+from sedem.answering.templates import LONG, document_of, housekeeping, split
 from sedem.bank.blocks import Blocks
 from sedem.bank.memory_bank import MemoryBank, Snapshot
 from sedem.errors import ConfigError
@@ -33,7 +33,6 @@ class Conversation:
         unused: one sentence for each message that is neither.
         last: index of the question's turn.
         reply: the answer, if no document is needed for it.
-        greets: whether the last turn only greets.
     """
 
     question: str
@@ -41,7 +40,6 @@ class Conversation:
     unused: tuple[str, ...]
     last: int
     reply: str | None = None
-    greets: bool = False
 
 
 def read_conversation(turns: Sequence[Turn], *, with_bank: bool) -> Conversation | None:
@@ -63,9 +61,9 @@ def read_conversation(turns: Sequence[Turn], *, with_bank: bool) -> Conversation
         return None
     last = (by_user or said)[-1]
     text = turns[last][1].strip()
-    reply, greets = housekeeping(text), is_greeting(text)
-    question, beside = ("", "") if reply is not None or greets else split(text, with_bank=with_bank)
-    if not question and reply is None and not greets:
+    reply = housekeeping(text)
+    question, beside = ("", "") if reply is not None else split(text, with_bank=with_bank)
+    if not question and reply is None:
         reply = (
             f"The last message is a text of {len(text):,} characters that asks nothing. Send it "
             "again with a blank line and a question after it."
@@ -85,7 +83,7 @@ def read_conversation(turns: Sequence[Turn], *, with_bank: bool) -> Conversation
         elif index != last and words.strip() and not used:
             unused.append(unused_turn(index, role, why))
     documents = [Document(f"message {index + 1}", texts[index]) for index in sorted(texts)]
-    return Conversation(question, tuple(documents), tuple(unused), last, reply, greets)
+    return Conversation(question, tuple(documents), tuple(unused), last, reply)
 
 
 def unused_turn(index: int, role: str, why: str) -> str:

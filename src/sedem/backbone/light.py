@@ -127,14 +127,6 @@ class LightConfig(Sizes):
         """Record where it is from and how its model is opened."""
         self._folder, self._opened_as, self._attn_implementation = folder, dtype, attention
 
-    def to_dict(self) -> dict[str, Any]:
-        """The settings as transformers writes them, for the fingerprint of kept keys and values."""
-        from transformers import LlamaConfig
-
-        config = LlamaConfig.from_pretrained(str(self._folder))
-        config.dtype, config.name_or_path = self._opened_as, str(self._folder)
-        return config.to_dict()
-
 
 class LightModel(nn.Module):
     """The weights of a decoder, by their names in Hugging Face's modules.

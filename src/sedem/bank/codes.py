@@ -10,8 +10,12 @@ C signs of a code, W words of 64 signs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,9 +25,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sedem.bank.database import damaged, query
-from sedem.bank.derived import DerivedFile, delete_from
+from sedem.bank.database import (
+    check_no_link,
+    connect,
+    damaged,
+    database_errors,
+    delete_database,
+    empty_log,
+    free_space,
+    has_tables,
+    prepare_empty,
+    query,
+)
+from sedem.errors import BankError, DamagedBankError
 from sedem.quantization import Quantized
+
+logger = logging.getLogger(__name__)
 
 SUFFIX = ".codes"
 SAMPLE = 2**14
@@ -39,7 +56,7 @@ SLICE = 2**15
 """Codes that are compared at once; more would not fit a CPU's cache."""
 ROW = 2**13
 """Codes per row of the file: about a megabyte."""
-_WHAT, _APPLICATION = "codes", 0x53644344
+_APPLICATION = 0x53644344
 _TABLES = """
 CREATE TABLE space (
     bank TEXT NOT NULL,       -- id of the bank
@@ -166,39 +183,93 @@ class Codes:
 
 
 def forget_codes(bank: Path, ids: Collection[int]) -> None:
-    """Delete the codes of some blocks."""
-    gone_n = np.fromiter(ids, np.int64)
+    """Delete the codes of some blocks, if there is a file, so that nothing of them stays in it.
 
-    def rewrite(connection: apsw.Connection) -> None:
-        for row, blocks, signs in query(connection, "SELECT rowid, blocks, signs FROM codes"):
-            is_kept_n = ~np.isin(np.frombuffer(blocks, "<i8"), gone_n)
-            if not is_kept_n.all():
-                kept = (
-                    np.frombuffer(column, np.uint8).reshape(len(is_kept_n), -1)[is_kept_n].tobytes()
-                    for column in (blocks, signs)
-                )
-                connection.execute(
-                    "UPDATE codes SET blocks = ?, signs = ? WHERE rowid = ?", (*kept, row)
-                )
-
-    delete_from(codes_path(bank), _WHAT, _APPLICATION, _TABLES, rewrite)
+    A damaged or malformed file is deleted as a whole. One that is something else stays.
+    """
+    path, gone_n = codes_path(bank), np.fromiter(ids, np.int64)
+    if not path.is_file():
+        return
+    try:
+        with closing(CodesFile(bank, create=False)) as file:
+            file.forget(gone_n)
+    except (DamagedBankError, ValueError):
+        delete_database(path)
+    except BankError as error:
+        logger.warning("%s; it may hold what was removed from its bank", error)
 
 
-class CodesFile(DerivedFile):
-    """The codes of one bank and selector, beside the bank.
+class CodesFile:
+    """The codes of one bank and selector, in a SQLite file beside the bank; threads may share it.
 
     Args:
         bank: file of the bank.
         id: id of the bank.
         selector: digest of the selector.
+        create: create the file if it does not exist.
 
     Raises:
         BankError: the file is damaged, cannot be written, or is something else.
     """
 
-    def __init__(self, bank: Path, id: str, selector: str) -> None:
-        super().__init__(codes_path(bank), _WHAT, _APPLICATION, _TABLES, 2**20, create=True)
+    def __init__(
+        self, bank: Path, id: str = "", selector: str = "", *, create: bool = True
+    ) -> None:
+        self.path = path = codes_path(bank)
         self._belongs = id, selector
+        self._lock = threading.Lock()
+        check_no_link(path)
+        with database_errors(path):
+            self._connection = connect(path.parent.resolve() / path.name, create=create)
+        weakref.finalize(self, self._connection.close)
+        with self.using() as connection:
+            # A killed process may have left a file without a table.
+            if create and not has_tables(connection):
+                prepare_empty(connection, 2**20)
+                with connection:
+                    connection.execute(f"PRAGMA application_id = {_APPLICATION}; {_TABLES}")
+            if create:
+                # Codes need not survive a power cut, but must not be damaged by one.
+                connection.pragma("journal_mode", "wal")
+                connection.execute("PRAGMA synchronous = NORMAL")
+            found = query(connection, "SELECT sql FROM sqlite_master WHERE sql NOT NULL")
+            stated = "\n" + "".join(f"{sql};\n" for (sql,) in found)
+            if connection.pragma("application_id") != _APPLICATION or stated != _TABLES:
+                raise BankError(f"'{path}' is not a file of codes; remove it")
+
+    @contextmanager
+    def using(self) -> Iterator[apsw.Connection]:
+        """Yield the connection to one thread at a time."""
+        with self._lock, database_errors(self.path):
+            yield self._connection
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def forget(self, gone_n: NDArray[np.int64]) -> None:
+        """Delete the codes of blocks with some ids; nothing of them stays in the file or its log.
+
+        Raises:
+            BankError: the file is damaged or cannot be written.
+            ValueError: its codes do not fit its blocks.
+        """
+        with self.using() as connection:
+            with connection:
+                rows = query(connection, "SELECT rowid, blocks, signs FROM codes")
+                for row, *columns in rows:
+                    is_kept_n = ~np.isin(np.frombuffer(columns[0], "<i8"), gone_n)
+                    if is_kept_n.all():
+                        continue
+                    by_block = (
+                        np.frombuffer(column, np.uint8).reshape(len(is_kept_n), -1)
+                        for column in columns
+                    )
+                    kept = (bytes_nB[is_kept_n].tobytes() for bytes_nB in by_block)
+                    statement = "UPDATE codes SET blocks = ?, signs = ? WHERE rowid = ?"
+                    connection.execute(statement, (*kept, row))
+                free_space(connection)
+            empty_log(self.path, connection)
 
     def space(self, new: Callable[[], CodeSpace]) -> CodeSpace:
         """Return the space of the codes; without one, a new one, and other codes are deleted.

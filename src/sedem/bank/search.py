@@ -22,8 +22,7 @@ from torch import Tensor
 
 from sedem.bank.blocks import scan_ranges
 from sedem.bank.codes import ROW, SAMPLE, Codes, CodesFile, CodeSpace, codes_path, mean_keys
-from sedem.bank.database import damaged
-from sedem.bank.file import delete
+from sedem.bank.database import damaged, delete_database
 from sedem.bank.keys import key_index, key_parts, keys_of
 from sedem.bank.memory_bank import BankReader, Snapshot
 from sedem.errors import BankError, DamagedBankError
@@ -152,7 +151,7 @@ def _stored_codes(now: Snapshot, selector: Selector, *, again: bool = True) -> C
                 codes_NW[part_n] = _codes_of(now, selector, space, part_n)
                 file.add(ids_N[part_n], codes_NW[part_n])
     except DamagedBankError:
-        delete(codes_path(path))
+        delete_database(codes_path(path))
         return _stored_codes(now, selector, again=False) if again else None
     except BankError as error:
         logger.warning("%s; the codes of the bank are not stored", error)

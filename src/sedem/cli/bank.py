@@ -1,4 +1,4 @@
-"""The commands of `sedem bank`: list, show, check, edit, copy and warm a bank."""
+"""The commands of `sedem bank`: list, show, check, edit and copy a bank."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sedem.cli.options import BankPlace, EngineOption, Json, Model, model_of, open_model
-from sedem.cli.output import count, note, print_facts, print_json, print_table, progress, report
+from sedem.cli.options import BankPlace, Json, Model, model_of, open_model
+from sedem.cli.output import note, print_facts, print_json, print_table, progress, report
 from sedem.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sedem.engine.interface import Engine
     from sedem.model import SeDeM
 
-bank_app = typer.Typer(no_args_is_help=True, help="List, show, check, edit, copy and warm a bank.")
+bank_app = typer.Typer(no_args_is_help=True, help="List, show, check, edit and copy a bank.")
 
 
 @bank_app.command("ls")
@@ -266,41 +266,3 @@ def join_parts(
 def _report_copy(source: Path | str, target: Path | str, size: int, as_json: bool) -> None:
     facts = {"from": str(source), "to": str(target), "bytes": size}
     report(as_json, facts, f"{target}: {size:,} bytes from {source}")
-
-
-@bank_app.command()
-def warm(
-    bank: BankPlace,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TYPE",
-            help="Round to bfloat16, int8 or fp8. [default: the type the model computes in]",
-        ),
-    ] = None,
-    model: Model = None,
-    engine: EngineOption = "auto",
-    as_json: Json = False,
-) -> None:
-    """Store what the decoder computes of blocks, for faster answers.
-
-    Keys and values of every block are written into a file beside the bank, BANK.kept, which may be
-    deleted at any time.
-    That takes many times the bank's own size, which is printed. It needs a model with independent
-    blocks. Blocks added later are computed when they are used, until the command is given again.
-    """
-    from sedem.bank.memory_bank import MemoryBank
-    from sedem.bank.parts import local_file
-    from sedem.engine.warming import save_kept
-
-    local_file(bank, "'sedem bank warm'")
-    opened = MemoryBank.open(bank)
-    answering = open_model(model or model_of(bank), engine)
-    with progress("warming") as report_progress:
-        size = save_kept(answering.engine, opened, dtype, report_progress)
-    report(
-        as_json,
-        {"blocks": len(opened), "bytes": size, "memory_bytes": opened.memory_bytes},
-        f"{bank}: keys and values of {count(len(opened), 'block')} take {size:,} bytes, its memory "
-        f"{opened.memory_bytes:,}",
-    )

@@ -199,6 +199,8 @@ def _figures(found: Calibration) -> Iterator[str]:
         f"on {output.count(found.held_out, 'other question')}: AUROC {found.auroc:.3f}, "
         f"calibration error {found.calibration_error:.3f}"
     )
+    shares = ", ".join(f"{share:.3f} {which}" for which, share in found.declined.items())
+    yield f"declined below {found.settings['min_confidence']}: {shares}"
     shares = ", ".join(f"{share:.3f} by {by}" for by, share in found.recall.items())
     yield f"the best block is evidence: {shares}"
     if found.all_found:

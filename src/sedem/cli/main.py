@@ -263,6 +263,11 @@ def build(
         else:
             limits = {"most": workers, "cpus": worker_cpus or 1}
             report = _build_on_ray(ray, limits, bank, files, model, options)
+    except DataError:
+        if files.sizes or not files.failed:
+            raise
+        # Why nothing was read is the error, told once.
+        raise DataError(files.failed.pop()) from None
     except KeyboardInterrupt:
         if os.path.exists(bank):
             record.save()
@@ -385,7 +390,8 @@ def ask(
         float | None,
         typer.Option(
             metavar="X",
-            help="Decline to answer if the confidence, from 0 to 1, is below X.",
+            help="Decline to answer if the confidence, from 0 to 1, is below X; 0 always answers. "
+            "[default: the model's]",
         ),
     ] = None,
     document: Annotated[

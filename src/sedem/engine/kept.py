@@ -1,9 +1,8 @@
-"""Keys and values of independent blocks: computed, kept between answers, and mapped from disk.
+"""Keys and values of independent blocks: computed, and kept between answers.
 
 What the layers above injection compute for an independent block depends only on the block (see
 `guidance.independent`), so it is computed once. The least recently used blocks make room for
-others: on a GPU they move from its memory to RAM, and from there they are dropped. Keys and values
-that a bank has on disk are mapped and do not count against RAM.
+others: on a GPU they move from its memory to RAM, and from there they are dropped.
 
 Letters: N blocks, J slots per block, U restored states, L layers above injection, G key heads, H
 head width, D decoder width.
@@ -11,29 +10,21 @@ head width, D decoder width.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
 
 from sedem.backbone.masks import KeyAxis
-from sedem.bank.kept import KeptFile, kept_bytes
 from sedem.bank.memory_bank import BankReader
 from sedem.engine.device import FairLock, machine_bytes, resident_bytes
 from sedem.engine.fused import FusedDecoder, biases_of, run_layers
-from sedem.errors import BankError, ConfigError
+from sedem.errors import ConfigError
 from sedem.method.compressor import state_mask
-from sedem.modules import SedemModules
 from sedem.quantization import Quantized, check_dtype, quantize, vector_bytes
-
-logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 """Called with the number of blocks done and the number of all blocks."""
@@ -276,95 +267,28 @@ class KeptLevel:
         return removed
 
 
-@dataclass(frozen=True)
-class StoredBlocks:
-    """The stored keys and values of one bank."""
-
-    file: KeptFile
-    bank: BankReader
-
-    def entry(self, block: int, states: int) -> Quantized | None:
-        """Return keys and values `[L, 2, G, U, H]` of a block; None if there are none."""
-        return self.file.entry(self.bank.stored([block])[0], states)
-
-
-def stored_blocks(
-    bank: BankReader, decoder: Callable[[], str], shape: tuple[int, int, int]
-) -> StoredBlocks | None:
-    """Open the stored keys and values of a bank; None if it has none that can be used.
-
-    Args:
-        decoder: returns `decoder_fingerprint`; called only if the bank has some.
-    """
-    if bank.path is None or not kept_bytes(bank.path):
-        return None
-    try:
-        return StoredBlocks(KeptFile(bank.path, decoder(), shape), bank)
-    except BankError as error:
-        logger.warning("%s; keys and values are computed again", error)
-        return None
-
-
-def decoder_fingerprint(model: SedemModules) -> str:
-    """Hash of all that keys and values of a block depend on besides its memory.
-
-    It covers the decoder's weights and settings, its adapters, the decompressor, the injection
-    layer, and the computation type.
-    """
-    decoder, config = model.decoder, model.config
-    settings = {
-        "inject_layer": config.inject_layer,
-        "lora_alpha": config.lora_alpha,
-        "decompressor": config.decompressor,
-        "dtype": str(decoder.dtype),
-        "backbone": decoder.model.config.to_dict(),
-    }
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
-    digest.update(decoder.digest.encode())
-    for tensor in [*decoder.lora_parameters(), *model.decompressor.state_dict().values()]:
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
 class Kept:
     """Provides the keys and values of blocks, kept ones or newly computed ones, to one thread at a
     time, in the order of asking.
-
-    Args:
-        fingerprint: returns `decoder_fingerprint`; called when a bank on disk is first used.
 
     Attributes:
         misses: number of blocks that had to be computed.
     """
 
-    def __init__(self, walk: BlockWalk, budget: KeptBudget, fingerprint: Callable[[], str]) -> None:
+    def __init__(self, walk: BlockWalk, budget: KeptBudget) -> None:
         self.walk = walk
         self.budget = budget
         self.hits = self.misses = 0
         self._lock = FairLock()
-        self._fingerprint = cache(fingerprint)
-        self._stored: WeakKeyDictionary[BankReader, StoredBlocks | None]
-        self._stored = WeakKeyDictionary()
         device, cpu = walk.decoder.device, torch.device("cpu")
         self.levels = [KeptLevel(cpu, budget.ram_bytes)]
         if device.type != "cpu":
             self.levels.insert(0, KeptLevel(device, budget.device_bytes))
 
     @property
-    def fingerprint(self) -> str:
-        """Fingerprint of the decoder that computes keys and values."""
-        return self._fingerprint()
-
-    @property
     def nbytes(self) -> int:
         """Bytes in use, on all devices."""
         return sum(level.nbytes for level in self.levels)
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """L, G and H."""
-        upper = self.walk.decoder.upper
-        return len(upper), upper[0].key_heads, upper[0].head_width
 
     def fetch(self, bank: BankReader, blocks: Sequence[int]) -> list[Quantized]:
         """Return keys and values `[L, 2, G, U, H]` of the given blocks on the decoder's device."""
@@ -390,12 +314,8 @@ class Kept:
         for level in self.levels:
             entry = level.get(bank, block)
             if entry is not None:
-                break
-        else:
-            level, entry = None, self.stored(bank, block)
-        if entry is None or level is self.levels[0] or len(self.levels) == 1:
-            return entry
-        return self.keep(0, bank, block, entry)
+                return entry if level is self.levels[0] else self.keep(0, bank, block, entry)
+        return None
 
     def keep(self, number: int, bank: BankReader, block: int, entry: Quantized) -> Quantized:
         """Keep a block at a level, and move what it displaces to the next level.
@@ -414,24 +334,11 @@ class Kept:
 
     def entry_bytes(self, states: int) -> int:
         """Bytes of the keys and values of this many states, as they are kept."""
-        layers, heads, width = self.shape
-        dtype = self.budget.dtype
-        exact = width * self.walk.decoder.dtype.itemsize
-        each = exact if dtype is None else vector_bytes(width, dtype)
-        return states * layers * 2 * heads * each
-
-    def stored(self, bank: BankReader, block: int) -> Quantized | None:
-        """Return the keys and values of a block that its bank has on disk."""
-        if bank not in self._stored:
-            self._stored[bank] = stored_blocks(bank, self._fingerprint, self.shape)
-        stored = self._stored[bank]
-        if stored is None:
-            return None
-        return stored.entry(block, self.walk.sizes(bank, [block])[0])
-
-    def forget_files(self, bank: BankReader) -> None:
-        """Forget the mapped files of a bank, because they have changed."""
-        self._stored.pop(bank, None)
+        decoder, dtype = self.walk.decoder, self.budget.dtype
+        layer = decoder.upper[0]
+        exact = layer.head_width * decoder.dtype.itemsize
+        each = exact if dtype is None else vector_bytes(layer.head_width, dtype)
+        return states * len(decoder.upper) * 2 * layer.key_heads * each
 
     def limit_to(self, nbytes: int) -> None:
         """Keep at most so many bytes in RAM from now on, and no more than the budget allows."""
@@ -444,4 +351,3 @@ class Kept:
         with self._lock:
             for level in self.levels:
                 level.clear()
-            self._stored = WeakKeyDictionary()

@@ -197,6 +197,10 @@ def confidence_features(scores_N: Tensor, question_tokens: int) -> Tensor:
     return torch.stack([best_N[0], lead]) / question_tokens
 
 
+COVERED = 0.2
+"""Share of a question's words (`Words.covered`) that make a block worth an answer anyhow."""
+
+
 class Confidence(nn.Module):
     """A probability, such as that a bank has the evidence, as a logistic function of features.
 

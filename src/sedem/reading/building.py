@@ -18,7 +18,6 @@ from sedem.bank import search
 from sedem.bank.blocks import Blocks, partition, to_blocks
 from sedem.bank.database import WAIT
 from sedem.bank.file import BankFile
-from sedem.bank.kept import kept_bytes
 from sedem.bank.keys import save_keys, stored_bytes
 from sedem.bank.memory_bank import MemoryBank, append_to
 from sedem.bank.parts import Place, Store, local_file, store_at
@@ -166,7 +165,6 @@ def describe(path: Place) -> dict[str, Any]:
         "memory_bytes": bank.memory_bytes,
         "bytes_per_token": round(bank.memory_bytes / tokens, 1) if tokens else 0.0,
         "key_bytes": stored_bytes(store) if isinstance(store, BankFile) else 0,
-        "kept_bytes": 0 if bank.path is None else kept_bytes(bank.path),
         "fingerprint": bank.fingerprint,
         **bank.made_by,
     }

@@ -83,16 +83,6 @@ Each result has a status. "nothing found": the documents say nothing on it. "sti
 again soon. `changed` marks a file that has changed since it was read. If `omitted` is above 0,
 `next` is the call that returns the rest.
 """
-ALIASES = {
-    "k": ("limit", "top_k", "n", "num_results", "max_results"),
-    "start": ("offset", "cursor"),
-    "length": ("limit", "max_length"),
-    "scope": ("documents", "document", "folder", "path", "filter"),
-    "name": ("title", "document", "id"),
-    "budget": ("max_characters",),
-    "max_tokens": ("max_new_tokens",),
-}
-"""Names that models guess for an argument, if it has no value and they name no other argument."""
 WRITING = ("remember", "forget")
 READS = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
 REPLACES = ToolAnnotations(
@@ -352,10 +342,6 @@ class ToolServer(MCPServer[None]):
             return arguments, []
         known = [*tool.input_schema["properties"]]
         given = {key: value for key, value in arguments.items() if value is not None}
-        for own in known:
-            guesses = [one for one in ALIASES.get(own, ()) if one in given and one not in known]
-            if own not in given and guesses:
-                given[own] = given.pop(guesses[0])
         for own in tool.input_schema.get("required", []):
             # Whatever it is called, it is the text that the tool needs.
             others = [one for one in given if one not in known]

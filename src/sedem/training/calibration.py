@@ -46,6 +46,7 @@ from sedem.evaluation.metrics import auroc, calibration_error, token_f1
 from sedem.evaluation.run import sample
 from sedem.guidance.hops import SecondHop
 from sedem.guidance.scores import (
+    COVERED,
     FEATURES,
     Confidence,
     combined_scores,
@@ -60,13 +61,15 @@ from sedem.training.queries import QueryQuestion, fit_queries
 from sedem.training.recipe import DataSource
 from sedem.training.sources import located
 from sedem.training.stages import Stage2Recipe
-from sedem.types import Document
+from sedem.types import LIKELY, Document
 
 HELD_OUT = 0.25
 """Share of the questions that the metrics are computed on; the rest are used for fitting."""
 
 K, ANSWER_TOKENS = 4, 32
 """Blocks and token limit of the answers that spans are compared for."""
+DECLINED = 0.02
+"""Share of the questions with evidence that may be declined."""
 MINIMUM = 16
 """Minimum number of usable questions, for fitting and measuring together."""
 
@@ -83,6 +86,7 @@ class Calibration:
         recall: share of questions whose best block by states, by words and by both is evidence.
         auroc: probability that a question with evidence has more confidence than one without.
         calibration_error: mean distance between confidence and share of questions with evidence.
+        declined: share of the questions that are declined, "with evidence" and "without".
         f1: mean token F1 of the measured questions by way to answer; empty if no span was fitted.
         all_found: among the measured questions with evidence in several documents, the share that
             have all of them among the best `K` blocks, by hops; empty without a second hop.
@@ -96,6 +100,7 @@ class Calibration:
     recall: dict[str, float]
     auroc: float
     calibration_error: float
+    declined: dict[str, float]
     f1: dict[str, float]
     all_found: dict[str, float]
 
@@ -109,6 +114,7 @@ class Calibration:
             "recall": {by: round(share, 4) for by, share in self.recall.items()},
             "auroc": round(self.auroc, 4),
             "calibration_error": round(self.calibration_error, 4),
+            "declined": {which: round(share, 4) for which, share in self.declined.items()},
             "f1": {how: round(score, 2) for how, score in self.f1.items()},
             "all_found": {hops: round(share, 4) for hops, share in self.all_found.items()},
         }
@@ -139,6 +145,12 @@ class ScoredQuestion:
     def features(self) -> Tensor:
         """Features of the confidence with the evidence and without it `[2, F]`."""
         return self._features(self.states, self.states[~self.evidence])
+
+    def covered(self, config: SedemConfig) -> tuple[float, float]:
+        """Share of the question's words in its best block with the evidence, and without it."""
+        scores_N = self.scores(config)
+        rest_N = scores_N.masked_fill(self.evidence, -torch.inf)
+        return self.words.covered(int(scores_N.argmax())), self.words.covered(int(rest_N.argmax()))
 
     def features_alone(self) -> Tensor:
         """The same in a bank of one block, the best with evidence or the first without `[2, F]`."""
@@ -215,6 +227,8 @@ def calibrate(
     """
     parts: dict[str, nn.Module] = {}
     settings: dict[str, Any] = {}
+    # Whatever was fitted before, every question is answered.
+    model.config = model.config.with_changes(min_confidence=0.0)
     if read_once:
         model.config = model.config.with_changes(read_once=True)
         taught = query_questions(model, read_once, read_examples(model, read_once, progress))
@@ -233,17 +247,15 @@ def calibrate(
     if selection == "both":
         settings["word_weight"] = fit_word_weight(fitted)
     config = model.config.with_changes(**settings)
-    parts["confidence"] = part = fit_confidence(fitted)
-    features_BF, present_B = with_and_without_evidence(measured)
-    with torch.no_grad():
-        confidence_B = part(features_BF)
-    settings |= {"confidence": True, "answer": answer}
+    part, least = fit_confidence(fitted, config)
+    parts["confidence"] = part
+    settings |= {"confidence": True, "answer": answer, "min_confidence": least}
     f1: dict[str, float] = {}
     found_all: dict[str, float] = {}
     if two_steps:
         model.config = config
-        model.second_hop, found_all = train_second_hop(model, examples, read, two_steps, progress)
-        parts["second_hop"] = model.second_hop
+        hop, found_all = train_second_hop(model, examples, read, two_steps, progress)
+        parts["second_hop"] = model.second_hop = hop
         settings |= {"second_hop": True, "hops": hops}
         config = config.with_changes(second_hop=True, hops=hops)
     if answer != "free":
@@ -258,8 +270,7 @@ def calibrate(
         held_out=held_out,
         left_out=len(examples) - len(questions),
         recall={by: best_is_evidence(measured, config, by) for by in get_args(SelectBy)},
-        auroc=auroc(confidence_B, present_B),
-        calibration_error=calibration_error(confidence_B, present_B),
+        **measure_confidence(part, least, measured, config),
         f1=f1,
         all_found=found_all,
     )
@@ -310,14 +321,40 @@ def train_second_hop(
     return part, {hops: mean(own) for hops, own in found.items()} if several else {}
 
 
-def fit_confidence(questions: Sequence[ScoredQuestion]) -> Confidence:
-    """Fit the probability that the evidence is among the blocks."""
+def fit_confidence(
+    questions: Sequence[ScoredQuestion], config: SedemConfig
+) -> tuple[Confidence, float]:
+    """Fit the probability that the evidence is among the blocks, and from which on to answer."""
     part = Confidence()
     features_BF, present_B = with_and_without_evidence(questions)
     # Also in the smallest bank, where nothing is left that a block could stand out from.
     alone_BF = torch.cat([one.features_alone() for one in questions])
     part.fit(torch.cat([features_BF, alone_BF]), present_B.repeat(2))
-    return part
+    with torch.no_grad():
+        confidence_B = part(features_BF[present_B]).tolist()
+    # Of the questions that may be declined, at most so many have their evidence.
+    pairs = zip(confidence_B, questions, strict=True)
+    low = sorted(value for value, one in pairs if one.covered(config)[0] < COVERED)
+    return part, round([*low, LIKELY][min(len(low), int(DECLINED * len(questions)))], 4)
+
+
+@torch.no_grad()
+def measure_confidence(
+    part: Confidence, least: float, questions: Sequence[ScoredQuestion], config: SedemConfig
+) -> dict[str, Any]:
+    """Measure a fitted confidence, as `Calibration` tells it."""
+    features_BF, present_B = with_and_without_evidence(questions)
+    confidence_B = part(features_BF)
+    covered_B = torch.tensor([share for one in questions for share in one.covered(config)])
+    declined_B = ((confidence_B < least) & (covered_B < COVERED)).float()
+    return {
+        "auroc": auroc(confidence_B, present_B),
+        "calibration_error": calibration_error(confidence_B, present_B),
+        "declined": {
+            name: float(declined_B[present_B == present].mean())
+            for name, present in (("with evidence", True), ("without", False))
+        },
+    }
 
 
 def fit_word_weight(questions: Sequence[ScoredQuestion]) -> float:

@@ -23,7 +23,6 @@ from sedem.backbone.light import (
 )
 from sedem.backbone.loading import open_backbone
 from sedem.backbone.safetensors import INT8_FILE, quantize_int8
-from sedem.engine.kept import decoder_fingerprint
 from sedem.errors import CheckpointError, ConfigError
 
 CHECKPOINTS = Path(__file__).parents[3] / "checkpoints"
@@ -71,7 +70,6 @@ def test_it_answers_with_the_same_bits(
     assert type(light.decoder) is LightBackbone and type(full.decoder) is not LightBackbone
     assert type(light.decoder.tokenizer) is LightTokenizer
     assert light.fingerprint() == full.fingerprint()
-    assert decoder_fingerprint(light) == decoder_fingerprint(full)
     for mine, theirs in zip(light.engine.decoder.layers, full.engine.decoder.layers, strict=True):
         for matrix in ("qkv", "out", "gate_up", "down"):
             assert torch.equal(getattr(mine, matrix), getattr(theirs, matrix))

@@ -1,9 +1,8 @@
-"""Keys and values of independent blocks: kept, evicted, warmed, on disk; always the same logits."""
+"""Keys and values of independent blocks: kept, evicted, warmed; always the same logits."""
 
 from __future__ import annotations
 
 import gc
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,10 @@ from torch import Tensor
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
 from sedem.answering.decoding import question_ids
-from sedem.bank.kept import kept_bytes, kept_path
 from sedem.engine.interface import AnswerInputs
-from sedem.engine.kept import Kept, KeptBudget, KeptLevel, decoder_fingerprint
+from sedem.engine.kept import Kept, KeptBudget, KeptLevel
 from sedem.engine.static import Static, open_engine
-from sedem.engine.warming import save_kept
-from sedem.errors import BankError, BankMismatchError, ConfigError
+from sedem.errors import BankMismatchError, ConfigError
 
 QUESTIONS = ["What is the rent?", "How many eggs?", "Pets?"]
 DOCUMENTS = [Document("lease.txt", LEASE), Document("recipe.txt", RECIPE)]
@@ -42,12 +39,6 @@ def model(config: SedemConfig) -> SeDeM:
 @pytest.fixture
 def bank(model: SeDeM) -> MemoryBank:
     return model.read(DOCUMENTS)
-
-
-@pytest.fixture
-def saved(bank: MemoryBank, tmp_path: Path) -> Path:
-    bank.save(tmp_path / "a.bank")
-    return tmp_path / "a.bank"
 
 
 def kept(model: SeDeM) -> Kept:
@@ -106,25 +97,6 @@ def test_warmed_and_evicted_blocks_give_the_same_logits(config: SedemConfig) -> 
         assert torch.equal(logits(small, bank), expected)
         assert kept(small).nbytes <= 2 * entry_bytes(model, bank)
     assert kept(small).misses > 6
-
-
-def test_stored_blocks_give_the_same_logits_and_take_no_room(
-    config: SedemConfig, saved: Path
-) -> None:
-    model = build(config)
-    bank = MemoryBank.open(saved)
-    expected = logits(model, bank)
-    size = save_kept(model.engine, bank)
-    assert size == kept_bytes(saved) > sum(entry_bytes(model, bank, b) for b in range(len(bank)))
-    for name in ("a.bank", "copied.bank"):
-        later = build(config)
-        if name != "a.bank":
-            shutil.copy(saved, saved.with_name(name))
-            shutil.copy(kept_path(saved), kept_path(saved.with_name(name)))
-        opened = MemoryBank.open(saved.with_name(name))
-        assert torch.equal(logits(later, opened), expected)
-        assert (kept(later).misses, kept(later).nbytes) == (0, 0)
-        assert later.warm(opened) == len(opened)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "fp8"])
@@ -237,141 +209,15 @@ def test_warming_stops_where_the_budget_ends(config: SedemConfig, bank: MemoryBa
 
 
 def test_models_that_keep_nothing_refuse_to_warm(
-    config: SedemConfig, model: SeDeM, bank: MemoryBank, saved: Path
+    config: SedemConfig, model: SeDeM, bank: MemoryBank
 ) -> None:
     with pytest.raises(ConfigError, match="block_context of this model is 'joint'"):
         build(config, block_context="joint").warm(bank)
     with pytest.raises(ConfigError, match="block 99 is to be warmed, the bank has"):
         model.warm(bank, [99])
-    with pytest.raises(ConfigError, match="cannot be stored as 'int4'"):
-        save_kept(model.engine, bank, "int4")
-    with pytest.raises(BankError, match="this one is in memory; save it"):
-        save_kept(model.engine, model.read(DOCUMENTS))
     other = build(config, compressor="mlp")
     with pytest.raises(BankMismatchError):
         other.warm(bank)
     model.engine = open_engine("eager", build(config))
     with pytest.raises(ConfigError, match="engine 'eager' keeps no keys and values"):
         model.warm(bank)
-
-
-# Beside the bank
-
-
-def test_only_new_blocks_are_computed_when_a_bank_grows(
-    config: SedemConfig, model: SeDeM, saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bank = MemoryBank.open(saved)
-    save_kept(model.engine, bank)
-    bank.append(model.read([Document("more.txt", RECIPE[::-1])]))
-    later = build(config)
-    logits(later, bank, [[len(bank) - 1, 0], [3], [len(bank) - 1]])
-    assert kept(later).misses == 1
-    seen: list[tuple[int, int]] = []
-    computed: list[int] = []
-    walk = kept(model).walk
-    compute = walk.compute
-    monkeypatch.setattr(
-        walk, "compute", lambda of, some: computed.extend(some) or compute(of, some)
-    )
-    save_kept(model.engine, bank, progress=lambda *step: seen.append(step))
-    new = [n for n, block in enumerate(bank.blocks) if block.document == 2]
-    assert computed == new and seen[-1] == (len(bank), len(bank))
-    last = build(config)
-    bank.remove("lease.txt")
-    assert last.warm(bank) == len(bank)
-    assert kept(last).misses == 0
-    assert torch.equal(logits(last, bank), logits(build(config, KeptBudget(ram_bytes=0)), bank))
-
-
-def test_rounded_files_are_smaller(config: SedemConfig, model: SeDeM, tmp_path: Path) -> None:
-    documents = [Document(f"{n}.txt", f"{n} {LEASE} {RECIPE}" * 4) for n in range(8)]
-    model.read(documents).save(tmp_path / "a.bank")
-    bank = MemoryBank.open(tmp_path / "a.bank")
-    exact = save_kept(model.engine, bank)
-    sizes = [save_kept(model.engine, bank, dtype) for dtype in ("bfloat16", "int8", "fp8")]
-    assert exact > sizes[0] > sizes[1] == sizes[2]
-    later = build(config)
-    rounded = logits(later, MemoryBank.open(tmp_path / "a.bank"))
-    exactly = logits(model, model.read(documents))
-    assert kept(later).misses == 0
-    assert 0 < (rounded - exactly).abs().max() < 0.1 * exactly.abs().max()
-
-
-def test_files_of_another_decoder_are_ignored(
-    config: SedemConfig, model: SeDeM, saved: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    bank = MemoryBank.open(saved)
-    save_kept(model.engine, bank)
-    other = build(config, inject_layer=1)
-    expected = logits(build(config, KeptBudget(ram_bytes=0), inject_layer=1), bank)
-    assert torch.equal(logits(other, MemoryBank.open(saved)), expected)
-    assert kept(other).misses == 6
-    changed = build(config)
-    changed.decompressor.get_parameter("w_2.weight").data.mul_(1.5)
-    logits(changed, MemoryBank.open(saved))
-    assert kept(changed).misses == 6
-
-
-@pytest.mark.parametrize("change", [{"lora_alpha": 16}, {"inject_layer": 1}, {"lora": False}, {}])
-def test_what_keys_and_values_depend_on_changes_the_fingerprint(
-    config: SedemConfig, change: dict[str, Any]
-) -> None:
-    expected = decoder_fingerprint(opened(config, lora=True))
-    other = opened(config, **{"lora": True, **change})
-    assert (decoder_fingerprint(other) == expected) is (not change)
-    other.decoder.digest = "of other weights"
-    assert decoder_fingerprint(other) != expected
-
-
-def test_a_damaged_file_is_computed_again_and_replaced(
-    config: SedemConfig, model: SeDeM, saved: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    bank = MemoryBank.open(saved)
-    expected = logits(model, bank)
-    save_kept(model.engine, bank)
-    gc.collect()
-    file = kept_path(saved)
-    whole = file.read_bytes()
-    for place in range(3 * 2**16 + 99, len(whole), 2**16):
-        broken = bytearray(whole)
-        broken[place] ^= 255
-        file.write_bytes(broken)
-        assert torch.equal(logits(build(config), MemoryBank.open(saved)), expected)
-    assert "is damaged" in caplog.text and "computed again" in caplog.text
-    for content in (whole[: 2**16 + 100], b"nothing", b""):
-        file.write_bytes(content)
-        assert torch.equal(logits(build(config), MemoryBank.open(saved)), expected)
-    file.write_bytes(b"nothing" * 99)
-    assert save_kept(build(config).engine, bank) == kept_bytes(saved) > 0
-    assert torch.equal(logits(build(config), MemoryBank.open(saved)), expected)
-
-
-def test_a_link_in_place_of_the_file_is_not_followed(
-    model: SeDeM, saved: Path, tmp_path: Path
-) -> None:
-    victim = tmp_path / "victim"
-    victim.write_bytes(b"mine")
-    kept_path(saved).symlink_to(victim)
-    with pytest.raises(BankError):
-        save_kept(model.engine, MemoryBank.open(saved))
-    assert victim.read_bytes() == b"mine"
-
-
-def test_an_interrupted_run_continues(
-    config: SedemConfig, model: SeDeM, saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bank = MemoryBank.open(saved)
-    monkeypatch.setattr(kept(model).walk, "together", 1)
-    done: list[int] = []
-
-    def stop(step: int, of: int) -> None:
-        done.append(step)
-        if len(done) == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        save_kept(model.engine, bank, progress=stop)
-    later = build(config)
-    assert later.warm(MemoryBank.open(saved)) == len(bank)
-    assert kept(later).misses == len(bank) - 2

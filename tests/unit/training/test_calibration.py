@@ -165,6 +165,7 @@ def test_spans_are_fitted_to_the_first_questions_and_measured_on_the_last(
         "selection": "both", "word_weight": found.settings["word_weight"], "confidence": True,
         "answer": "span", "spans": True,
         "second_reading": "second_reading" in found.parts,
+        "min_confidence": found.settings["min_confidence"],
     }  # fmt: skip
     # The model selects by words too once it was calibrated, and has the fitted score of spans.
     both = compare_spans(model, chosen, read_examples(model, chosen))
