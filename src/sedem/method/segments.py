@@ -153,10 +153,15 @@ def _rows(text: str) -> list[tuple[int, int]]:
     rows: list[tuple[int, int]] = []
     at = 0
     for line in text.splitlines(keepends=True) if " | " in text else ():
-        if sum(": " in cell for cell in line.split(" | ")) > 1:
+        if is_row(line):
             rows.append((at, at + len(line.rstrip())))
         at += len(line)
     return rows
+
+
+def is_row(line: str) -> bool:
+    """Whether a line is the row of a table whose cells carry their header."""
+    return sum(": " in cell for cell in line.split(" | ")) > 1
 
 
 def _between_rows(
@@ -176,8 +181,14 @@ def _between_rows(
 
 
 def sentences_of(text: str) -> list[int]:
-    """Return where the sentences of a text begin, and its end; every line begins one."""
-    return [0, *(stop.end() for stop in _STOP.finditer(text)), len(text)]
+    """Return where the sentences of a text begin, and its end; every line begins one.
+
+    The row of a table is one, even if one of its cells has a full stop.
+    """
+    stops = [stop.end() for stop in _STOP.finditer(text)]
+    for begin, end in _rows(text):
+        stops = [stop for stop in stops if not begin < stop <= end]
+    return [0, *stops, len(text)]
 
 
 def boundaries(tokens: int, length: int, shift: int = 0) -> list[int]:
