@@ -201,16 +201,16 @@ def journal_of_a_creation(path: Path) -> None:
 JOURNAL = bytes.fromhex("d9d505f920a163d7")
 
 
-@pytest.mark.parametrize(
-    "beside",
-    [
-        log_of_another_bank,
-        log_of_a_database,
-        log_of_an_earlier_copy,
-        journal_of_a_database,
-        journal_of_a_creation,
-    ],
+BESIDE = (
+    log_of_another_bank,
+    log_of_a_database,
+    log_of_an_earlier_copy,
+    journal_of_a_database,
+    journal_of_a_creation,
 )
+
+
+@pytest.mark.parametrize("beside", BESIDE)
 @pytest.mark.parametrize("is_new", [True, False])
 def test_a_log_of_another_database_is_refused_and_never_replayed(
     beside: Callable[[Path], None], is_new: bool, path: Path
