@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 from sedem.bank.database import check_file
@@ -192,7 +193,7 @@ class BankEntry:
             return self.bank
 
     def remove(self, names: set[str]) -> None:
-        """Remove the given documents, as far as the bank has them.
+        """Remove the given documents, as far as the bank has them or has begun to read them.
 
         Raises:
             BankError: another process writes the bank.
@@ -202,7 +203,8 @@ class BankEntry:
             self.refresh()
             if self.bank is None or self.deleted:
                 return
-            if present := names.intersection(self.bank.documents.names):
+            begun = [view.file.unfinished() for view in self.bank.snapshot().views]
+            if present := names.intersection(chain(self.bank.documents.names, *begun)):
                 with full_disk():
                     self.store.remove(*present)
                 self.refresh()

@@ -116,6 +116,11 @@ class Database:
                 _run(connection, _UPLOADS + _FROM_2)
             connection.execute(f"PRAGMA user_version = {VERSION}")
 
+    def empty_log(self) -> None:
+        """Write the log into the file, so that no name of what was deleted stays in it."""
+        with self._lock, full_disk():
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
         """Run one transaction; at the end of the block it is durable, or rolled back on an error.

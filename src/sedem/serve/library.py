@@ -224,6 +224,7 @@ class Library:
             del self._entries[name]
         self._deleted.append((entry.file, entry.forget()))
         self.uploads.forget([upload.file for upload in uploads])
+        self.database.empty_log()
         self.work.set()
 
     def remove_document(self, name: str, document: str) -> None:

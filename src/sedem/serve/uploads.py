@@ -226,6 +226,7 @@ class Uploads:
             connection.executemany(
                 "DELETE FROM removals WHERE id = ?", [(one.id,) for one in removals]
             )
+        self.database.empty_log()
 
     def read(self, documents: Mapping[Upload, Document]) -> None:
         """Record that uploads were read, with the lengths of their texts and what is to be said."""

@@ -303,9 +303,12 @@ class FolderBank(BuiltBank):
         self._notes = {name: notes for name, notes in self._notes.items() if name in stays}
 
     def _held(self) -> list[str]:
-        """Return the documents that were read from files."""
+        """Return the documents that were read from files, also those that were only begun."""
         snapshot = self.snapshot()
-        names = [] if snapshot is None else snapshot.documents.names
+        if snapshot is None:
+            return []
+        begun = (view.file.unfinished() for view in snapshot.views)
+        names = chain(snapshot.documents.names, *begun)
         return [name for name in names if not name.endswith(NOTE)]
 
     def _look(self) -> dict[str, Stamp]:
