@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+import struct
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from stored_banks import META, append, facts
 
 from sedem import MemoryBank
 from sedem.bank.codes import CodesFile, CodeSpace, codes_path
+from sedem.bank.copies import backup
 from sedem.bank.database import connect
 from sedem.bank.file import BankFile
 from sedem.bank.words import score_words
@@ -171,12 +173,52 @@ def log_of_a_database(path: Path) -> None:
     database.close()
 
 
-@pytest.mark.parametrize("beside", [log_of_another_bank, log_of_a_database])
+def log_of_an_earlier_copy(path: Path) -> None:
+    """A backup was restored beside the log of the bank that it was made of."""
+    log_of_another_bank(path)
+    other = path.with_name("other.bank")
+    path.unlink()
+    backup(other, path)
+
+
+def journal_of_a_database(path: Path) -> None:
+    with closing(sqlite3.connect(path.with_name("other.db"))) as database:
+        database.execute("PRAGMA page_size = 65536")
+        database.execute("CREATE TABLE a (b)")
+        database.execute("INSERT INTO a VALUES (zeroblob(2000000))")
+        database.commit()
+        database.execute("PRAGMA cache_size = 1")
+        database.execute("UPDATE a SET b = 1")
+        shutil.copy(path.with_name("other.db-journal"), f"{path}-journal")
+
+
+def journal_of_a_creation(path: Path) -> None:
+    """It would empty the file: its database had no page before."""
+    header = struct.pack(">8s5I", JOURNAL, 0, 1, 0, 512, 65536)
+    Path(f"{path}-journal").write_bytes(header.ljust(512, b"\0"))
+
+
+JOURNAL = bytes.fromhex("d9d505f920a163d7")
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        log_of_another_bank,
+        log_of_a_database,
+        log_of_an_earlier_copy,
+        journal_of_a_database,
+        journal_of_a_creation,
+    ],
+)
+@pytest.mark.parametrize("is_new", [True, False])
 def test_a_log_of_another_database_is_refused_and_never_replayed(
-    beside: Callable[[Path], None], path: Path
+    beside: Callable[[Path], None], is_new: bool, path: Path
 ) -> None:
-    before, content = str(facts(BankFile(path))), path.read_bytes()
+    if not is_new:
+        append(BankFile(path), 2)
     beside(path)
+    content = path.read_bytes()
     for work in (
         lambda: use(path),
         lambda: append(BankFile(path), 9),
@@ -186,12 +228,20 @@ def test_a_log_of_another_database_is_refused_and_never_replayed(
     ):
         with suppress(BankError):
             work()
-    with pytest.raises(BankError, match=r"a\.bank-wal' does not belong to the bank"):
+    with pytest.raises(BankError, match=r"a\.bank-(wal|journal)' does not belong to the bank"):
         use(path)
     assert path.read_bytes() == content
     for suffix in ("-wal", "-journal", "-shm"):
         Path(f"{path}{suffix}").unlink(missing_ok=True)
-    assert str(facts(BankFile(path))) == before
+    use(path)
+
+
+def test_a_repair_or_an_old_journal_beside_a_bank_keeps_nobody_from_it(path: Path) -> None:
+    """SQLite clears the header of a journal that it keeps while it has the file for itself."""
+    Path(f"{path}-journal").write_bytes(bytes(65536))
+    use(path)
+    append(BankFile(path), 5)
+    assert "5.txt" in MemoryBank.open(path).documents.names
 
 
 def test_the_own_log_of_a_killed_writer_is_replayed(path: Path, tmp_path: Path) -> None:

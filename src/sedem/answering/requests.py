@@ -8,6 +8,7 @@ tokens, E encoder width, F features of the confidence.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,6 +29,7 @@ from sedem.config import AnswerBy, Condition, Hops, SelectBy
 from sedem.engine.device import Clock, device_lock, fill, in_pieces, mask_of
 from sedem.engine.interface import WIDE, AnswerInputs, Engine
 from sedem.errors import ConfigError, DataError
+from sedem.folding import words_of
 from sedem.guidance.hops import open_features, reordered
 from sedem.guidance.scores import (
     AUTO,
@@ -40,6 +42,7 @@ from sedem.guidance.scores import (
     is_share,
     text_count,
 )
+from sedem.guidance.spans import is_exact
 from sedem.method.compressor import state_mask
 from sedem.method.selector import ALL, resolve_budget, select
 from sedem.modules import SedemModules
@@ -50,6 +53,16 @@ CHARACTERS_PER_TOKEN = 4
 """Usual length of a token in English."""
 LONG_TEXT = 1024
 """Tokens of text from which a prefill is long."""
+
+
+REFERS_BACK = re.compile(
+    r"\b(?:he|him|his|she|her|hers|it|its|they|them|their|theirs|these|those|this)\b"
+    r"|^\W*(?:and|but|what about|how about)\b",
+    re.IGNORECASE,
+)
+"""How English questions refer to what was said before."""
+CONTEXT, CONTEXT_BESIDE_NAMES = 0.6, 0.15
+"""Weights of the words of what was said before, beside 1 for those of the question."""
 
 
 class Options(TypedDict, total=False):
@@ -64,6 +77,7 @@ class Options(TypedDict, total=False):
     answer: AnswerBy | None
     min_confidence: float | None
     documents: Sequence[int | str] | None
+    context: str
 
 
 @dataclass(frozen=True)
@@ -90,6 +104,8 @@ class Request:
             `COVERED` of the question's words.
         documents: use only blocks of these documents, given by name or index; None means all. With
             documents, every block of a large bank is scored, not only its candidates.
+        context: what was said before, such as the last question and its answer. If the question
+            refers back to it, its words help to find blocks; it is not read otherwise.
         selected: the blocks, if they were selected elsewhere; then nothing is scored.
         prompt: decoder tokens of a conversation in the chat template, whose last turn is the
             question; None means those of the question alone.
@@ -106,6 +122,7 @@ class Request:
     answer: AnswerBy | None = None
     min_confidence: float | None = None
     documents: Sequence[int | str] | None = None
+    context: str = ""
     selected: Selection | None = None
     prompt: Sequence[int] | None = None
 
@@ -684,13 +701,28 @@ def find_words(model: SedemModules, request: Request) -> Words | None:
     """
     if select_by(model, request) == "states":
         return None
-    large = len(request.bank) > search.COARSE_FROM
-    return score_words(request.bank, request.question, POSTINGS if large else None)
+    postings = POSTINGS if len(request.bank) > search.COARSE_FROM else None
+    words = score_words(request.bank, request.question, postings)
+    share = share_of_context(request.question) if request.context.strip() else 0.0
+    if not share:
+        return words
+    return words.beside(score_words(request.bank, request.context, postings), share)
+
+
+def share_of_context(question: str) -> float:
+    """Return how much the words of what was said before count to find blocks for a question.
+
+    Nothing, unless the question refers back; little, if it has a name or a number of its own.
+    """
+    if not REFERS_BACK.search(question):
+        return 0.0
+    named = any(is_exact(question[at:end]) for at, end in words_of(question)[1:])
+    return CONTEXT_BESIDE_NAMES if named else CONTEXT
 
 
 def words_of_block(model: SedemModules, request: Request, block: int) -> Words | None:
     """Find the words of a block in its bank; None if the request selects by states alone."""
-    return find_words(model, replace(request, question=request.bank.block_text(block)))
+    return find_words(model, replace(request, question=request.bank.block_text(block), context=""))
 
 
 def best_by_words(words: Words | None) -> Tensor:

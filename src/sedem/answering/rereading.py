@@ -9,22 +9,34 @@ Letters: C candidate spans, F features, V vocabulary.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from sedem.answering.decoding import Decoding, Transcript, with_texts
 from sedem.answering.requests import Prepared, answer_by
-from sedem.answering.spans import Candidate, Passage, Place, Quotation, SpanSearch, Start
+from sedem.answering.spans import (
+    BEFORE,
+    Candidate,
+    Passage,
+    Place,
+    Quotation,
+    SpanSearch,
+    Start,
+    read_passage,
+)
 from sedem.engine.interface import AnswerInputs, Engine, Rows
+from sedem.folding import words_of
 from sedem.guidance.spans import (
     SpanScorer,
     is_exact,
     rival_features,
+    same_stem,
     second_features,
     unsupported,
 )
@@ -44,6 +56,17 @@ CHECKED = 12
 """Spans that the text likes best, which memory is asked about, too."""
 UNSURE = 0.5
 """The share of the best span below which the sentences are also answered freely."""
+ABOUT_ALL = re.compile(
+    r"^\W*(?:(?:please|can you|could you)\W+)*(?:list|count|enumerate|summari[sz]e"
+    r"|(?:name|show|find|give)\b.*\b(?:all|every|each|overview|summary))\b"
+    r"|^\W*how many (?P<counted>\w+)(?: \w+)?(?: are there| do (?:i|we|you) have| exist)?"
+    r"(?: (?:in total|altogether|in (?:the|these|my|all) \w+))?\W*$"
+    r"|^\W*(?:what|which|who)(?: \w+)? (?:is|are|was|were|has|costs?) the"
+    r" (?P<extreme>most|least|\w{2,}est)(?: \w+){0,2}\W*$"
+    r"|\b(?:average|total|sum) of all\b",
+    re.IGNORECASE,
+)
+"""How English questions ask about everything, whatever blocks are selected."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +81,7 @@ class Found:
         alternative: the next best answer; None if there is none.
         sentences: the places that were read again as text, in order.
         positions: number of tokens that the decoder read for them.
+        partly: whether the question is about everything, of which only some blocks were seen.
     """
 
     quotation: Quotation | None
@@ -66,6 +90,7 @@ class Found:
     alternative: str | None = None
     sentences: Sequence[Place] = ()
     positions: int = 0
+    partly: bool = False
 
 
 @torch.no_grad()
@@ -140,6 +165,35 @@ def words_without_source(prepared: Prepared, text: str) -> tuple[str, ...]:
 def is_invented(prepared: Prepared, text: str) -> bool:
     """Whether an answer has a name or a number that no source has."""
     return any(map(is_exact, words_without_source(prepared, text)))
+
+
+def told_partly(prepared: Prepared, found: Found) -> Found:
+    """Return what was found; for a question about everything, the sentence it was found in.
+
+    Otherwise a number from one sentence would pass for an answer. A question is not about
+    everything if the sentence itself counts or compares: "three months' notice", "Tubes: 4".
+    """
+    asked = ABOUT_ALL.search(prepared.request.question)
+    if asked is None or found.quotation is None:
+        return found
+    span = found.quotation.spans[0]
+    passage = read_passage(prepared.request.bank, span.block, BEFORE)
+    at = span.start - passage.start
+    number = bisect_right(passage.sentences[:-1], at)
+    first, last = passage.sentences[number - 1], passage.sentences[number]
+    sentence = passage.text[first : max(last, span.end - passage.start)]
+    # What is counted stands after its number, or before a colon; anything else stands anywhere.
+    before, after = sentence[: at - first], sentence[at - first :]
+    own = after if asked["counted"] and not before.endswith(": ") else sentence
+    word = next(filter(None, asked.groups()), None)
+    if word is not None and any(
+        same_stem(word.casefold(), own[i:j].casefold()) for i, j in words_of(own)
+    ):
+        return found
+    start = passage.start + first + len(sentence) - len(sentence.lstrip())
+    text = sentence.strip()
+    span = replace(span, start=start, end=start + len(text), text=text, confidence=None)
+    return replace(found, quotation=Quotation((span,)), partly=True)
 
 
 @contextmanager

@@ -33,7 +33,7 @@ from sedem.answering.requests import (
     is_long,
     prepare,
 )
-from sedem.answering.rereading import Found, find_quotation, words_without_source
+from sedem.answering.rereading import Found, find_quotation, told_partly, words_without_source
 from sedem.bank.memory_bank import BankReader
 from sedem.engine.device import Clock, watched
 from sedem.engine.interface import Engine, Rows
@@ -448,7 +448,7 @@ class RunningAnswers:
                 f"{decoding.max_new_tokens} tokens; select other blocks, raise the limit or leave "
                 "answer out"
             )
-        return found
+        return told_partly(running.prepared, found)
 
     def step(self) -> None:
         """Run one token of every answer, and send what is new."""
@@ -653,6 +653,10 @@ def to_answer(name: str, running: Running) -> Answer:
             for one, block in zip(citations, selection.ranked, strict=True)
         )
     certainty = found.certainty if quotation is None else quotation.confidence
+    part = (
+        f"the question is about everything, and {len(citations):,} of {len(request.bank):,} blocks "
+        "were read; this is the likeliest place"
+    )
     return Answer(
         text=transcript.text,
         citations=citations,
@@ -661,7 +665,7 @@ def to_answer(name: str, running: Running) -> Answer:
         timings=running.timings,
         finish_reason=transcript.finish_reason,
         model=name,
-        cut=transcript.cut(),
+        cut=(*transcript.cut(), *([part] if found.partly else [])),
         conditioning=prepared.conditioning + found.positions,
         stored_bytes=request.bank.memory_bytes,
         context_tokens=request.bank.tokens,

@@ -30,14 +30,20 @@ logger = logging.getLogger(__name__)
 
 APPLICATION = 0x53644D42
 """`application_id` of a bank: "SdMB"."""
-FORMAT = 5
-"""`user_version` of a bank. Formats 1 to 4 were folders; `folders` imports 3 and 4."""
+FORMAT = 6
+"""`user_version` of a bank. It grows with every change of `folding`."""
+FOLDED_BEFORE = 5
+"""The format in which only the index of words is another; opening a bank makes it anew."""
 CHECKSUM_BYTES = 8
 """Bytes that the checksum VFS uses of every page."""
 LONGEST = 2**28
 """Maximum bytes of a value; a file with longer ones is not read."""
 WAIT = 60.0
 """Seconds that a writer waits for another one."""
+JOURNAL_SECONDS = 1.0
+"""How long a journal beside a bank may exist; that of another database stays."""
+LOG_BYTES = 2**22
+"""Most bytes of a log before it is written into its file, if no long read prevents that."""
 LOG_WAIT = 5_000
 """Milliseconds to wait for readers before a log is emptied."""
 SUFFIXES = ("-wal", "-shm", "-journal")
@@ -99,6 +105,12 @@ CREATE TABLE keys (               -- derived: the selector's keys of many blocks
 WORDS = """
 CREATE VIRTUAL TABLE words USING fts5 (  -- rowid is the id of a block
     name, text, content = '', contentless_delete = 1,
+    tokenize = 'porter unicode61 remove_diacritics 0 categories ''L* M* N* Co'' tokenchars ''.'''
+);
+"""
+_WORDS_BEFORE = """
+CREATE VIRTUAL TABLE words USING fts5 (  -- rowid is the id of a block
+    name, text, content = '', contentless_delete = 1,
     tokenize = 'porter unicode61 remove_diacritics 2'
 );
 """
@@ -132,7 +144,7 @@ def connect(
             check_no_link(path.with_name(path.name + suffix))
         _register_checksums()
         if not create and not frozen:
-            _check_log(path)
+            _check_logs(path)
         uri, vfs = path.as_uri(), "cksmvfs"
         if frozen:
             uri, flags = uri + "?immutable=1", apsw.SQLITE_OPEN_READONLY
@@ -174,28 +186,39 @@ def check_no_link(path: Path) -> None:
             raise BankError(f"'{path}' is a link, or not a file; remove it")
 
 
-def _check_log(path: Path) -> None:
-    """Reject a log that would put pages of another database into a bank.
+def _check_logs(path: Path) -> None:
+    """Reject a log or journal that would put pages of another database into a bank.
 
-    Every commit to a bank writes the page with its id, so its own log has the id.
+    Every commit to a bank writes the page with its id, so its own log has the id. A bank has a log
+    from its creation on, so its own journal exists only while another process turns that on or off.
 
     Raises:
         BankError: there is one; nothing was changed.
     """
-    log = path.with_name(path.name + "-wal")
-    if not log.exists() or not log.stat().st_size:
+    log, journal = (path.with_name(path.name + suffix) for suffix in ("-wal", "-journal"))
+
+    def is_used(one: Path) -> bool:
+        with suppress(FileNotFoundError), one.open("rb") as file:
+            return file.read(1) not in (b"", b"\0")  # SQLite ignores such ones
+        return False
+
+    if not is_used(log) and not is_used(journal):
         return
     try:
         with closing(connect(path, frozen=True)) as alone:
             id = str(alone.execute("SELECT id FROM bank").get)
     except (apsw.Error, UnicodeDecodeError):
         return  # it is no bank yet, or is being written
-    with suppress(FileNotFoundError):
-        if not _is_log_of(log, id.encode()):
-            raise BankError(
-                f"'{log}' does not belong to the bank beside it; move it to another folder, and "
-                "open the bank again"
-            )
+    until = time.monotonic() + JOURNAL_SECONDS
+    while is_used(journal) and time.monotonic() < until:
+        time.sleep(0.01)
+    for one in filter(is_used, (log, journal)):
+        with suppress(FileNotFoundError):
+            if one == journal or not _is_log_of(log, id.encode()):
+                raise BankError(
+                    f"'{one}' does not belong to the bank beside it; move it to another folder, "
+                    "and open the bank again"
+                )
 
 
 def _is_log_of(log: Path, id: bytes) -> bool:
@@ -214,8 +237,9 @@ def _is_log_of(log: Path, id: bytes) -> bool:
         order = "<" if header[:4] == bytes.fromhex("377f0682") else ">"
         sums = struct.unpack(">2I", header[24:]) if len(header) == 32 else (0, 0)
         while len(head := file.read(24)) == 24 and head[8:16] == header[16:24]:
-            sums = _add_words(order, head[:8] + file.read(size), *sums)
-            if struct.pack(">2I", *sums) != head[16:]:
+            sums = _add_words(order, head[:8] + (page := file.read(size)), *sums)
+            # The log may have grown since.
+            if struct.pack(">2I", *sums) != head[16:] or id in page:
                 return True
             if head[4:8] != bytes(4):
                 return False
@@ -254,6 +278,13 @@ def create_tables(connection: apsw.Connection, words: bool) -> None:
     connection.execute(TABLES + WORDS * words)
 
 
+def renew_words(connection: apsw.Connection, words: bool) -> None:
+    """Make the index of words of an older bank anew and empty, or drop it, inside a transaction."""
+    connection.execute(f"PRAGMA user_version = {FORMAT}")
+    if connection.table_exists("main", "words"):
+        connection.execute("DROP TABLE words" + f"; {WORDS}" * words)
+
+
 def query(connection: apsw.Connection, statement: str, *values: Any) -> list[Any]:
     """Return all rows of a statement as tuples."""
     return connection.execute(statement, values).fetchall()
@@ -267,6 +298,18 @@ def has_tables(connection: apsw.Connection) -> bool:
 def free_space(connection: apsw.Connection) -> None:
     """Shrink a file by its free pages; also within a transaction."""
     query(connection, "PRAGMA incremental_vacuum")
+
+
+def use_log(connection: apsw.Connection) -> None:
+    """Write commits of a connection to a log, which goes into the file when it is half as large.
+
+    SQLite itself waits for a thousand pages, which is 64 MB if they are large.
+    """
+    connection.pragma("journal_mode", "wal")
+    page, pages = connection.pragma("page_size"), connection.pragma("page_count")
+    most = max(1, min(pages // 2, LOG_BYTES // page))
+    connection.wal_autocheckpoint(most)
+    connection.pragma("journal_size_limit", most * page)
 
 
 def empty_log(name: object, connection: apsw.Connection) -> None:
@@ -354,7 +397,7 @@ def check_file(path: Path, name: object) -> None:
         raise BankError(f"'{name}' is not a bank, or its first bytes are damaged")
     if int.from_bytes(header[68:72]) != APPLICATION:
         raise BankError(f"'{name}' is a database, but not a bank")
-    if (version := int.from_bytes(header[60:64])) != FORMAT:
+    if (version := int.from_bytes(header[60:64])) not in (FORMAT, FOLDED_BEFORE):
         raise BankError(
             f"bank '{name}' has format {version}, this sedem reads {FORMAT}; use the sedem that "
             "wrote it, or build it again"
@@ -386,16 +429,23 @@ def _is_changing(path: Path, before: os.stat_result) -> bool:
     return any(log.exists() for log in logs) or path.stat().st_size != before.st_size
 
 
-def check_tables(name: object, connection: apsw.Connection) -> None:
-    """Raise a BankError if the tables of a database differ from those of a bank."""
-    if tuple(connection.execute(_COVER)) not in (_tables(True), _tables(False)):
+def check_tables(name: object, connection: apsw.Connection) -> bool:
+    """Return whether the index of words of a bank is as this release makes it.
+
+    Raises:
+        BankError: the tables of the database differ from those of a bank.
+    """
+    is_new = connection.pragma("user_version") == FORMAT
+    words = WORDS if is_new else _WORDS_BEFORE
+    if tuple(connection.execute(_COVER)) not in (_tables(words), _tables("")):
         raise BankError(f"'{name}' is not a bank: its tables are not those of one")
+    return is_new
 
 
 @cache
-def _tables(words: bool) -> tuple[object, ...]:
+def _tables(words: str) -> tuple[object, ...]:
     with closing(connect(None)) as own:
-        create_tables(own, words)
+        own.execute(TABLES + words)
         return tuple(own.execute(_COVER))
 
 

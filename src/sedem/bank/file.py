@@ -13,6 +13,7 @@ Letters: N blocks, J slots of a block, D decoder width.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import threading
@@ -44,6 +45,7 @@ from sedem.bank.database import (
     has_tables,
     prepare_empty,
     query,
+    use_log,
     vacuum_into,
 )
 from sedem.bank.rows import Head, Meta
@@ -51,6 +53,8 @@ from sedem.durable_files import make_folders, sync_folder
 from sedem.errors import BankError, BankMismatchError, DamagedBankError, UnknownDocumentError
 from sedem.quantization import Quantized
 from sedem.types import Document
+
+logger = logging.getLogger(__name__)
 
 IDLE = 8
 """Connections that stay open while nobody uses them."""
@@ -75,6 +79,8 @@ class BankFile:
         path: the file; it need not exist yet. None makes a bank in RAM, which ends with the object.
         wait: seconds to wait for another writer.
     """
+
+    may_change = True
 
     def __init__(self, path: Path | None = None, wait: float = WAIT) -> None:
         self.name = "in memory" if path is None else str(path)
@@ -185,7 +191,8 @@ class BankFile:
             if self.path is not None and self._open is None:
                 check_file(self.path, self)
                 with self._transaction(create=False) as connection:
-                    check_tables(self, connection)
+                    if not check_tables(self, connection):
+                        rows.index_again(self, connection)
                     # So that the log names its bank; see `database.connect`. SQLite writes no page
                     # of a row that is set to what it is.
                     for step in (1, -1):
@@ -242,8 +249,7 @@ class BankFile:
             try:
                 if create:
                     prepare_empty(self._open, row_bytes)
-                else:
-                    self._open.pragma("journal_mode", "wal")
+                use_log(self._open)
                 self._open.execute("BEGIN IMMEDIATE")
                 try:
                     if has_moved(self._open):
@@ -272,7 +278,7 @@ class BankFile:
         connection = connect(self.path)
         try:
             connection.pragma("query_only", True)
-            check_tables(self, connection)
+            is_old = not check_tables(self, connection) and not connection.readonly("main")
             found = self.path.stat()
             inode = found.st_dev, found.st_ino
             with self._lock:
@@ -282,6 +288,12 @@ class BankFile:
         except BaseException:
             connection.close()
             raise
+        if is_old and self._open is None and self.may_change:
+            connection.close()
+            logger.warning("bank '%s' is of an older release; its words are indexed anew", self)
+            with self.writing():
+                pass
+            return self._taken()
         return connection
 
     def close(self) -> None:
@@ -501,10 +513,15 @@ class BankFile:
         try:
             with self.reading() as source, database_errors(path):
                 vacuum_into(source, partial)
-                with closing(connect(partial)) as copy, copy:
-                    if rows.purge(copy, "added IS NULL OR removed NOT NULL") is not None:
-                        copy.execute("UPDATE bank SET oldest = version")
-                        free_space(copy)
+                with closing(connect(partial)) as copy:
+                    use_log(copy)
+                    with copy:
+                        if not check_tables(path, copy):
+                            rows.index_again(path, copy)
+                        copy.execute("UPDATE bank SET id = ?", (secrets.token_hex(16),))
+                        if rows.purge(copy, "added IS NULL OR removed NOT NULL") is not None:
+                            copy.execute("UPDATE bank SET oldest = version")
+                            free_space(copy)
             os.link(partial, target.path)
         except FileExistsError:
             raise already_there(target) from None

@@ -248,6 +248,11 @@ def build(
         else:
             limits = {"most": workers, "cpus": worker_cpus or 1}
             report = _build_on_ray(ray, limits, bank, files, model, options)
+    except DataError:
+        if files.sizes or not files.failed:
+            raise
+        # Why nothing was read is the error, told once.
+        raise DataError(files.failed.pop()) from None
     except KeyboardInterrupt:
         output.error("interrupted; run it again to continue after the last commit")
         raise typer.Exit(INTERRUPTED) from None

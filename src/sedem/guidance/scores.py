@@ -198,7 +198,7 @@ def confidence_features(scores_N: Tensor, question_tokens: int) -> Tensor:
 
 
 COVERED = 0.2
-"""Share of a question's words, see `Words.covered`, that make a block worth an answer at any confidence."""
+"""Share of a question's words (`Words.covered`) that make a block worth an answer anyhow."""
 
 
 class Confidence(nn.Module):

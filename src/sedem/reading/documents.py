@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatch
 from itertools import takewhile
 from pathlib import Path
+from typing import cast
 
 from sedem.errors import DataError, cut, printable
 from sedem.reading.document_formats import CODE, PARSERS, ending_of, parse_file
@@ -97,11 +98,14 @@ def documents_of(given: Given | Iterable[Given]) -> list[Document]:
     """Return documents as they are, and the files behind paths as `sedem build` reads them.
 
     Raises:
-        DataError: a path is missing, or a file cannot be read.
+        DataError: a path is missing, a file cannot be read, or something is neither a path nor a
+            document.
     """
-    listed = [given] if isinstance(given, str | os.PathLike | Document) else given
+    several = isinstance(given, Iterable) and not isinstance(given, str | bytes)
     found: list[Document] = []
-    for one in listed:
+    for one in cast("Iterable[Given]", given if several else [given]):
+        if not isinstance(one, str | os.PathLike | Document):
+            raise DataError(f"{one!r} is no document; give paths, or a Document(name, text)")
         found += [one] if isinstance(one, Document) else DocumentFiles([Path(one)], strict=True)
     return found
 

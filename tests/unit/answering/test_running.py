@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -205,6 +206,24 @@ def test_a_least_confidence_of_zero_always_answers(sure: SeDeM, documents: list[
     bank = sure.read(documents)
     free = sure.answer(bank, RENT, decoding=SHORT)
     assert untimed(sure.answer(bank, RENT, decoding=SHORT, min_confidence=0)) == untimed(free)
+
+
+def test_a_model_declines_by_default_what_its_best_block_does_not_mention(
+    sure: SeDeM, documents: list[Document]
+) -> None:
+    sure.config = sure.config.with_changes(min_confidence=1.0, selection="both", word_weight=100.0)
+    bank = sure.read(documents)
+
+    def declines(question: str, **options: Any) -> bool:
+        answer = sure.answer(bank, question, decoding=SHORT, **options)
+        return answer.finish_reason == "unanswerable"
+
+    foreign, named = "Quo vadis, Xerxes?", Path(documents[0].name).stem
+    assert declines(foreign) and declines(foreign, k="all") and declines(named, selection="states")
+    # Its words stand in the best block, the blocks are forced, or every question is answered.
+    assert not declines(named) and not declines(foreign, blocks=[0])
+    assert not declines(foreign, min_confidence=0.0)
+    assert declines(named, min_confidence=1.0)
 
 
 @pytest.mark.parametrize("least", [-0.1, 1.5, True, "high", math.nan])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -150,17 +149,33 @@ def test_names_in_any_order_leave_nothing_behind_when_pages_are_divided(tmp_path
     assert [name for name in gone if name[:11].encode() in content] == []
 
 
-def test_a_bank_stays_small_however_it_is_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("follows", [False, True])
+def test_a_bank_stays_small_however_it_is_written(follows: bool, tmp_path: Path) -> None:
     """Small commits, replaced and removed documents leave a bank at most twice a fresh one."""
     often, once = BankFile(tmp_path / "often.bank"), BankFile(tmp_path / "once.bank")
     with often.creating(META):
         pass
+    reader = MemoryBank.open(tmp_path / "often.bank") if follows else None
     for number in range(300):
         append(often, number % 100, version=number // 100)
         if number % 3 == 0:
             append(often, 1000)
             often.remove("1000.txt")
+        if reader is not None:
+            reader.reload()
     with once.creating(META) as file:
         append(file, *range(100), version=2)
     assert often.size <= 2 * once.size
-    shutil.rmtree(tmp_path)
+
+
+def test_a_log_that_a_reader_keeps_stays_as_small_as_its_bank(tmp_path: Path) -> None:
+    often, once = BankFile(tmp_path / "often.bank"), BankFile(tmp_path / "once.bank")
+    with often.creating(META):
+        append(often, 0)
+    reader, largest = MemoryBank.open(tmp_path / "often.bank"), 0
+    for number in range(1, 300):
+        append(often, number)
+        largest = max(largest, often.size)
+    with once.creating(META) as file:
+        append(file, *range(300))
+    assert len(reader.documents) == 1 and largest <= 2.2 * once.size
