@@ -567,9 +567,16 @@ def _close(idle: list[apsw.Connection]) -> None:
         idle.pop().close()
 
 
+def is_read(path: Path) -> bool:
+    """Whether a reader of this process may still need the bank at a path."""
+    own = BankFile(path).path
+    with _READERS_LOCK:
+        return any(one.file.path == own for one in _READERS)
+
+
 def delete(path: Path) -> None:
     """Delete the file of a bank, what SQLite keeps beside it, and its derived data."""
-    for derived in (".kept", ".codes", ""):
+    for derived in (".kept", ".codes", ".sources", ""):
         delete_database(path.with_name(path.name + derived))
 
 

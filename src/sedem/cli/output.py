@@ -185,9 +185,14 @@ def print_answer(
     bank: MemoryBank,
     question: str,
     k: int | str | None,
+    checked: Callable[[Answer], Answer] = lambda answer: answer,
     **options: Any,
 ) -> None:
-    """Write an answer piece by piece, then what is known about it and its sources."""
+    """Write an answer piece by piece, then what is known about it and its sources.
+
+    Args:
+        checked: returns the answer with further notes.
+    """
     from sedem.types import joint
 
     def estimated(told: Estimate) -> None:
@@ -198,7 +203,7 @@ def print_answer(
         typer.echo(printable(piece, keep="\n"), nl=False)
     assert stream.answer is not None
     write()
-    answer, facts = stream.answer, []
+    answer, facts = checked(stream.answer), []
     if (model.config.k if k is None else k) == "auto":
         facts.append(f"from {answer.k:,} of {count(answer.blocks, 'block')}")
     if (probability := joint(answer.answer_confidence, answer.confidence)) is not None:

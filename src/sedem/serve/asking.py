@@ -260,7 +260,7 @@ def bank_of(service: Service, name: str) -> Snapshot:
     Raises:
         ApiError: there is no such bank, or it is empty.
     """
-    snapshot = service.library.get(name).snapshot
+    snapshot = service.library.get(name).current
     if snapshot is None or not len(snapshot):
         raise conflict(
             f"bank '{name}' holds no documents yet; upload some, or wait until they are read",

@@ -11,7 +11,7 @@ from typing import Any
 import llm
 
 from sedem.config import PASSAGES
-from sedem.tools.banks import BuiltBank
+from sedem.reading.followed import OpenBank
 from sedem.tools.toolbox import TOKENS, Toolbox
 
 
@@ -24,7 +24,7 @@ def opened(place: str) -> Toolbox:
 
     hide_bars()
     model = SeDeM.from_pretrained(model_of(place), light=True)
-    return Toolbox([BuiltBank(Path(place), Path(place).stem)], lambda: model)
+    return Toolbox([OpenBank(Path(place), Path(place).stem)], lambda: model)
 
 
 class BankModel(llm.Model):
@@ -102,6 +102,6 @@ def register_fragment_loaders(register: Callable[..., None]) -> None:
 
 def documents_of(place: str) -> list[llm.Fragment]:
     """Return the texts of a bank's documents."""
-    snapshot = BuiltBank(Path(place), place).snapshot()
+    snapshot = OpenBank(Path(place), place).snapshot()
     documents = [] if snapshot is None else snapshot.documents
     return [llm.Fragment(one.text, f"sedem:{place}/{one.name}") for one in documents]

@@ -31,7 +31,8 @@ from pydantic_core import PydanticUseDefault
 
 from sedem.config import PASSAGES, PER_DOCUMENT
 from sedem.errors import SedemError, UnavailableError, printable
-from sedem.tools.banks import BuiltBank, following
+from sedem.reading.followed import OpenBank
+from sedem.tools.banks import following
 from sedem.tools.names import SCHEME
 from sedem.tools.stdio import answered_stdio
 from sedem.tools.toolbox import (
@@ -392,7 +393,7 @@ class LocalBackend:
 
     def __init__(
         self,
-        banks: Sequence[BuiltBank],
+        banks: Sequence[OpenBank],
         open_model: Callable[[], SeDeM],
         *,
         writable: bool = False,
