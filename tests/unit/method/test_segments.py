@@ -168,7 +168,7 @@ def test_sentences_begin_after_their_end_and_on_new_lines() -> None:
             "Quay Street, Ardle, and the tenants. ",
             "They pay.",
         ],
-        ["Die Tonnen werden dienstags vor sieben Uhr\nüber den Hof gebracht. ", "Danke."],
+        ["Die Tonnen werden dienstags um sieben Uhr\nüber den Hof gebracht. ", "Danke."],
         # Lists, labels, rows, short lines and ends of sentences stay apart.
         ["milk and eggs\n", "flour for the bread\n", "salt"],
         [
