@@ -536,9 +536,11 @@ def test_a_calibrated_checkpoint_tells_its_confidence_and_can_decline(
     assert SedemConfig.load(Path("sure"), extra=EXTRA_ENTRIES).confidence
     ask = ("ask", bank, RENT, "-m", "sure", "--engine", "eager", "--max-new-tokens", 3)
     ask = (*ask, "--answer", "free")
-    answer = prints_json(*ask, "--json")
+    always = (*ask, "--min-confidence", 0)
+    answer = prints_json(*always, "--json")
     assert 0 < answer["confidence"] < 1 and answer["finish_reason"] != "unanswerable"
-    assert f"  source found ({answer['confidence']:.2f})" in succeeds(*ask).splitlines()
+    assert f"  source found ({answer['confidence']:.2f})" in succeeds(*always).splitlines()
+    assert 0 < found["min_confidence"] < 1 and {*found["declined"]} == {"with evidence", "without"}
     declined = prints_json(*ask, "--min-confidence", 1, "--json")
     assert (declined["answer"], declined["finish_reason"]) == (UNANSWERABLE, "unanswerable")
     assert declined["citations"] == answer["citations"]

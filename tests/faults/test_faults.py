@@ -11,6 +11,7 @@ from faults.campaigns import CAMPAIGNS, PAGE, rendered
 from faults.operations import OPERATIONS
 from faults.tracing import WORKS
 
+from sedem import durable_files
 from sedem.bank import file
 
 traced = pytest.mark.skipif(not WORKS, reason="processes are traced on Linux on x86-64 alone")
@@ -30,7 +31,7 @@ def test_a_sample_of_each_campaign_finds_nothing_wrong(name: str, tmp_path: Path
 def test_power_cuts_lose_a_bank_whose_folder_is_not_synced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file, "sync_folder", lambda _: None)
+    monkeypatch.setattr(durable_files, "sync_folder", lambda _: None)
     monkeypatch.setattr(crashes, "OPERATIONS", {"create": OPERATIONS["create"]})
     wrong = crashes.power_cuts(30, tmp_path).wrong
     assert wrong

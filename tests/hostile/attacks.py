@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import psutil
 from campaign import Cases, Report, Result
+from hostile.test_bank_claims import BAD_NUMBERS, BESIDE, change, use
 from hostile.test_checkpoints import (
     HOSTILE_TEMPLATES,
     backtracks,
@@ -35,10 +36,15 @@ from hostile.test_documents import attributes, endless_pdf, tall_table, wide_cel
 from hostile.test_server import HEAD, MANY, half_sent, headers
 from hostile.wire import exchange, watching
 from load.target import Target, serving
+from stored_banks import META, append
+from unit.serve.test_tools import VERSIONS, message
 
+from sedem.bank.file import BankFile
 from sedem.checkpoint.folder import seal
 from sedem.checkpoint.manifest import MANIFEST
 from sedem.errors import SedemError
+from sedem.serve.guard import WRONG_KEYS, WRONG_KEYS_RATE
+from sedem.serve.tools import SESSIONS
 
 HEALTH_SECONDS = 0.2
 """Median time in which /health is to answer during an attack."""
@@ -130,6 +136,54 @@ def bodies(points: int, folder: Path, seed: int) -> Result:
 
     with serving(folder) as target, attacked(target, result), ThreadPoolExecutor(4) as attackers:
         list(attackers.map(send, islice(cycle(kinds), points)))
+    return result
+
+
+def _sessions(target: Target, result: Result, number: int) -> None:
+    """Begin a session of an agent, which is not ended."""
+    about = {"clientInfo": {"name": "raw", "version": "1"}, "capabilities": {}}
+    begin = message(VERSIONS[0], "initialize", protocolVersion=VERSIONS[0], **about)
+    with result.case("session", "session"):
+        told = httpx.post(f"{target.url}/mcp", json=begin, headers=_agent(target), timeout=60)
+        assert told.status_code == (200 if number < SESSIONS else 503), told
+
+
+def _scopes(target: Target, result: Result, number: int) -> None:
+    """Limit a search to very many patterns."""
+    scope = ";".join(f"*{n}*a*" for n in range(100_000))
+    arguments = {"name": "search", "arguments": {"question": "Who?", "scope": scope}}
+    call = message(VERSIONS[-1], "tools/call", **arguments)
+    headers = {**_agent(target), "Mcp-Method": "tools/call", "Mcp-Name": "search"}
+    headers["MCP-Protocol-Version"] = VERSIONS[-1]
+    with result.case("scope", "scope"):
+        told = httpx.post(f"{target.url}/mcp", json=call, headers=headers, timeout=60)
+        assert "at most 100 are compared" in told.text, told.text[:300]
+
+
+def _wrong_keys(target: Target, result: Result, number: int) -> None:
+    """Try a key."""
+    wrong = {"Authorization": f"Bearer wrong-key-of-a-stranger-{number}"}
+    with result.case("wrong key", "wrong key"):
+        told = httpx.get(f"{target.url}/v1/banks", headers=wrong, timeout=60)
+        assert told.status_code in (401, 429), told
+        result.count(f"{told.status_code}")
+
+
+def _agent(target: Target) -> dict[str, str]:
+    return {**target.headers, "Accept": "application/json, text/event-stream"}
+
+
+def agents(points: int, folder: Path, seed: int) -> Result:
+    """Begin sessions, give scopes of many patterns, and then try keys, several at once."""
+    result, began = Result("requests"), time.monotonic()
+    with serving(folder) as target, attacked(target, result):
+        for kind in (_sessions, _scopes, _wrong_keys):
+            # Sessions are counted, so they begin one after the other.
+            with ThreadPoolExecutor(1 if kind is _sessions else 4) as attackers:
+                list(attackers.map(partial(kind, target, result), range(points // 3)))
+            began = time.monotonic() if kind is not _wrong_keys else began
+    most = WRONG_KEYS + (time.monotonic() - began) * WRONG_KEYS_RATE + 4
+    result.require(result.counts["401"] <= most, f"{result.counts['401']} wrong keys were compared")
     return result
 
 
@@ -261,10 +315,59 @@ def checkpoints(points: int, folder: Path, seed: int) -> Result:
     result = Result("checkpoints")
     # Nothing that was tried before is known.
     os.environ["SEDEM_CACHE"] = str(folder / "cache")
-    for number, (kind, change) in enumerate(islice(CHECKPOINTS.items(), points)):
+    for number, (kind, alter) in enumerate(islice(CHECKPOINTS.items(), points)):
         copy = Path(shutil.copytree(NANO, folder / str(number)))
-        words = change(copy)
+        words = alter(copy)
         opened(result, kind, _open, copy, NANO, words)
+    return result
+
+
+def _sql(statement: str, words: str, path: Path) -> str:
+    change(path, statement)
+    return words
+
+
+def _beside(put: Callable[[Path], None], path: Path) -> str:
+    put(path)
+    return "does not belong to the bank beside it"
+
+
+MANY_ROWS = (
+    "WITH RECURSIVE n(i) AS (SELECT 100 UNION ALL SELECT i + 1 FROM n WHERE i < 1000000) "
+    "INSERT INTO words (rowid, name, text) SELECT i, 'says', 'says' FROM n"
+)
+BANKS: dict[str, Callable[[Path], str]] = {
+    f"bank: {kind}": partial(_sql, statement, words)
+    for kind, (statement, words) in {
+        "10^9 blocks": ("UPDATE bank SET blocks = 1000000000", "is empty or malformed"),
+        "NaN": (BAD_NUMBERS.format("C07F"), "infinities or NaN"),
+        "a name of 50 MB": (
+            "UPDATE documents SET name = replace(hex(zeroblob(25000000)), '0', 'n')",
+            "name of a document are longer",
+        ),
+        "a span of 2^62 characters": (
+            f'UPDATE documents SET characters = {2**62}; UPDATE blocks SET "end" = {2**62 - 1}',
+            "too long for its tokens|lies outside its text",
+        ),
+        "an index of 1,000,000 rows": (MANY_ROWS, "more rows than it has blocks"),
+    }.items()
+} | {f"bank: {put.__name__.replace('_', ' ')}": partial(_beside, put) for put in BESIDE}
+"""What makes a bank hostile; it returns the words of the error."""
+
+
+def banks(points: int, folder: Path, seed: int) -> Result:
+    """Open, list, search and cite banks of strangers."""
+    result = Result("banks")
+    for number, (kind, alter) in enumerate(islice(BANKS.items(), points)):
+        usual, path = folder / f"{number}-usual.bank", folder / str(number) / "a.bank"
+        path.parent.mkdir()
+        for one in (usual, path):
+            with BankFile(one).creating(META) as file:
+                append(file, 0, 1)
+        words = alter(path)
+        before = path.read_bytes()
+        opened(result, kind, use, path, usual, words)
+        result.require(path.read_bytes() == before, f"{kind}: the bank was changed")
     return result
 
 
@@ -285,6 +388,18 @@ CAMPAIGNS = {
         54,
         "Bodies of 8 MiB with as many values as they hold, four at once, also to /mcp: each is "
         "rejected, and /health answers within 0.2 s (median)",
+    ),
+    "agents": Cases(
+        agents,
+        1200,
+        "Sessions of agents without end, scopes of 100,000 patterns, and wrong keys: sessions and "
+        "keys are bounded, scopes are rejected, and /health answers within 0.2 s (median)",
+    ),
+    "banks": Cases(
+        banks,
+        len(BANKS),
+        "Banks with false counts, NaN, a name of 50 MB, an index without blocks, and a log or "
+        "journal of another database beside them: rejected in one sentence, and unchanged",
     ),
     "documents": Cases(
         documents,

@@ -201,16 +201,16 @@ def journal_of_a_creation(path: Path) -> None:
 JOURNAL = bytes.fromhex("d9d505f920a163d7")
 
 
-@pytest.mark.parametrize(
-    "beside",
-    [
-        log_of_another_bank,
-        log_of_a_database,
-        log_of_an_earlier_copy,
-        journal_of_a_database,
-        journal_of_a_creation,
-    ],
+BESIDE = (
+    log_of_another_bank,
+    log_of_a_database,
+    log_of_an_earlier_copy,
+    journal_of_a_database,
+    journal_of_a_creation,
 )
+
+
+@pytest.mark.parametrize("beside", BESIDE)
 @pytest.mark.parametrize("is_new", [True, False])
 def test_a_log_of_another_database_is_refused_and_never_replayed(
     beside: Callable[[Path], None], is_new: bool, path: Path
@@ -245,10 +245,10 @@ def test_a_repair_or_an_old_journal_beside_a_bank_keeps_nobody_from_it(path: Pat
 
 
 def test_the_own_log_of_a_killed_writer_is_replayed(path: Path, tmp_path: Path) -> None:
-    append(BankFile(path), 2)
+    append(BankFile(path), *range(2, 60), characters=40_000)
     reader = connect(path)
     reader.execute("SELECT * FROM bank").fetchall()
-    append(BankFile(path), 3)
+    append(BankFile(path), 60)
     killed = tmp_path / "killed" / "a.bank"
     killed.parent.mkdir()
     for suffix in ("", "-wal"):
@@ -256,8 +256,8 @@ def test_the_own_log_of_a_killed_writer_is_replayed(path: Path, tmp_path: Path) 
     reader.close()
     cut = tmp_path / "cut" / "a.bank"
     shutil.copytree(killed.parent, cut.parent)
-    assert MemoryBank.open(killed).documents.names == [f"{n}.txt" for n in range(4)]
+    assert MemoryBank.open(killed).documents.names == [f"{n}.txt" for n in range(61)]
     # A power cut has lost the page with the id, so nothing was committed.
     id, log = BankFile(path).head().id.encode(), Path(f"{cut}-wal")
     log.write_bytes(log.read_bytes().replace(id, bytes(len(id))))
-    assert MemoryBank.open(cut).documents.names == [f"{n}.txt" for n in range(3)]
+    assert MemoryBank.open(cut).documents.names == [f"{n}.txt" for n in range(60)]

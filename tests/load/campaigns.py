@@ -16,6 +16,8 @@ from load.mix import MEMORY, SLOWER, mix
 from load.overload import overload
 from load.streams import CLIENTS, streams
 from load.target import Target, serving
+from load.texts import MEMORY as TEXTS_MEMORY
+from load.texts import texts
 
 from sedem.demo import DOCUMENTS
 
@@ -88,6 +90,14 @@ CAMPAIGNS = {
         "left, and SIGTERM ends the server in time",
         ("--memory", f"{MEMORY}"),
         {"copies": 8},
+    ),
+    "texts": LoadCampaign(
+        texts,
+        100,
+        4,
+        "Each question brings a text of its own, 4 at once: each is answered, and memory stays "
+        "within `--memory`, because texts that were read are dropped in time",
+        ("--memory", f"{TEXTS_MEMORY}", "--limit", "online_banks=100000"),
     ),
     "failures": LoadCampaign(
         failures,

@@ -13,7 +13,7 @@ from functools import cache, lru_cache
 import torch
 
 from sedem.answering.decoding import Turn, check_question, conversation_ids
-from sedem.answering.requests import Request, Scores, Selection
+from sedem.answering.requests import Request, Scores, Selection, share_of_context
 from sedem.answering.templates import LONG, document_of, housekeeping, split
 from sedem.bank.blocks import Blocks
 from sedem.bank.memory_bank import MemoryBank, Snapshot
@@ -33,6 +33,7 @@ class Conversation:
         unused: one sentence for each message that is neither.
         last: index of the question's turn.
         reply: the answer, if no document is needed for it.
+        context: the question before and its answer, if the question refers back to them.
     """
 
     question: str
@@ -40,6 +41,7 @@ class Conversation:
     unused: tuple[str, ...]
     last: int
     reply: str | None = None
+    context: str = ""
 
 
 def read_conversation(turns: Sequence[Turn], *, with_bank: bool) -> Conversation | None:
@@ -71,6 +73,11 @@ def read_conversation(turns: Sequence[Turn], *, with_bank: bool) -> Conversation
     why = f"it is not the last question, and a document needs more than {LONG} characters"
     if with_bank:
         why = "a bank is asked, and only the last question counts"
+    before: list[int] = []
+    if share_of_context(question):
+        # The question before, and what was answered.
+        asked = max((i for i in by_user if i < last), default=last)
+        before = [i for i in range(asked, last) if turns[i][0] in ("user", "assistant")]
     texts, unused = dict[int, str](), list[str]()
     for index, (role, words) in enumerate(turns):
         document = beside if index == last else document_of(role, words)
@@ -80,10 +87,11 @@ def read_conversation(turns: Sequence[Turn], *, with_bank: bool) -> Conversation
         if used and len("".join(used.split())) < len("".join(words.split())):
             rest = why if with_bank else "the rest is no question and no document"
             unused.append(f"message {index + 1} ({role}) was used only in part: {rest}")
-        elif index != last and words.strip() and not used:
+        elif index not in (*before, last) and words.strip() and not used:
             unused.append(unused_turn(index, role, why))
     documents = [Document(f"message {index + 1}", texts[index]) for index in sorted(texts)]
-    return Conversation(question, tuple(documents), tuple(unused), last, reply)
+    context = "\n".join(turns[i][1][:LONG] for i in before if i not in texts)
+    return Conversation(question, tuple(documents), tuple(unused), last, reply, context)
 
 
 def unused_turn(index: int, role: str, why: str) -> str:

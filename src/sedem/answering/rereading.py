@@ -40,6 +40,7 @@ from sedem.guidance.spans import (
     second_features,
     unsupported,
 )
+from sedem.method.segments import is_row
 from sedem.modules import SedemModules
 
 TOKENS = 230
@@ -118,13 +119,19 @@ def find_quotation(
     spans = memory.ordered(memory.candidates())
     best = memory.best(spans)
     freely = best is None or best.gap > float(model.spans.gap)
-    sure = decider is None or best is None or (not freely and best.share >= float(decider.sure))
+    # Memory confuses the rows of a table, whose cells are alike.
+    named = memory.named_rows() if spans and _is_in_row(spans[0]) else []
+    sure = (
+        decider is None
+        or best is None
+        or (not named and not freely and best.share >= float(decider.sure))
+    )
     if sure or not _has_room(model, prepared, limit):
         other = None if best is None else best.next_best
         return Found(memory.quote(spans) if quotes or not freely else None, alternative=other)
     # Otherwise the text of its best sentences decides.
     assert decider is not None
-    with open_text(model, engine, prepared, limit, memory, spans) as text:
+    with open_text(model, engine, prepared, limit, memory, spans, named) as text:
         quotation, free, likelihood = text.quote(text.candidates()), None, 0.0
         # If it is not sure either, an answer in other words is the third candidate.
         unsure = quotation is not None and (
@@ -144,6 +151,13 @@ def find_quotation(
     certainty = float(decider.free_certainty(features_1F))
     other = quotation.spans[0].next_best if free.text == quotation.text else quotation.text
     return Found(text.located(free.text, certainty), free, certainty, other, *again)
+
+
+def _is_in_row(span: Candidate) -> bool:
+    """Whether a span begins in the row of a table, which needs no neighbours."""
+    passage, at = span.beginning.passage, span.beginning.at
+    number = bisect_right(passage.sentences[:-1], at)
+    return is_row(passage.text[passage.sentences[number - 1] : passage.sentences[number]])
 
 
 def _has_room(model: SedemModules, prepared: Prepared, limit: int) -> bool:
@@ -204,14 +218,16 @@ def open_text(
     limit: int,
     memory: SpanSearch,
     spans: Sequence[Candidate],
+    named: Sequence[Candidate] = (),
 ) -> Iterator[TextSearch]:
     """Read the sentences of memory's best spans in a row of their own, to search in them.
 
     Args:
         spans: the spans, the best first; at least one.
+        named: others whose sentences are read before theirs.
     """
     bank, chat = prepared.request.bank, model.config.chat_template
-    places = sentences_of_spans(model, spans)
+    places = sentences_of_spans(model, [*named, *spans])
     texts = [bank.documents.text(*place) for place in places]
     ids = with_texts(model.decoder, prepared.prompt, texts, chat=chat)
     inputs = AnswerInputs(bank, [], torch.zeros(0), torch.tensor(ids))
@@ -269,8 +285,9 @@ def sentences_of_spans(model: SedemModules, spans: Sequence[Candidate]) -> list[
         own = bisect_right(borders[:-1], one.beginning.at) - 1
         new: dict[Start, int] = {}
         # The passage may begin within a sentence, which is no neighbour then.
-        first = min(own, max(own - NEIGHBOURS, 0 if passage.start == 0 else 1))
-        for number in range(first, min(own + NEIGHBOURS + 1, len(borders) - 1)):
+        around = 0 if _is_in_row(one) else NEIGHBOURS
+        first = min(own, max(own - around, 0 if passage.start == 0 else 1))
+        for number in range(first, min(own + around + 1, len(borders) - 1)):
             end = max(borders[number + 1], one.end if number == own else 0)
             place = passage.document, passage.start + borders[number]
             if kept.get(place, 0) < passage.start + end:

@@ -35,7 +35,7 @@ from sedem.guidance.spans import (
     span_features,
     total_weight,
 )
-from sedem.method.segments import sentences_of
+from sedem.method.segments import is_row, sentences_of
 from sedem.modules import SedemModules
 
 BEGINNINGS = 32
@@ -52,6 +52,8 @@ CHARACTERS = 12
 """Characters of text to take for a token; few tokens are longer."""
 JOINERS = (" and", ",")
 """What may stand between the spans of one answer."""
+ROWS = 3
+"""Most rows of tables that are read again for the words of the question in them."""
 MOST = 8
 """Most spans of one answer."""
 _BLANK_LINE = re.compile(r"\n\s*\n")
@@ -263,7 +265,7 @@ class SpanSearch:
         question = (
             {word.text: 1.0 for word in asked_words(request.question) if word.otherwise != ()}
             if words is None
-            else {word.text: word.weight for word in words.words}
+            else {word.text: word.weight for word in words.words if len(word.blocks)}
         )
         self.weight = sum(question.values()) or 1.0
         self.matches = {one: matches_of(one.text, question) for one in in_pieces(passages)}
@@ -439,6 +441,22 @@ class SpanSearch:
             and not start <= match.start < match.end <= end
         )
         return found / self.weight
+
+    def named_rows(self) -> list[Candidate]:
+        """Return the first words of the rows of tables with most of the question's words."""
+        shares: dict[Candidate, float] = {}
+        for passage in in_pieces(self.passages):
+            for begin, end in passage.beginnings:
+                number = bisect_right(passage.sentences, begin)
+                first, last = passage.sentences[number - 1 : number + 1]
+                if not passage.text[first:begin].strip() and is_row(passage.text[first:last]):
+                    matches = self.matches[passage]
+                    share = total_weight(one for one in matches if first <= one.start < last)
+                    shares[Candidate(Beginning(passage, begin, end, LEAST, 0.0), end, 1, LEAST)] = (
+                        share
+                    )
+        most = max(shares.values(), default=0.0)
+        return [one for one, share in shares.items() if 0 < share == most][:ROWS]
 
     def ordered(self, spans: Sequence[Candidate]) -> list[Candidate]:
         """Order spans by score, the best first."""

@@ -377,6 +377,7 @@ class BankFile:
                 if rows.has_document(connection, document):
                     continue
                 version = version or rows.next_version(connection)
+                self._drop_unfinished(connection, document.name)
                 number = rows.begin_document(connection, document)
                 chosen = np.flatnonzero(blocks.documents == index).tolist()
                 rows.insert_blocks(connection, number, blocks, stored_NJD, chosen)
@@ -410,6 +411,7 @@ class BankFile:
                     "there now: another process has changed it; build again"
                 )
             if not before or number is None:
+                self._drop_unfinished(connection, document.name)
                 number = rows.begin_document(connection, document)
             rows.insert_blocks(connection, number, blocks, stored_NJD, range(len(blocks)))
             if last:
@@ -423,7 +425,7 @@ class BankFile:
             return rows.find_unfinished(connection, document)[1]
 
     def remove(self, *names: str) -> None:
-        """Remove documents in one commit.
+        """Remove documents in one commit, and what interrupted builds have read of them.
 
         Raises:
             UnknownDocumentError: no document has one of the names; then none is removed.
@@ -432,9 +434,8 @@ class BankFile:
         with self.writing() as connection:
             version = rows.next_version(connection)
             for name in dict.fromkeys(names):
-                # What an interrupted build has read of another text of it.
-                rows.purge(connection, "name = ? AND added IS NULL", name)
-                if not rows.mark_removed(connection, name, version):
+                begun = self._drop_unfinished(connection, name)
+                if not rows.mark_removed(connection, name, version) and not begun:
                     raise unknown_document(f"'{self}'", name, list(self.digests()))
             self._purge(connection)
 
@@ -474,10 +475,18 @@ class BankFile:
     def _purge(self, connection: apsw.Connection, condition: str = "") -> None:
         """Delete what readers of this process do not need; others have to open the bank again."""
         limit = self._oldest_read(connection)
-        purged = rows.purge(connection, f"{condition} removed <= ?", limit)
+        if self._delete(connection, f"{condition} removed <= ?", limit):
+            connection.execute("UPDATE bank SET oldest = max(oldest, ?)", (limit,))
+
+    def _drop_unfinished(self, connection: apsw.Connection, name: str) -> bool:
+        """Delete what an interrupted build has read of a document; return whether it had any."""
+        return self._delete(connection, "name = ? AND added IS NULL", name)
+
+    def _delete(self, connection: apsw.Connection, condition: str, *values: object) -> bool:
+        """Delete documents from the file, its log and what lies beside it; return if there are."""
+        purged = rows.purge(connection, condition, *values)
         if purged is None:
-            return
-        connection.execute("UPDATE bank SET oldest = max(oldest, ?)", (limit,))
+            return False
         free_space(connection)
         self._purged = True
         if self.path is not None:
@@ -486,6 +495,7 @@ class BankFile:
             kept = self.path.with_name(self.path.name + ".kept")
             if kept.is_file():
                 delete_database(kept)
+        return True
 
     def _oldest_read(self, connection: apsw.Connection) -> int:
         """Return the oldest version that this process may read."""

@@ -102,6 +102,12 @@ def cache_limit(device: torch.device) -> int:
     return max(CACHE_BYTES, free // GPU_SHARE)
 
 
+def cached_bytes(bank: BankReader, selector: Selector) -> int:
+    """Bytes of the keys of all blocks of a bank, once they are cached."""
+    numbers = len(bank) * bank.blocks.slots * selector.w_key.out_features
+    return numbers * cache_dtype(selector.w_key.weight.device).itemsize
+
+
 def prepare(bank: BankReader, selector: Selector) -> None:
     """Make a bank's keys now and cache them on the selector's device, regardless of size."""
     for _ in key_parts(bank, selector, of_any_size=True):
@@ -124,8 +130,7 @@ def key_parts(
         yield range(len(bank)), index.cached
         return
     dtype = cache_dtype(device)
-    size = len(bank) * bank.blocks.slots * selector.w_key.out_features * dtype.itemsize
-    fits = of_any_size or size <= cache_limit(device)
+    fits = of_any_size or cached_bytes(bank, selector) <= cache_limit(device)
     parts = []
     for start, stop in _runs(index, range(len(bank))):
         part = _keys(bank, selector, index, range(start, stop)).to(device)

@@ -225,7 +225,7 @@ class Parts:
             raise BankError(
                 f"bank '{self}' does not exist; create it with 'sedem build {self} FILE...'"
             )
-        with _valid(self, Manifest):
+        with _valid(self):
             return Manifest.model_validate_json(found[0]), found[1]
 
     def files(self) -> list[PartFile]:
@@ -349,7 +349,7 @@ class Parts:
             # Without the log beside it.
             size = file.copy_to(path)
             head, meta = BankFile(path).head(), BankFile(path).meta()
-            with _valid(file, Entry):
+            with _valid(file):
                 entry = Entry(sha256=sha256(path), bytes=size, head=head, meta=meta, format=FORMAT)
             self.bucket.upload(entry.name, path)
             if isinstance(self.bucket, Bucket):
@@ -363,7 +363,7 @@ class Parts:
 
     def _replace(self, parts: tuple[Entry, ...], commit: int, tag: Tag) -> bool:
         """Write a manifest if the one there still has a tag; returns whether it did."""
-        with _valid(self, Manifest):
+        with _valid(self):
             new = Manifest(commit=commit, parts=parts)
         return self.bucket.replace(MANIFEST, new.model_dump_json().encode(), tag)
 
@@ -428,12 +428,12 @@ class Parts:
 
 
 @contextmanager
-def _valid(bank: object, model: type[BaseModel]) -> Iterator[None]:
+def _valid(bank: object) -> Iterator[None]:
     try:
         yield
     except ValidationError as error:
         raise BankError(
-            f"the manifest of bank '{bank}' is damaged: {explain(error, MANIFEST, model)}; "
+            f"the manifest of bank '{bank}' is damaged: {explain(error, MANIFEST)}; "
             "restore it, or use the sedem that wrote it"
         ) from None
 

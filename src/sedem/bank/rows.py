@@ -195,20 +195,16 @@ def mark_removed(connection: apsw.Connection, name: str, version: int) -> bool:
 
 
 def begin_document(connection: apsw.Connection, document: Document) -> int:
-    """Begin to read a document anew: drop what an earlier attempt has left; returns its id."""
-    purge(connection, "name = ? AND added IS NULL", document.name)
-    digest = text_digest(document.text)
-    return insert_document(connection, document.name, len(document.text), digest, document.pages)
-
-
-def insert_document(
-    connection: apsw.Connection, name: str, characters: int, sha256: str, pages: Sequence[int]
-) -> int:
-    """Add the row of a document that is being read; returns its id."""
+    """Add the row of a document that is read from now on; returns its id."""
     connection.execute(
         "INSERT INTO documents (name, characters, sha256, pages, blocks, tokens) "
         "VALUES (?, ?, ?, ?, 0, 0)",
-        (name, characters, sha256, json.dumps([*pages])),
+        (
+            document.name,
+            len(document.text),
+            text_digest(document.text),
+            json.dumps([*document.pages]),
+        ),
     )
     return connection.last_insert_rowid()
 

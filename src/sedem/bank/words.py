@@ -28,6 +28,8 @@ from sedem.folding import Asked, asked_words, folded, is_letter
 
 POSTINGS = 50_000
 """Blocks with a word that one question may read, rarest words first. It limits only large banks."""
+ALIKE = 0.95
+"""Share of the best score from which blocks have the words of a question alike."""
 TELLING = 0.25
 """Least weight of a word that is shown with a block, as a share of the heaviest one's."""
 _FREQUENT: WeakKeyDictionary[View, set[tuple[str, int]]] = WeakKeyDictionary()
@@ -90,6 +92,11 @@ class Words:
             if folded(word.text) not in known
         )
         return Words((*self.words, *added), self.count)
+
+    def alike(self) -> list[int]:
+        """Return the blocks that have the words of the question about as the best one has."""
+        best = self.scores.max().item() if self.count else 0.0
+        return (self.scores >= ALIKE * best).nonzero()[:, 0].tolist() if best > 0 else []
 
     def among(self, blocks: Sequence[int]) -> Words:
         """Return the same words in a bank of these blocks alone, which are given in order."""

@@ -156,10 +156,15 @@ def _rows(text: str) -> list[tuple[int, int]]:
     rows: list[tuple[int, int]] = []
     at = 0
     for line in text.splitlines(keepends=True) if " | " in text else ():
-        if sum(": " in cell for cell in line.split(" | ")) > 1:
+        if is_row(line):
             rows.append((at, at + len(line.rstrip())))
         at += len(line)
     return rows
+
+
+def is_row(line: str) -> bool:
+    """Whether a line is the row of a table whose cells carry their header."""
+    return sum(": " in cell for cell in line.split(" | ")) > 1
 
 
 def _between_rows(
@@ -181,9 +186,18 @@ def _between_rows(
 def sentences_of(text: str) -> list[int]:
     """Return where the sentences of a text begin, and its end; lines begin one, too.
 
-    A line that was wrapped within a sentence does not.
+    A line that was wrapped within a sentence does not, and the row of a table is one, even if one
+    of its cells has a full stop.
     """
-    return [0, *(stop.end() for stop in _STOP.finditer(text)), len(text)]
+    rows = _rows(text)
+    firsts = [begin for begin, _ in rows]
+
+    def is_inside(at: int) -> bool:
+        row = bisect_left(firsts, at) - 1
+        return row >= 0 and at <= rows[row][1]
+
+    stops = (stop.end() for stop in _STOP.finditer(text))
+    return [0, *(at for at in stops if not is_inside(at)), len(text)]
 
 
 def boundaries(tokens: int, length: int, shift: int = 0) -> list[int]:

@@ -47,7 +47,7 @@ from sedem.answering.requests import (
     select_by,
     words_of_block,
 )
-from sedem.answering.running import Event, Selected, failure
+from sedem.answering.running import Estimate, Event, Selected, failure
 from sedem.answering.scheduler import AsyncReply, Pace, Scheduler
 from sedem.bank import keys
 from sedem.bank.file import BankFile
@@ -267,8 +267,8 @@ class EngineReplica:
         """Answer a question about a version; the request has no bank.
 
         Yields:
-            The blocks of the answer, its text in pieces, then the complete answer or the error.
-            Closing the generator cancels the question.
+            The blocks of the answer, how long it takes if that is long, its text in pieces, then
+            the complete answer or the error. Closing the generator cancels the question.
         """
         since, times = time.perf_counter(), dict[str, float]()
         try:
@@ -278,8 +278,8 @@ class EngineReplica:
             reply = self._scheduler.stream(request, decoding)
             try:
                 yield await reply.selection()
-                async for piece in reply:
-                    yield piece
+                async for part in reply.parts():
+                    yield part
                 assert reply.answer is not None
                 yield _with_times(reply.answer, times, since)
             finally:
@@ -506,13 +506,13 @@ class Distributed:
                     async for last in pending:
                         if isinstance(last, LostError):
                             raise last
-                        if not isinstance(last, Selected):
-                            text = True
-                        elif begun:
-                            continue
-                        else:
+                        if isinstance(last, Selected):
+                            if begun:
+                                continue
                             begun = True
                             self._begun += 1
+                        elif not isinstance(last, Estimate):
+                            text = True
                         send(last)
                     break
                 except Exception as error:

@@ -412,8 +412,11 @@ class FollowedBank(OpenBank):
             self._next_look = time.monotonic() + wait
 
     def _names(self) -> list[str]:
+        """Return the documents of the bank, also those that were only begun."""
         snapshot = self.newest()
-        return [] if snapshot is None else snapshot.documents.names
+        if snapshot is None:
+            return []
+        return [*snapshot.documents.names, *chain(*(v.file.unfinished() for v in snapshot.views))]
 
     def _is_read_from_a_file(self, name: str) -> bool:
         return not name.endswith(NOTE)

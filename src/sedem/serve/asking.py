@@ -122,6 +122,7 @@ async def to_ask(service: Service, key: Key, body: AskBody) -> ResolvedQuestion:
         body.answer,
         body.min_confidence,
         None if body.documents is None else [*body.documents],
+        conversation.context,
     )
     check_selection(bank, body, settings, model.engine.most_blocks())
     tokens = len(model.encoder.token_ids(request.question))

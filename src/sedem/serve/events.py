@@ -110,7 +110,10 @@ async def _body(events: Events, following: asyncio.Future[bytes], end: bytes) ->
     except Exception as error:
         told = to_api_error(error)
         if told.status > CLIENT_GONE:
-            log("failed", logging.ERROR, error=True)
+            # What is told to the client says everything, unless something failed inside.
+            unexpected = told.status == 500 or error.__cause__ is not None
+            reason = None if unexpected else told.message
+            log("failed", logging.ERROR, error=unexpected, reason=reason)
         yield event(told.body()) + end
     finally:
         await _stop(following)

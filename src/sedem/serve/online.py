@@ -17,8 +17,10 @@ from hashlib import sha256
 from threading import Event
 
 from sedem.answering.running import MEASURED, TELL
+from sedem.bank.keys import cached_bytes
 from sedem.bank.memory_bank import Snapshot
 from sedem.engine.device import step_back
+from sedem.engine.kept import REQUESTS, half_of_memory
 from sedem.errors import CancelledError, QueueFullError
 from sedem.model import SeDeM
 from sedem.serve.logs import log
@@ -27,8 +29,8 @@ from sedem.types import Document
 
 LONG_CHARACTERS = 20_000
 """A longer text is read by a thread that steps back behind answers and short texts."""
-KEPT_TEXTS = 8
-"""Kept banks may hold the text of this many requests of maximum size."""
+KEPT_SHARE = 2
+"""Kept banks and their keys take at most this part, one in so many, of the memory of requests."""
 
 PartId = tuple[str, bytes]
 """Name of the API key, and SHA-256 of a document's name and text."""
@@ -39,10 +41,12 @@ class Reading:
     """A text that is being read or was read.
 
     Attributes:
+        bytes: what its bank and the bank's keys take, once it is read.
         given_up: set once no request waits for it, so that reading it may stop.
     """
 
     document: Document
+    bytes: int = 0
     waiting: int = 0
     given_up: Event = field(default_factory=Event)
     future: Future[Snapshot] = field(init=False)
@@ -56,6 +60,8 @@ class OnlineBanks:
 
     def __init__(self, model: SeDeM, settings: Settings) -> None:
         self.model, self.settings = model, settings
+        memory = settings.memory or half_of_memory()
+        self._room = None if memory is None else memory // (REQUESTS * KEPT_SHARE)
         self._parts: OrderedDict[PartId, Reading] = OrderedDict()
         self._joined: OrderedDict[tuple[PartId, ...], Snapshot] = OrderedDict()
         # A short text need not wait for a long one to end.
@@ -150,16 +156,19 @@ class OnlineBanks:
             if (left := spent * (total - done) / done) > TELL - spent:
                 log("long text", characters=len(reading.document.text), seconds=round(left))
 
-        return self.model.read([reading.document], progress=progress).snapshot()
+        bank = self.model.read([reading.document], progress=progress).snapshot()
+        held = sum(view.file.size for view in bank.views)
+        reading.bytes = held + cached_bytes(bank, self.model.selector)
+        return bank
 
     def _shrink(self) -> None:
-        """Drop the least recently used banks."""
-        most = KEPT_TEXTS * self.settings.max_online_characters
-        size = sum(len(reading.document.text) for reading in self._parts.values())
+        """Drop the least recently used banks, until the others have room."""
+        size = sum(reading.bytes for reading in self._parts.values())
         for part in [part for part, reading in self._parts.items() if reading.future.done()]:
-            if len(self._parts) <= self.settings.online_banks and size <= most:
+            fits = self._room is None or size <= self._room
+            if len(self._parts) <= self.settings.online_banks and fits:
                 break
-            size -= len(self._parts.pop(part).document.text)
+            size -= self._parts.pop(part).bytes
         for ids in [*self._joined]:
             if len(self._joined) > self.settings.online_banks or any(
                 part not in self._parts for part in ids

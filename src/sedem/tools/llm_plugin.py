@@ -44,12 +44,22 @@ class BankModel(llm.Model):
     def execute(self, prompt: Any, stream: bool, response: Any, conversation: Any) -> Iterator[str]:
         """Answer the prompt in pieces; sources and confidences go into the log."""
         tools, options = opened(str(self.path)), prompt.options
-        asked = tools.request(prompt.prompt, k=options.k, max_tokens=options.max_tokens)
+        last = conversation.responses[-1] if conversation and conversation.responses else None
+        context = "" if last is None else f"{last.prompt.prompt}\n{last.text()}"
+        asked = tools.request(
+            prompt.prompt, k=options.k, max_tokens=options.max_tokens, context=context
+        )
         if asked is None:
             yield "There are no documents."
             return
         bank, request, decoding = asked
-        reply = tools.model().stream(request.bank, request.question, k=request.k, decoding=decoding)
+        reply = tools.model().stream(
+            request.bank,
+            request.question,
+            k=request.k,
+            decoding=decoding,
+            context=request.context,
+        )
         yield from reply
         assert reply.answer is not None
         response.response_json = tools.answered(bank, reply.answer).model_dump()

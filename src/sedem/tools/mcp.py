@@ -201,16 +201,19 @@ class ToolServer(MCPServer[None]):
         scope: Scope = "",
         k: Number = 0,
         max_tokens: Number = TOKENS,
+        context: Text = "",
     ) -> Answered:
         """Let a small local model answer a question from the documents, with its sources.
 
+        A question such as "And what does he charge?" needs the one before and its answer in
+        `context`.
         `confidence` is the probability that the documents have the answer, `answer_confidence` that
         the answer is right. Prefer search if you can read passages yourself.
         """
         toolbox, until = self._toolbox(), anyio.current_time() + SECONDS
         asker = await self._opened(ctx)
         with anyio.CancelScope(deadline=until):
-            ask = partial(toolbox.request, question, scope, k, max_tokens)
+            ask = partial(toolbox.request, question, scope, k, max_tokens, context)
             if (asked := await _in_thread(ask)) is None:
                 return await _in_thread(partial(toolbox.unanswered, question, scope))
             bank, request, decoding = asked

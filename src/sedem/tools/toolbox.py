@@ -37,6 +37,8 @@ OVERHEAD = 600
 """Characters that are kept for notes and for what comes next."""
 READ = 4_000
 """Characters that `read` returns, unless another number is wanted."""
+CONTEXT = 800
+"""Characters of what was said before a question that count."""
 TOKENS = 64
 """Most tokens of an answer, unless another number is wanted."""
 MOST_PASSAGES = 100
@@ -297,12 +299,18 @@ class Toolbox:
     # Asking
 
     def request(
-        self, question: str, scope: str = "", k: int = 0, max_tokens: int = TOKENS
+        self,
+        question: str,
+        scope: str = "",
+        k: int = 0,
+        max_tokens: int = TOKENS,
+        context: str = "",
     ) -> tuple[OpenBank, Request, Decoding] | None:
         """Return a question to the bank that knows most about it; None if there is nothing to ask.
 
         Args:
             k: number of blocks; 0 means the model's own.
+            context: what was said before; only its beginning counts.
         """
         from sedem.answering.decoding import Decoding
         from sedem.answering.requests import Request
@@ -318,7 +326,9 @@ class Toolbox:
         if not banks:
             return None
         bank, snapshot, documents = banks[0]
-        request = Request(snapshot, question, k or None, documents=documents)
+        request = Request(
+            snapshot, question, k or None, documents=documents, context=context[:CONTEXT]
+        )
         return bank, request, Decoding(max_tokens)
 
     def answered(self, bank: OpenBank, answer: Answer) -> Answered:

@@ -101,6 +101,30 @@ def test_if_memory_is_sure_nothing_is_read_again(model: SeDeM, bank: MemoryBank)
     assert untimed(model.answer(bank, RENT)) == untimed(alone.answer(bank, RENT))
 
 
+@pytest.mark.parametrize(
+    ("rows", "question", "expected"),
+    [
+        (["Who: Ida | Rent: 9", "Who: Axel | Rent: 7"], "Rent of Axel?", [1]),
+        (["Code: B-7 | Day: 3.", "Code: B7 | Day: 4", "Code: 7 | Day: 5"], "Day of B7?", [0, 1]),
+        (["Who: Dr. Ann | No: 1", "Who: Dr. Bo | No: 2"], "No of Dr. Bo", [1]),
+    ],
+)
+def test_rows_with_most_of_the_words_are_read_again_even_if_memory_is_sure(
+    rows: list[str],
+    question: str,
+    expected: list[int],
+    model: SeDeM,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decider(model).sure.fill_(0.0)
+    model.spans.gap.fill_(1e9)
+    monkeypatch.setattr(rereading, "TOKENS", 1)
+    bank = model.read([Document("a.md", "\n".join(rows)), Document("b.md", "Nothing else.")])
+    answer = model.answer(bank, question, k=8, decoding=SHORT, documents=["a.md"])
+    texts = [bank.documents[0].text[start:end].strip() for _, start, end in answer.sentences]
+    assert set(texts) <= {rows[one] for one in expected} and texts
+
+
 @pytest.mark.parametrize("engine", ["eager", "static"])
 @pytest.mark.parametrize("context", ["joint", "independent"])
 def test_both_readings_give_a_span_the_probability_of_decoding_it(

@@ -157,6 +157,32 @@ def test_with_a_bank_messages_are_no_documents() -> None:
     assert read(("user", short), with_bank=True).question == short
 
 
+@pytest.mark.parametrize(
+    ("question", "context"),
+    [
+        ("And what does he charge?", "Who repairs the boiler?\nHanno."),
+        ("When did they meet Anna?", "Who repairs the boiler?\nHanno."),
+        ("What about its price?", "Who repairs the boiler?\nHanno."),
+        ("What is the rent?", ""),
+    ],
+)
+def test_a_question_that_refers_back_brings_the_turns_before_it(
+    question: str, context: str
+) -> None:
+    turns = (
+        ("user", "Is there a cat?"),
+        ("assistant", "No."),
+        ("user", "Who repairs the boiler?"),
+        ("assistant", "Hanno."),
+        ("user", question),
+    )
+    conversation = read(*turns, with_bank=True)
+    assert (conversation.question, conversation.context) == (question, context)
+    unused = [one[:9] for one in conversation.unused]
+    assert unused == [f"message {n}" for n in range(1, 3 if context else 5)]
+    assert read(("user", question), with_bank=True).context == ""
+
+
 def test_documents_of_templates_are_found_in_other_messages() -> None:
     for text in (
         f"Answer from this:\n<context>\n{LEASE}\n</context>\nBe brief.",

@@ -134,6 +134,38 @@ def test_a_copy_has_nothing_that_the_bank_only_keeps_for_a_reader(tmp_path: Path
     assert NAME in reader.documents.names
 
 
+def begin(path: Path, text: str = TEXT, seed: int = SEED) -> None:
+    """Read the first part of a document."""
+    rows = Blocks.of([BlockRow(0, 0, 9, (4,) * 4)] * 2)
+    memory = Quantized(memory_of(seed))
+    BankFile(path).append_part(PRINT, Document(NAME, text), rows, memory, before=0, last=False)
+
+
+def begin_another_text(path: Path) -> None:
+    begin(path, "Nothing to see.", 79)
+    assert BankFile(path).unfinished() == [NAME]
+
+
+def compact(path: Path) -> None:
+    BankFile(path).compact()
+
+
+@pytest.mark.parametrize("road", [rm, replace, begin_another_text, compact])
+def test_what_was_read_of_a_document_before_a_build_was_stopped_stands_nowhere(
+    road: Callable[[Path], None], tmp_path: Path
+) -> None:
+    path = tmp_path / "a.bank"
+    with BankFile(path).creating(META) as file:
+        append(file, 1)
+    begin(path)
+    reader = connect(path)  # keeps the log
+    reader.execute("SELECT count(*) FROM bank").fetchall()
+    assert found(tmp_path) == {"its digest", "its memory"}
+    road(path)
+    assert found(tmp_path) == set()
+    reader.close()
+
+
 def test_names_in_any_order_leave_nothing_behind_when_pages_are_divided(tmp_path: Path) -> None:
     """SQLite moves rows between the pages of an index; what it leaves there is overwritten too."""
     path, generator = tmp_path / "a.bank", np.random.default_rng(0)

@@ -269,3 +269,24 @@ def test_the_words_before_a_question_count_if_it_refers_back(
     found = find_words(model, Request(bank, question, selection="words", context=context))
     assert found is not None
     torch.testing.assert_close(found.scores, expected)
+
+
+@pytest.mark.parametrize(
+    ("question", "left"),
+    [
+        ("List the totals of all invoices.", True),
+        ("Which invoice is largest?", True),
+        ("invoice 07", False),
+    ],
+)
+def test_a_question_that_many_blocks_match_alike_says_what_was_left_out(
+    question: str, left: bool, model: SeDeM
+) -> None:
+    texts = [f"Invoice {n:02}: total {90 + n} of a supplier." for n in range(1, 9)]
+    bank = model.read([Document(f"{n}.txt", text) for n, text in enumerate(texts)])
+    answer = model.answer(bank, question, k=2, decoding=ONE, selection="words")
+    notes = [note for note in answer.cut if "left out" in note]
+    assert bool(notes) == left
+    assert not left or "blocks that have the words of the question alike" in notes[0]
+    everything = model.answer(bank, question, k="all", decoding=ONE, selection="words")
+    assert not [note for note in everything.cut if "left out" in note]

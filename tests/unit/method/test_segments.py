@@ -168,7 +168,7 @@ def test_sentences_begin_after_their_end_and_on_new_lines() -> None:
             "Quay Street, Ardle, and the tenants. ",
             "They pay.",
         ],
-        ["Die Tonnen werden dienstags vor sieben Uhr\nüber den Hof gebracht. ", "Danke."],
+        ["Die Tonnen werden dienstags um sieben Uhr\nüber den Hof gebracht. ", "Danke."],
         # Lists, labels, rows, short lines and ends of sentences stay apart.
         ["milk and eggs\n", "flour for the bread\n", "salt"],
         [
@@ -283,3 +283,10 @@ def test_windows_do_not_divide_the_rows_of_tables(reader: Backbone) -> None:
     for other in ("a | b\nc | d", "Note: a\nNote: b", "a: b | c"):
         plain = segment_text(other, reader, 4, "window")
         assert plain.lengths.tolist()[:-1] == [4] * (len(plain) - 1)
+
+
+def test_the_row_of_a_table_is_one_sentence() -> None:
+    rows = ["Name: Dr. Ann Lee. | Rent: 9\n", "Name: Bo | Note: Late. Paid.\n"]
+    text = "".join(["One. ", "Two.\n", *rows, "Three."])
+    borders = sentences_of(text)
+    assert [text[a:b] for a, b in pairwise(borders)] == ["One. ", "Two.\n", *rows, "Three."]

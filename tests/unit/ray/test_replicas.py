@@ -15,14 +15,15 @@ from uuid import uuid4
 import apsw
 import pytest
 import torch
-from answers import build, untimed
+from answers import build, opened, untimed
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from synthetic import answer_or_error, decoding_of, synthetic_bank, synthetic_questions
 
 from sedem import MemoryBank, SeDeM
+from sedem.answering import requests, running
 from sedem.answering.conversation import conversation_request
 from sedem.answering.requests import Request
-from sedem.answering.running import Selected
+from sedem.answering.running import Estimate, Selected
 from sedem.backbone.decoder import Backbone
 from sedem.bank.file import BankFile
 from sedem.bank.memory_bank import Snapshot
@@ -148,6 +149,24 @@ def test_a_text_that_came_with_a_question_is_not_split(model: SeDeM, bank: Memor
     assert torch.equal(asyncio.run(engine.scores(version, "rent")), model.scores(bank, "rent"))
 
 
+def test_an_engine_tells_how_long_an_answer_takes(
+    config: SedemConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "WIDE", 20)
+    monkeypatch.setattr(running, "TELL", 0.0)
+    monkeypatch.setattr(running, "MEASURED", 0.0)
+    model = opened(config, "static", block_context="independent")
+    bank = synthetic_bank(model, 4).snapshot()
+    engine, sent = engine_of(model, 1), Request(None, "Who signed it?", "all")  # type: ignore[arg-type]
+
+    async def read() -> list[Any]:
+        return [one async for one in engine.events(version_of(bank), sent, decoding_of(0))]
+
+    first, second, *_, last = asyncio.run(read())
+    assert isinstance(first, Selected) and isinstance(last, Answer)
+    assert isinstance(second, Estimate) and second.blocks == len(bank)
+
+
 def test_a_conversation_without_documents_needs_no_parts(
     config: SedemConfig, chat_backbone: Backbone
 ) -> None:
@@ -160,6 +179,7 @@ def test_a_conversation_without_documents_needs_no_parts(
 
 
 CHOSEN, ANSWERED = Selected((), (), None, False), Answer("Ada", (), 0, 0, {}, "end", "tiny")
+SOON = Estimate(20.0, 300)
 GONE = replicas.LostError("a machine that was answering is lost; ask again")
 
 
@@ -168,11 +188,24 @@ GONE = replicas.LostError("a machine that was answering is lost; ask again")
     [
         ([[GONE], [CHOSEN, "Ada", ANSWERED]], [CHOSEN, "Ada", ANSWERED]),
         ([[CHOSEN, RayActorError()], [CHOSEN, "Ada", ANSWERED]], [CHOSEN, "Ada", ANSWERED]),
+        ([[CHOSEN, SOON, "Ada", ANSWERED]], [CHOSEN, SOON, "Ada", ANSWERED]),
+        (
+            [[CHOSEN, SOON, RayActorError()], [CHOSEN, SOON, "Ada", ANSWERED]],
+            [CHOSEN, SOON, SOON, "Ada", ANSWERED],
+        ),
         ([[CHOSEN, "Ad", RayActorError()]], [CHOSEN, "Ad", GONE]),
         ([[RayTaskError("scores", "a stack trace", BankError("damaged"))]], [BankError("damaged")]),
         ([[GONE]] * 2, [GONE]),
     ],
-    ids=["a part is lost", "before text", "within text", "another error", "for too long"],
+    ids=[
+        "a part is lost",
+        "before text",
+        "long",
+        "within a long one",
+        "within text",
+        "another error",
+        "for too long",
+    ],
 )
 def test_a_question_is_asked_again_until_there_is_text(
     attempts: list[list[Any]],

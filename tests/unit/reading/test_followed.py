@@ -16,6 +16,7 @@ from conftest import LEASE, RECIPE
 from filelock import FileLock
 
 from sedem import Document, MemoryBank, SeDeM
+from sedem.bank.file import BankFile
 from sedem.errors import BankError, DataError
 from sedem.reading import building, followed
 from sedem.reading.followed import FollowedBank, OpenBank, Reader
@@ -134,6 +135,35 @@ def test_a_forgotten_note_and_a_deleted_file_stand_nowhere(
     (folder / "lease.txt").unlink()
     bank.catch_up(read, Event())
     assert not stands("Another text.") and names(bank) == ["kitchen/recipe.md"]
+
+
+def test_a_file_that_was_only_begun_and_then_deleted_stands_nowhere(
+    read: Reader,
+    folder: Path,
+    open_folder: Callable[[], FollowedBank],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(building, "COMMIT", 500)
+    monkeypatch.setattr(building, "PART", 100)
+    (folder / "long.txt").write_text(16 * LEASE, "utf-8")
+    append_part = BankFile.append_part
+
+    def stopped(file: BankFile, *given: Any, **options: Any) -> None:
+        append_part(file, *given, **options)
+        raise StoppedError
+
+    bank = open_folder()
+    with monkeypatch.context() as patched, pytest.raises(StoppedError):
+        patched.setattr(BankFile, "append_part", stopped)
+        bank.catch_up(read, Event())
+    begun = BankFile(bank.path).unfinished()
+    assert begun
+    for name in begun:
+        (folder / name).unlink()
+    bank = open_folder()
+    bank.catch_up(read, Event())
+    assert BankFile(bank.path).unfinished() == []
+    assert not {*begun}.intersection(names(bank))
 
 
 def test_changes_are_told_at_once_and_then_followed(

@@ -162,7 +162,7 @@ def test_a_deleted_bank_stops_being_built(
     send(client, "other", {"lease.txt": LEASE})
     assert read_all(client, "other")["status"] == "ready"
     assert [bank["name"] for bank in client.get("/v1/banks").json()["data"]] == ["other"]
-    assert len({path.name.partition(".")[0] for path in (settings.folder / "banks").iterdir()}) == 1
+    assert len(list((settings.folder / "banks").glob("*.bank"))) == 1
 
 
 def test_a_document_deleted_while_it_is_read_does_not_come_back(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from starlette.requests import Request
 from unit.serve.conftest import in_a_loop
 
-from sedem.errors import DataError
+from sedem.answering.running import failure
+from sedem.errors import BankError, CancelledError, DataError, UnavailableError
 from sedem.serve import events
 from sedem.serve.errors import ApiError
 from sedem.serve.events import COMMENT, DONE, Events, cancel_on_disconnect, event, stream
@@ -93,6 +95,37 @@ async def test_an_error_before_the_first_event_is_raised_and_a_later_one_is_sent
     await connection.read(source(before=True))
     assert connection.sent[0]["status"] == 200
     assert b"the question is empty" in connection.body
+
+
+CLOSED = "the scheduler was closed before it had the answer"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (UnavailableError(CLOSED), CLOSED),
+        (CancelledError("nobody waits"), None),
+        (BankError("page 3 of /srv/a.bank is damaged"), "cannot read the bank"),
+        (failure(RuntimeError("secret")), None),
+        (RuntimeError("secret"), None),
+    ],
+    ids=["closing", "cancelled", "damaged", "failed", "unexpected"],
+)
+def test_what_says_everything_is_one_line_of_the_log_without_a_traceback(
+    error: Exception,
+    reason: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def source() -> AsyncGenerator[bytes, None]:
+        yield event({"n": 1})
+        raise error
+
+    monkeypatch.setattr(logging.getLogger("sedem.serve"), "propagate", True)
+    asyncio.run(Connection().read(source()))
+    [line] = [record for record in caplog.records if record.getMessage() == "failed"]
+    assert bool(line.exc_info) == (reason is None)
+    assert reason is None or line.fields["reason"].startswith(reason)
 
 
 @pytest.mark.parametrize("kind", ["begun", "not begun", "not streamed"])

@@ -15,8 +15,10 @@ from conftest import LEASE, RECIPE
 from unit.serve.conftest import in_a_loop
 
 from sedem import Document, SeDeM
+from sedem.bank.keys import cached_bytes, key_parts
+from sedem.engine.kept import REQUESTS
 from sedem.errors import CancelledError, DataError, QueueFullError
-from sedem.serve.online import OnlineBanks
+from sedem.serve.online import KEPT_SHARE, OnlineBanks
 from sedem.serve.settings import Settings
 
 ONE, TWO = Document("message 1", LEASE), Document("message 2", RECIPE)
@@ -26,7 +28,7 @@ class Watched:
     """A model that counts what it reads, and reads on when it may."""
 
     def __init__(self, model: SeDeM) -> None:
-        self.model, self.go = model, Event()
+        self.model, self.selector, self.go = model, model.selector, Event()
         self.read_texts: list[str] = []
         self.go.set()
 
@@ -110,14 +112,30 @@ async def test_the_banks_used_last_are_kept(
     for documents in ([ONE], [TWO], [ONE], [three], [ONE], [TWO]):
         await banks.bank("ann", documents)
         assert len(banks) <= 2
-    small = make(max_online_characters=len(LEASE) // 8 + 1)
-    for documents in ([ONE], [TWO]):
-        await small.bank("ben", documents)
-        assert len(small) == 1
     none = make(online_banks=0)
     await none.bank("ann", [ONE, TWO])
     assert len(none) == len(none._joined) == 0
     assert watched.read_texts[:4] == [LEASE, RECIPE, "Pets need the landlord's word.", RECIPE]
+
+
+@pytest.mark.parametrize("most", [0, 1, 3])
+def test_kept_banks_and_their_keys_stay_within_the_memory_of_the_process(
+    most: int, make: Callable[..., OnlineBanks], model: SeDeM
+) -> None:
+    sizes = []
+    for number in range(5):
+        bank = model.read([Document(f"message {number}", LEASE)])
+        [(_, keys)] = key_parts(bank, model.selector)
+        assert cached_bytes(bank, model.selector) == keys.values.nbytes
+        sizes.append(bank.snapshot().views[0].file.size + keys.values.nbytes)
+    banks = make(memory=max(1, REQUESTS * KEPT_SHARE * most * max(sizes)))
+
+    async def ask() -> None:
+        for number in range(5):
+            await banks.bank("ann", [Document(f"message {number}", LEASE)])
+            assert len(banks) == min(most, number + 1)
+
+    asyncio.run(ask())
 
 
 @in_a_loop

@@ -171,8 +171,8 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"documents": []}, None, "documents is empty"),
     ({"documents": [2]}, None, "document 2 was asked for"),
     ({"documents": [0] * 1001}, "documents", "1,001 entries"),
-    ({"min_confidence": 2}, "min_confidence", "from 0 to 1"),
-    ({"min_confidence": True}, "min_confidence", "a number"),
+    ({"min_confidence": 2}, "min_confidence", "less than or equal to 1"),
+    ({"min_confidence": True}, "min_confidence", "a valid number"),
     ({"min_confidence": 0.5}, None, "this model gives no confidence"),
     ({"temperature": float("nan")}, "temperature", "finite"),
     ({"seed": 1.5}, "seed", "integer"),
@@ -581,7 +581,8 @@ def test_a_stream_tells_how_long_it_takes(
 
 def _told_first(self: Any, joined: Any, prefill: Any = running.RunningAnswers._prefill) -> None:
     """The reference engine loads no blocks one by one."""
-    between_pieces(1, 29)
+    for done in (1, 2):
+        between_pieces(done, 29)
     prefill(self, joined)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +14,13 @@ from unit.serve.conftest import finish, opened, upload
 from sedem import SeDeM
 from sedem.bank.file import BankFile
 from sedem.errors import BankError
+from sedem.reading import building as building_module
 from sedem.serve import building
 from sedem.serve.building import Builder
 from sedem.serve.errors import FullDiskError
 from sedem.serve.library import Library
 from sedem.serve.settings import Settings
+from sedem.untrusted import StoppedError
 
 TEXTS = {"lease.txt": LEASE, "recipe.txt": RECIPE, "long.txt": 16 * LEASE}
 
@@ -71,6 +74,7 @@ def test_a_deleted_document_stands_in_no_file_of_the_server(
         torch.equal(entry.bank.memory(range(len(entry.bank))), memory[at : at + len(entry.bank)])
         for at in range(first)
     )
+    assert stands("recipe.txt", settings.folder) and not stands("lease.txt", settings.folder)
     # This server and the next one write on.
     upload(library, "flat", {"lease.txt": LEASE})
     finish(builder)
@@ -80,6 +84,35 @@ def test_a_deleted_document_stands_in_no_file_of_the_server(
         assert bank is not None
         texts = {one.name: one.text for one in bank.documents}
         assert texts == {"recipe.txt": RECIPE, "lease.txt": LEASE}
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_what_was_read_of_a_document_before_a_stop_is_deleted_with_it(
+    is_new: bool, settings: Settings, model: SeDeM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(building_module, "COMMIT", 500)
+    monkeypatch.setattr(building_module, "PART", 100)
+
+    def stopped(file: BankFile, *given: Any, **options: Any) -> None:
+        append_part(file, *given, **options)
+        raise StoppedError
+
+    append_part = BankFile.append_part
+    with opened(settings, model) as (library, builder):
+        if not is_new:
+            upload(library, "flat", {"recipe.txt": "A recipe."})
+            finish(builder)
+        with monkeypatch.context() as patched, pytest.raises(StoppedError):
+            patched.setattr(BankFile, "append_part", stopped)
+            upload(library, "flat", {"long.txt": 16 * LEASE})
+            finish(builder)
+    with opened(settings, model) as (library, builder):
+        file = library.get("flat").file
+        assert BankFile(file).unfinished() == ["long.txt"]
+        library.remove_document("flat", "long.txt")
+        finish(builder)
+        assert stored_names(file) == ["recipe.txt"] * (not is_new)
+        assert not stands("long.txt", settings.folder)
 
 
 def test_running_answers_keep_what_they_have_not_read_yet(

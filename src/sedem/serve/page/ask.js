@@ -50,6 +50,7 @@ export class Asking {
     const own = (this.own = model.sedem ?? {});
     for (const [name] of GROUPS) check(name, String(own[name]));
     if (own.confidence === false) by("min-confidence").disabled = true;
+    this.least = by("min-confidence").value = Math.round(20 * (own.min_confidence ?? 0)) * 5;
     showSettings(); // a browser may have kept the minimum confidence
   }
 
@@ -98,7 +99,7 @@ export class Asking {
   settings() {
     const form = new FormData(by("ask"));
     const k = form.get("k");
-    const least = Number(by("min-confidence").value) / 100;
+    const least = Number(by("min-confidence").value);
     return {
       k: /^\d+$/.test(k) ? Number(k) : k,
       condition: form.get("condition"),
@@ -107,7 +108,8 @@ export class Asking {
         ? {}
         : { selection: form.get("selection") }),
       answer: form.get("answer"),
-      ...(least ? { min_confidence: least } : {}),
+      // The model's own threshold is finer, and spares sources with the question's words.
+      ...(least === this.least ? {} : { min_confidence: least / 100 }),
     };
   }
 
@@ -138,9 +140,11 @@ export class Asking {
 
   async stream(card, signal) {
     const { question, settings } = card;
+    const before = this.cards.find((one) => one !== card && one.done);
+    const turns = before ? [before.question, before.said.textContent, question] : [question];
     const body = {
       model: this.model,
-      messages: [{ role: "user", content: question }],
+      messages: turns.map((content, n) => ({ role: n === 1 ? "assistant" : "user", content })),
       stream: true,
       bank: card.bank,
       ...settings,
