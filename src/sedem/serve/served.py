@@ -7,7 +7,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -237,8 +237,10 @@ class UploadBank(ServedBank, FollowedBank):
             there = name in self._known() or name in (self._waiting or ()) or name in self.failures
             self.record.save()  # so that a kill after the next line removes the document too
             self._unlink(name)
-            for known in (self.failures, self._read, self._lengths, self._waiting or {}):
-                known.pop(name, None)
+            known = self.failures, self._read, self._lengths, self._waiting or {}, self._found
+            for one in known:
+                one.pop(name, None)
+            self._held.discard(name)
             if name in self._known():
                 self.remove(name)
             return there
@@ -310,12 +312,18 @@ class UploadBank(ServedBank, FollowedBank):
         self._lengths[name] = len(document.text)
         return document
 
-    def _committed(self, names: Any) -> None:
-        for name in names:
-            self._read[name] = self._lengths.pop(name, 0)
-            self._before += self._read[name]
-        self.refresh()  # before nothing waits any more
-        super()._committed(names)
+    def _committed(self, names: Iterable[str]) -> None:
+        with self._state:
+            for name in names:
+                self._read[name] = self._lengths.pop(name, 0)
+                self._before += self._read[name]
+            gone = [name for name in names if name not in self._found]
+            if gone:  # deleted while they were read
+                self.remove(*gone)
+            self.refresh()  # before nothing waits any more
+            super()._committed(names)
+            for name in gone:
+                del self.record.files[name], self._read[name]
 
     def _fail(self, name: str, error: Exception) -> None:
         """Tell why a file cannot be read, and remove it, unless there is another one by now."""

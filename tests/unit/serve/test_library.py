@@ -128,6 +128,29 @@ def test_what_was_not_acknowledged_is_removed_at_the_next_start(
         assert library.get("flat").progress().status == "ready"
 
 
+@pytest.mark.parametrize("held", [True, False])
+def test_a_document_that_is_deleted_while_it_is_read_is_never_seen(
+    settings: Settings, model: SeDeM, monkeypatch: pytest.MonkeyPatch, held: bool
+) -> None:
+    with opened(settings, model) as (library, builder):
+        if held:
+            upload(library, "flat", {"lease.txt": LEASE})
+            finish(builder)
+        upload(library, "flat", {"lease.txt": RECIPE, "other.txt": "The dog sleeps."})
+        bank, add = library.writable("flat"), build_module.add_documents
+
+        def late(*given: Any) -> None:
+            bank.discard("lease.txt")
+            add(*given)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(build_module, "add_documents", late)
+            bank.catch_up(builder._reader, bank.ended)
+        snapshot = bank.newest()
+        assert snapshot is not None and snapshot.documents.names == ["other.txt"]
+        assert bank.progress().status == "ready" and "lease.txt" not in bank.record.files
+
+
 @pytest.mark.parametrize("when", ["its bank holds it", "it waits", "it was read"])
 def test_a_deletion_survives_a_kill(settings: Settings, model: SeDeM, when: str) -> None:
     with opened(settings, model) as (library, builder):
