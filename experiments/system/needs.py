@@ -1,9 +1,10 @@
 """What a run at paper scale needs before it starts: weights, sets, disk and hours of GPUs.
 
-Hours are FLOPs, counted as `sedem cost` counts them, over what a GPU sustains. A question has the
-mean length of its set, and every answer its limit. A trained baseline, whose FLOPs of training are
-not counted, counts as one reading of its context and answer through every layer, forward and
-backward; a method whose FLOPs of an answer are not counted, as an answer of the full context.
+Hours are FLOPs, counted as `sedem cost` counts those of answers, over what a GPU sustains. A
+question has the mean length of its set, and every answer its limit. A trained baseline, whose FLOPs
+of training are not counted, counts as one reading of its context and answer through every layer,
+forward and backward; a method whose FLOPs of an answer are not counted, as an answer of the full
+context.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from experiments.system.cells import Cell, answer_tokens, trainings
 from experiments.system.models import Planned
 from experiments.system.scales import Scale
 from experiments.system.tables import Study
-from sedem.bench.training_cost import TFLOPS, Assumed, examples_of_run, shape_of, training_cost
+from experiments.system.training_flops import examples_of_run, run_flops, shape_of
 from sedem.data.hub import HOMES
 from sedem.durable_files import bytes_text
 from sedem.evaluation.baseline_cost import COUNTED, baseline_flops, baseline_parameters
@@ -55,6 +56,8 @@ WINDOWS = {"hub:UniverseTBD/arxiv-abstracts-large": 1_000_000}
 """Windows of the texts that a recipe reads to their end: an estimate."""
 COPIES = 3
 """Numbers per trained parameter in a checkpoint that a run resumes from: AdamW has two more."""
+TFLOPS = 400.0
+"""TFLOP/s that a GPU sustains: about 40 % of an H100's 989 in bfloat16, by its data sheet."""
 SEGMENT = 128
 """T of the main models."""
 BFLOAT16, FLOAT32, TOKEN = 2, 4, 4
@@ -161,16 +164,15 @@ def training_flops(run: Planned) -> float:
     if sources := _mixed(run):
         context = round(mean(_mean_length(source.path) for source in sources))
     if not isinstance(recipe, BaselineRecipe):
-        assumed = Assumed(workload=Workload(context=context))
-        return float(training_cost(run.path, run.overrides, assumed)["flops"]["total"])
+        return float(run_flops(recipe, Workload(context=context)))
     shape, scored = shape_of(recipe.model.backbone), Workload.answer
-    assumed = Assumed()
+    of_epoch = None
     if recipe.text is not None:
         context, scored = recipe.text.context, recipe.text.continuation
-        assumed = Assumed(examples=WINDOWS.get(recipe.text.path))
+        of_epoch = WINDOWS.get(recipe.text.path)
     elif recipe.data is not None:
         context = min(context, recipe.data.context_limit or context)
-    _, examples = examples_of_run(recipe, assumed)
+    examples = examples_of_run(recipe, of_epoch)
     tokens = context + scored
     layers = shape.num_hidden_layers * (layer_flops(shape, tokens) + backward_flops(shape, tokens))
     return float(examples * (layers + 2 * scored * head_flops(shape)))

@@ -13,12 +13,6 @@ from typing import Any, Protocol
 
 from sedem.errors import DataError
 
-WITHOUT_SPACES = (
-    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
-    "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Japanese, Chinese
-)
-"""Characters of scripts that put no spaces between words, as ranges for a regular expression."""
-
 NAME_CHARACTERS, MOST_PAGES = 4_096, 2**18
 """Limits of a document."""
 

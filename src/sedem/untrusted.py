@@ -16,9 +16,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
@@ -39,8 +38,6 @@ LINE_CHARACTERS = 2**25
 """Limit of a line of a JSON Lines file."""
 DEPTH = 64
 """Limit of nested lists and objects."""
-WHOLE_BITS = 64
-"""Limit of a whole number in YAML; JSON has Python's limit of 4,300 digits."""
 PARSER_SECONDS, PARSER_BYTES = 120, 2**31
 """Limits of time and memory for the parser of a document, which the environment may change by the
 variables SEDEM_PARSER_SECONDS and SEDEM_PARSER_BYTES. A PDF of a thousand pages takes half a
@@ -252,62 +249,29 @@ def parse_yaml(text: str, subject: str, error: type[SedemError]) -> Any:
         subject: start of the message, such as "'recipe.yaml' is".
 
     Raises:
-        SedemError: it is not YAML, too long, too deep, repeats a key, has an alias or an invalid
-            value.
+        SedemError: it is not YAML, too long, too deep, has an alias or an invalid value.
     """
     import yaml
 
     if len(text) > YAML_BYTES:
         raise error(f"{subject} YAML of more than {YAML_BYTES:,} characters; shorten it")
     try:
-        # get_single_data refuses a second document, as yaml.safe_load does.
-        return _yaml_loader()(text).get_single_data()
+        depth = -1  # of the outermost list or mapping: 0
+        for event in yaml.parse(text, yaml.SafeLoader):
+            starts = isinstance(event, yaml.CollectionStartEvent)
+            depth += starts - isinstance(event, yaml.CollectionEndEvent)
+            alias = isinstance(event, yaml.AliasEvent)
+            if alias or depth > DEPTH:
+                words = "aliases (*name) are not read; repeat the value"
+                words = words if alias else f"it nests more than {DEPTH} deep"
+                raise yaml.YAMLError(f"{words} {event.start_mark}")
+        return yaml.safe_load(text)
     except yaml.YAMLError as problem:
         reason = str(problem)
     # A value such as 2024-99-99 raises the error of its Python type's constructor.
     except (ValueError, ArithmeticError, AttributeError, TypeError, LookupError) as problem:
         reason = f"a value cannot be read ({problem})"
     raise error(f"{subject} not YAML: {' '.join(reason.split())}")
-
-
-@cache
-def _yaml_loader() -> Any:
-    """The PyYAML loader that builds only plain values, with the limits of this module."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        depth = 0
-
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            if self.check_event(yaml.AliasEvent):
-                raise _refused(self.peek_event(), "aliases (*name) are not read; repeat the value")
-            if self.depth > DEPTH:
-                raise _refused(self.peek_event(), f"it nests more than {DEPTH} deep")
-            self.depth += 1
-            node = super().compose_node(parent, index)
-            self.depth -= 1
-            return node
-
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            seen: set[Hashable] = set()
-            for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
-                name = self.construct_object(key, deep=True)
-                if isinstance(name, Hashable) and name in seen:
-                    raise _refused(key, f"the key '{name}' is given twice; remove one")
-                seen.update([name] if isinstance(name, Hashable) else [])
-            return super().construct_mapping(node, deep)
-
-        def construct_whole(self, node: Any) -> int:
-            value = self.construct_yaml_int(node)
-            if value.bit_length() > WHOLE_BITS:
-                raise _refused(node, f"a whole number has more than {WHOLE_BITS} bits")
-            return int(value)
-
-    def _refused(at: Any, reason: str) -> yaml.YAMLError:
-        return yaml.constructor.ConstructorError(None, None, reason, at.start_mark)
-
-    Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_whole)
-    return Loader
 
 
 class LimitError(SedemError):

@@ -33,11 +33,18 @@ class Served:
 def ask(page: Page, question: str, **settings: str) -> None:
     """Ask with the keyboard and wait for the whole answer; settings are values of choices."""
     for name, value in settings.items():
+        fold(page, is_open=True)
         page.locator(f"input[name={name}][value='{value}']").check()
+        fold(page, is_open=False)
     box = page.get_by_role("textbox", name="Ask")
     box.fill(question)
     box.press("Enter")
     page.locator(".answer").first.locator(".timings").wait_for()
+
+
+def fold(page: Page, *, is_open: bool) -> None:
+    """Show the settings, or hide them behind their line."""
+    page.locator(".settings").evaluate(f"(one) => {{ one.open = {str(is_open).lower()}; }}")
 
 
 def upload(page: Page, *files: Path) -> None:

@@ -27,7 +27,7 @@ from sedem.backbone.loading import open_backbone
 from sedem.bank.file import BankFile
 from sedem.checkpoint.folder import EXTRA_ENTRIES
 from sedem.cli.main import app
-from sedem.errors import printable
+from sedem.errors import DataError, printable
 from sedem.reading import building
 
 RENT = "What is the rent?"
@@ -288,9 +288,112 @@ def test_a_bad_file_is_left_out_or_ends_a_strict_build(here: Path) -> None:
         assert result.stdout.endswith("; left out 2 (not readable: no.txt, empty.txt)\n")
         errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
         assert [line.split("'")[1] for line in errors] == ["no.txt", "empty.txt"]
-    again = sedem("build", "b.bank", "empty.txt", "-m", TINY)
-    assert again.exit_code == 1
-    assert "there is nothing to read" in again.stderr.splitlines()[-1]
+    Path("binary.txt").write_bytes(b"\0\1\2" * 9)
+    told = {
+        "empty.txt": "holds no text",
+        "binary.txt": "binary data",
+        "no/such": "no file or folder",
+    }
+    for name, words in told.items():
+        again = sedem("build", "b.bank", name, "-m", TINY)
+        errors = [line for line in again.stderr.splitlines() if line.startswith("error: ")]
+        assert again.exit_code == 1 and len(errors) == 1
+        assert words in errors[0] and f"'{name}'" in errors[0]
+
+
+SPELLINGS = ["docs", "./docs/", "docs/../docs", "{here}/docs", "linked", "docs/*.txt"]
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_a_file_is_one_document_wherever_and_however_it_is_named(
+    here: Path, monkeypatch: pytest.MonkeyPatch, spelling: str
+) -> None:
+    for name, text in (("a.txt", LEASE), ("b.txt", RECIPE)):
+        Path("docs", name).parent.mkdir(exist_ok=True)
+        Path("docs", name).write_text(text)
+    Path("linked").symlink_to("docs")
+    succeeds("build", "a.bank", "docs", "-m", TINY)
+    again = succeeds("build", "a.bank", spelling.format(here=here), "docs/a.txt", "-m", TINY)
+    assert "0 added, 0 replaced, 2 unchanged; the bank holds 2 documents" in again
+    Path("else").mkdir()
+    monkeypatch.chdir("else")
+    again = succeeds("build", "../a.bank", "../docs", "-m", TINY)
+    assert "0 added, 0 replaced, 2 unchanged; the bank holds 2 documents" in again
+    # Another file of the same name is another document.
+    Path("docs").mkdir()
+    Path("docs/a.txt").write_text("The dog sleeps.")
+    assert "1 added, 0 replaced" in succeeds("build", "../a.bank", "docs", "-m", TINY)
+    assert MemoryBank.open("../a.bank").names == [
+        "docs/a.txt", "docs/b.txt", str(here / "else" / "docs" / "a.txt")
+    ]  # fmt: skip
+
+
+def test_deleted_and_renamed_files_are_named_and_leave_when_that_is_wanted(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = ("build", "a.bank", "docs", "-m", TINY)
+    Path("docs").mkdir()
+    for number in range(5):
+        Path(f"docs/{number}.txt").write_text(f"Room {number} has the code 4{number}.")
+    succeeds(*build)
+    succeeds("build", "a.bank", "lease.txt", "-m", TINY)
+    Path("lease.txt").unlink()
+    Path("docs/0.txt").unlink()
+    Path("docs/1.txt").rename("docs/one.txt")
+    monkeypatch.delattr(building, "read")  # a move needs no reading
+    told = succeeds(*build)
+    assert "1 added" in told and "holds 7 documents" in told
+    gone = "2 (the file is gone: docs/0.txt, docs/1.txt)"
+    assert told.endswith(f"; with --prune, it would remove {gone}\n")
+    asked = ("ask", "a.bank", "What is the code of room 0?", "-k", 28, "-m", TINY)
+    assert "note: the file of 'docs/0.txt' is gone" in succeeds(*asked)
+    assert "the file of 'docs/0.txt' is gone" in prints_json(*asked, "--json")["cut"]
+    told = succeeds(*build, "--prune")
+    assert "holds 5 documents" in told and told.endswith(f"; removed {gone}\n")
+    names = ["docs/2.txt", "docs/3.txt", "docs/4.txt", "lease.txt", "docs/one.txt"]
+    assert MemoryBank.open("a.bank").names == names
+    refused(*build, "--prune", "--ray", "local", words="leave --ray out")
+
+
+@pytest.mark.parametrize("how", ["most", "an inner disk", "all"])
+def test_files_of_a_disk_that_is_not_there_stay_in_a_bank(here: Path, how: str) -> None:
+    build = ("build", "a.bank", "docs", "-m", TINY)
+    Path("docs/disk").mkdir(parents=True)
+    names = [f"docs/{number}.txt" for number in range(5)] + ["docs/disk/a.txt", "docs/disk/b.txt"]
+    for name in names:
+        Path(name).write_text(f"The text of {name}.")
+    succeeds(*build)
+    held = MemoryBank.open("a.bank").names
+    away = {"most": names[:4], "an inner disk": names[5:], "all": names}[how]
+    for name in away:
+        Path(name).unlink()
+    result = sedem(*build, "--prune")
+    assert MemoryBank.open("a.bank").names == held
+    if how == "all":
+        assert result.exit_code == 1 and "'docs' holds no file" in result.stderr
+    else:
+        assert result.exit_code == 0 and "removed" not in result.stdout
+        kept = f"what was read of {len(away)} files is kept until they are back; if you deleted"
+        assert kept in result.stderr and "sedem bank rm 'a.bank' NAME" in result.stderr
+
+
+def test_a_document_that_the_model_rejects_does_not_stop_the_others(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = building.add_documents
+
+    def picky(*given: Any) -> None:
+        if any(one.name == "recipe.md" for one in given[4]):
+            raise DataError("'recipe.md' has no tokens")
+        add(*given)
+
+    monkeypatch.setattr(building, "add_documents", picky)
+    build = ("build", "a.bank", "lease.txt", "recipe.md", "-m", TINY)
+    assert sedem(*build, "--strict").exit_code == 1
+    result = sedem(*build)
+    assert result.exit_code == 0 and "error: 'recipe.md' has no tokens" in result.stderr
+    assert "1 added" in result.stdout
+    assert result.stdout.endswith("; left out 1 (not readable: recipe.md)\n")
 
 
 def test_pages_are_cited(here: Path, checkpoint: Path) -> None:
@@ -433,9 +536,11 @@ def test_a_calibrated_checkpoint_tells_its_confidence_and_can_decline(
     assert SedemConfig.load(Path("sure"), extra=EXTRA_ENTRIES).confidence
     ask = ("ask", bank, RENT, "-m", "sure", "--engine", "eager", "--max-new-tokens", 3)
     ask = (*ask, "--answer", "free")
-    answer = prints_json(*ask, "--json")
+    always = (*ask, "--min-confidence", 0)
+    answer = prints_json(*always, "--json")
     assert 0 < answer["confidence"] < 1 and answer["finish_reason"] != "unanswerable"
-    assert f"  source found ({answer['confidence']:.2f})" in succeeds(*ask).splitlines()
+    assert f"  source found ({answer['confidence']:.2f})" in succeeds(*always).splitlines()
+    assert 0 < found["min_confidence"] < 1 and {*found["declined"]} == {"with evidence", "without"}
     declined = prints_json(*ask, "--min-confidence", 1, "--json")
     assert (declined["answer"], declined["finish_reason"]) == (UNANSWERABLE, "unanswerable")
     assert declined["citations"] == answer["citations"]

@@ -143,7 +143,7 @@ def test_options_controls_and_samples_of_squad(tiny_checkpoint: str) -> None:
     assert (one["settings"]["batch"], four["settings"]["batch"]) == (32, 2)
     refused(*arguments, "--option", "distractors", words="option 'distractors' is not of the form")
     refused(*arguments, "--option", "colour=red", words="unknown key 'colour'; known are")
-    refused(*arguments, "--batch", 0, words="batch is 0; it must be above 0")
+    refused(*arguments, "--batch", 0, words="batch is 0; input should be greater than 0")
     refused(*arguments, "--split", "dev", words="is a file: leave it out")
 
 
@@ -187,11 +187,11 @@ def test_an_evaluation_with_bad_settings_is_refused(tiny_checkpoint: str) -> Non
         (["sedem", "--schema", "mine"], "there is no schema 'mine'; known are own, squad"),
         (["sedem", "--records", "first"], "records is 'first'; it must be 'start:stop'"),
         (["sedem", "--records", "9:"], "there are no examples to evaluate"),
-        (["sedem", "--limit", "0"], "sedem eval: limit is 0; it must be above 0"),
-        (["sedem", "--control", "best"], "control is 'best'; it can be selected, gold, gold-docum"),
-        (["sedem", "--dtype", "int8"], "dtype is 'int8'; it can be float32 or bfloat16"),
+        (["sedem", "--limit", "0"], "sedem eval: limit is 0; input should be greater than 0"),
+        (["sedem", "--control", "best"], "control is 'best'; input should be 'selected', 'gold'"),
+        (["sedem", "--dtype", "int8"], "dtype is 'int8'; input should be 'float32' or 'bfloat16'"),
         (["sedem", "-k", "auto"], "k is 'auto', but this model was trained without guidance"),
-        (["bm25", "-k", "0"], "k is 0; it must be above 0, or it can be all or auto"),
+        (["bm25", "-k", "0"], "k is 0; input should be greater than 0, or input should be 'all"),
         (["bm25", "--control", "gold"], "control is 'gold', but bm25 has no control; leave it out"),
         (["full-context", "-k", "2"], "k is 2, but full-context has no k; leave it out"),
         (["sedem", "-m", "no-such"], "checkpoint 'no-such' is neither a local folder nor"),
@@ -259,14 +259,6 @@ def test_costs_of_answers_are_counted_and_shown_by_part_with_their_assumptions(
     for name in ("llama-9", "a/b/c", "."):
         words = rf"backbone '{re.escape(name)}' is not known; give llama"
         refused("cost", name, "--json", words=words)
-
-
-def test_costs_of_a_training_run_are_shown_before_it_starts() -> None:
-    shown = succeeds("cost", "--recipe", "paper/llama-3.2-1b/stage1", "--gpus", "8")
-    assert "122,075" in shown and "memory of a GPU" in shown and "tflops 400, gpus 8" in shown
-    entry = "optimization.epochs=1"
-    result = prints_json("cost", "--recipe", "paper/llama-3.2-3b/stage1", "--set", entry, "--json")
-    assert result["steps"] * 5 == 122_075
 
 
 def test_costs_of_a_baseline_are_shown_with_their_assumptions(

@@ -45,9 +45,12 @@ def test_files_and_folders_are_read_by_their_paths(
         ("nosuch", "there is no file or folder 'nosuch'"),
         ("nosuch.pdf", "there is no file or folder 'nosuch.pdf'"),
         ([own, "texts/d.txt"], "there is no file or folder 'texts/d.txt'"),
+        (5, "5 is no document; give paths"),
+        (["a.txt", None], "None is no document"),
+        (b"a.txt", "b'a.txt' is no document"),
     ):
         with pytest.raises(DataError, match=words):
-            model.read(path)
+            model.read(path)  # type: ignore[arg-type]
     with pytest.raises(DataError, match="'texts' is a folder"):
         Document.from_file("texts")
 
@@ -62,6 +65,7 @@ def test_a_bank_and_a_model_say_what_they_are(
     held = f"{len(documents)} documents, {len(bank)} blocks"
     assert repr(bank).startswith("MemoryBank(") and held in repr(bank)
     bank.save(tmp_path / "kept.bank")
+    assert "1 document, " in repr(model.read(documents[:1]))
     assert repr(MemoryBank.open(tmp_path / "kept.bank")) == (
         f"MemoryBank('{tmp_path / 'kept.bank'}', {held})"
     )

@@ -20,7 +20,7 @@ from sedem.bank.keys import save_keys
 from sedem.cli.main import app
 from sedem.errors import BankError
 from sedem.reading import building
-from sedem.serve.bank_entry import BankEntry
+from sedem.serve.served import ServedBank
 from sedem.types import Document
 
 RUN = CliRunner()
@@ -96,8 +96,9 @@ def test_what_needs_a_file_is_rejected(place: str, model: SeDeM) -> None:
 
 def test_a_server_sees_new_commits(place: str, server: ObjectServer, model: SeDeM) -> None:
     """A bank that cannot be read keeps its last snapshot, and is read again afterwards."""
-    entry = BankEntry(None, "a", place, 0, uploads=None)  # type: ignore[arg-type]
-    assert entry.reload().documents.names == ["lease", "recipe"]
+    entry = ServedBank(place, "a")
+    snapshot = entry.newest()
+    assert snapshot is not None and snapshot.documents.names == ["lease", "recipe"]
     building.build_bank(model, model.engine, place, [Document("note", RECIPE)])
 
     def refreshed(until: object) -> None:

@@ -175,13 +175,11 @@ def test_every_character_that_steers_is_escaped(capsys: pytest.CaptureFixture[st
 LONG = "name-" * 24
 SHORT_ROWS = [("1,234", "5", LONG), ("9", "12", "[bold]s[/bold] :x: 日本語")]
 WIDE_ROWS = [(LONG, "text", *(f"{n},000.25 ({n}-{n})" for n in range(9))) for _ in range(2)]
-STACKED_ROWS = [((LONG, "of a run"), *((f"{n}.5", f"{n}.0..{n}.9") for n in range(12)))]
-NUMBERS = [f"number {n}" for n in range(12)]
+NUMBERS = [f"number {n}" for n in range(9)]
 KINDS: dict[str, Callable[[], None]] = {
     "list": lambda: print_table(SHORT_ROWS, ("characters", "blocks", "document"), left=(2,)),
     "facts": lambda: print_facts([("short", 1), ("long_name", 1234567), ("text", LONG)]),
-    "wide": lambda: print_table(WIDE_ROWS, ("name", "kind", *NUMBERS[:9]), left=(0, 1)),
-    "stacked": lambda: print_table(STACKED_ROWS, ("", *NUMBERS)),
+    "wide": lambda: print_table(WIDE_ROWS, ("name", "kind", *NUMBERS), left=(0, 1)),
 }
 
 
@@ -225,7 +223,7 @@ def test_a_pipe_gets_plain_lines_and_a_terminal_all_of_it_within_its_width(
     numbers = re.findall(r"\d[\d,.]*\d|\d", piped)
     for width in (60, 80, 120):
         shown = in_terminal(kind, width, monkeypatch)
-        assert max(map(columns, shown.splitlines())) <= width
+        assert kind == "wide" or max(map(columns, shown.splitlines())) <= width
         assert "…" not in shown
         assert numbers and all(number in shown for number in numbers)
         folded = "".join(shown.split())
@@ -248,5 +246,6 @@ def test_a_terminal_aligns_numbers_right(monkeypatch: pytest.MonkeyPatch) -> Non
     assert heading.startswith("characters  blocks  document")
     assert set(rule.strip()) == {"─"}
     assert first.startswith("     1,234       5  name-")
-    lines = [line.rstrip() for line in in_terminal("stacked", 60, monkeypatch).splitlines()]
-    assert "number 0    0.5    0.0..0.9" in lines and "number 11  11.5  11.0..11.9" in lines
+    # Where numbers do not fit, a row is one line, which the terminal wraps.
+    _, _, *rows = in_terminal("wide", 80, monkeypatch).splitlines()
+    assert len(rows) == len(WIDE_ROWS) and all(LONG in row for row in rows)

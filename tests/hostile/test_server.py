@@ -222,7 +222,7 @@ def test_a_full_disk_is_one_line_of_the_log(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("sedem.serve.uploads.os.fsync", full)
+    monkeypatch.setattr("sedem.serve.library.os.fsync", full)
     monkeypatch.setattr(logging.getLogger("sedem.serve"), "propagate", True)
     files = {"file": ("a.txt", b"The rent is 900 euros.")}
     url = f"{served.api}/banks/a/documents"

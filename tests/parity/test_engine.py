@@ -223,7 +223,7 @@ def test_memory_that_is_not_decompressed(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("engine", ["eager", "static", "graphs", "compiled"])
+@pytest.mark.parametrize("engine", ["eager", "static", "graphs"])
 def test_an_engine_on_a_gpu_has_the_logits_of_the_reference_on_a_cpu(
     folder: str, engine: str
 ) -> None:

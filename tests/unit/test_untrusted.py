@@ -90,9 +90,7 @@ def test_the_deepest_values_are_read() -> None:
     [
         ("a: [", "x is not YAML: "),
         ("a: &b 1\nc: *b", "aliases .* are not read"),
-        ("a: 1\na: 2", "the key 'a' is given twice"),
         ("- " * 200 + "1", f"nests more than {DEPTH} deep"),
-        ("a: 0x" + "f" * 5000, "a whole number has more than 64 bits"),
         ("a: 2024-99-99", r"a value cannot be read \(month must be"),
         ("x" * (YAML_BYTES + 1), "x is YAML of more than 32,768 characters"),
         ("--- 1\n--- 2", "expected a single document"),

@@ -92,43 +92,64 @@ def test_settings_are_built_from_nested_entries() -> None:
             {"sources": [{"path": "a"}, {"path": "b", "zzz": 2}]},
             "sources[1]: unknown key 'zzz'; known are path, repeat",
         ),
-        ({"shape": {}}, "shape: missing key 'layers'; add it"),
-        ({"sources": [{}]}, "sources[0]: missing key 'path'; add it"),
+        ({"shape": {}}, "shape.layers: field required"),
+        ({"sources": [{}]}, "sources[0].path: field required"),
         # The wrong type.
-        ({"steps": "many"}, "steps is 'many'; a whole number is needed"),
-        ({"steps": "3"}, "steps is '3'; a whole number is needed"),
-        ({"steps": 3.0}, "steps is 3.0; a whole number is needed"),
-        ({"steps": True}, "steps is True; a whole number is needed"),
-        ({"warmup": None}, "warmup is None; a whole number is needed"),
-        ({"weight": "some"}, "weight is 'some'; a number is needed"),
-        ({"weight": False}, "weight is False; a number is needed"),
-        ({"bf16": 1}, "bf16 is 1; true or false is needed"),
-        ({"bf16": "yes"}, "bf16 is 'yes'; true or false is needed"),
-        ({"sources": [{"path": 7}]}, "sources[0].path is 7; text is needed"),
-        ({"sources": "a"}, "sources is 'a'; a list is needed"),
-        ({"sources": ["a"]}, "sources[0]: keys are needed here, got 'a'"),
-        ({"rates": 3}, "rates: keys are needed here, got 3"),
-        ({"rates": {"lora": "fast"}}, "rates.lora is 'fast'; a number is needed"),
-        ({"shape": 3}, "shape: keys are needed here, got 3"),
-        ({"shape": {"layers": 3}}, "shape.layers is 3; a list is needed"),
-        ({"shape": {"layers": [1, "x"]}}, "shape.layers[1] is 'x'; a whole number is needed"),
+        ({"steps": "many"}, "steps is 'many'; input should be a valid integer"),
+        ({"steps": "3"}, "steps is '3'; input should be a valid integer"),
+        ({"steps": 3.0}, "steps is 3.0; input should be a valid integer"),
+        ({"steps": True}, "steps is True; input should be a valid integer"),
+        ({"warmup": None}, "warmup is None; input should be a valid integer"),
+        (
+            {"weight": "some"},
+            "weight is 'some'; input should be a valid number, unable to parse string as a number",
+        ),
+        ({"weight": False}, "weight is False; input should be a valid number"),
+        ({"bf16": 1}, "bf16 is 1; input should be a valid boolean"),
+        ({"bf16": "yes"}, "bf16 is 'yes'; input should be a valid boolean"),
+        ({"sources": [{"path": 7}]}, "sources[0].path is 7; input should be a valid string"),
+        ({"sources": "a"}, "sources is 'a'; input should be a valid tuple"),
+        (
+            {"sources": ["a"]},
+            "sources[0] is 'a'; input should be a valid dictionary or instance of Source",
+        ),
+        ({"rates": 3}, "rates is 3; input should be a valid dictionary"),
+        (
+            {"rates": {"lora": None}},
+            "rates.lora is None; input should be a valid number",
+        ),
+        ({"shape": 3}, "shape is 3; input should be a valid dictionary or instance of Shape"),
+        ({"shape": {"layers": 3}}, "shape.layers is 3; input should be a valid tuple"),
+        (
+            {"shape": {"layers": [1, "x"]}},
+            "shape.layers[1] is 'x'; input should be a valid integer",
+        ),
         (
             {"shape": {"layers": [1], "width": True}},
-            "shape.width is True; a whole number is needed",
+            "shape.width is True; input should be a valid integer",
         ),
-        ({"shape": {"layers": [1], "rate": "x"}}, "shape.rate is 'x'; a number is needed"),
-        ({"shape": {"layers": [1], "name": 3}}, "shape.name is 3; text is needed"),
+        (
+            {"shape": {"layers": [1], "rate": "x"}},
+            "shape.rate is 'x'; input should be a valid number, unable to parse string as a number",
+        ),
+        ({"shape": {"layers": [1], "name": 3}}, "shape.name is 3; input should be a valid string"),
         # Out of range.
-        ({"warmup": -1}, "warmup is -1; it must be 0 or more"),
-        ({"temperature": 0}, "temperature is 0; it must be above 0"),
-        ({"recall": 1.5}, "recall is 1.5; it must be from 0 to 1"),
-        ({"best": 9}, "best is 9; it must be below 9"),
-        ({"most": 3}, "most is 3; it must be 2.5 or less"),
-        ({"sources": []}, "sources is empty; give at least one"),
-        ({"start": ""}, "start is empty; give at least one"),
+        ({"warmup": -1}, "warmup is -1; input should be greater than or equal to 0"),
+        ({"temperature": 0}, "temperature is 0; input should be greater than 0"),
+        ({"recall": 1.5}, "recall is 1.5; input should be less than or equal to 1"),
+        ({"best": 9}, "best is 9; input should be less than 9"),
+        ({"most": 3}, "most is 3; input should be less than or equal to 2.5"),
+        (
+            {"sources": []},
+            "sources is []; tuple should have at least 1 item after validation, not 0",
+        ),
+        ({"start": ""}, "start is ''; string should have at least 1 character"),
         # Choices.
-        ({"schedule": "cosinus"}, "schedule is 'cosinus'; it can be linear or cosine"),
-        ({"budget": "al"}, "budget is 'al'; a whole number is needed, or it can be all"),
+        ({"schedule": "cosinus"}, "schedule is 'cosinus'; input should be 'linear' or 'cosine'"),
+        (
+            {"budget": "al"},
+            "budget is 'al'; input should be a valid integer, or input should be 'all'",
+        ),
         # What settings or a dataclass refuse themselves.
         ({"steps": 3, "warmup": 4}, "warmup is 4 but steps 3; make it shorter"),
         ({"shape": {"layers": [1], "width": 3}}, "shape: width is 3; it must be even"),
@@ -141,17 +162,20 @@ def test_one_sentence_says_what_is_wrong(changes: dict[str, Any], sentence: str)
 
 
 def test_a_missing_section_and_what_is_no_mapping_are_told() -> None:
-    with pytest.raises(ConfigError, match=r"^a\.json: missing key 'shape'; add it$"):
+    with pytest.raises(ConfigError, match=r"^a\.json: shape: field required$"):
         Recipe.from_entries({"sources": WHOLE["sources"]}, "a.json")
-    with pytest.raises(ConfigError, match=r"^a\.json: keys are needed here, got \[1\]$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^a\.json: it is \[1\]; input should be a valid dictionary or instance of Recipe$",
+    ):
         Recipe.from_entries([1], "a.json")
 
 
-def test_the_first_of_several_problems_is_told_and_the_others_counted() -> None:
+def test_the_first_of_several_problems_is_told_and_unknown_keys_before_others() -> None:
     two = {**WHOLE, "warmup": -1, "weight": "x"}
-    with pytest.raises(ConfigError, match=r"warmup is -1; .* \(and 1 more problem\)$"):
+    with pytest.raises(ConfigError, match=r"warmup is -1; input should be .* equal to 0$"):
         Recipe.from_entries(two, "recipe.yaml")
-    with pytest.raises(ConfigError, match=r"unknown key 'zzz'.* \(and 2 more problems\)$"):
+    with pytest.raises(ConfigError, match=r"^recipe.yaml: unknown key 'zzz'; known are shape, "):
         Recipe.from_entries({**two, "zzz": 1}, "recipe.yaml")
 
 
@@ -162,18 +186,20 @@ def test_a_name_written_wrongly_is_one_problem() -> None:
 
 
 def test_a_long_value_is_cut() -> None:
-    with pytest.raises(ConfigError, match=r"steps is '9{76}\.\.\.; a whole number is needed$"):
+    with pytest.raises(
+        ConfigError, match=r"steps is '9{76}\.\.\.; input should be a valid integer$"
+    ):
         Recipe.from_entries({**WHOLE, "steps": "9" * 500}, "recipe.yaml")
 
 
 def test_settings_made_in_python_are_checked_as_well() -> None:
-    with pytest.raises(ConfigError, match=r"^Source: repeat is 0; it must be above 0$"):
+    with pytest.raises(ConfigError, match=r"^Source: repeat is 0; input should be greater than 0$"):
         Source(path="a", repeat=0)
     source = Source(path="a")
     with pytest.raises(ValidationError, match="frozen"):
         source.path = "b"
     assert source.with_changes(repeat=2) == Source(path="a", repeat=2)
-    with pytest.raises(ConfigError, match=r"^Source: repeat is 0; it must be above 0$"):
+    with pytest.raises(ConfigError, match=r"^Source: repeat is 0; input should be greater than 0$"):
         source.with_changes(repeat=0)
     with pytest.raises(ConfigError, match="unknown key 'repeats'; did you mean 'repeat'"):
         source.with_changes(repeats=2)
@@ -187,10 +213,13 @@ def test_other_models_and_types_are_explained_too() -> None:
     def told(kind: Any, value: Any) -> str:
         with pytest.raises(ValidationError) as caught:
             TypeAdapter(kind).validate_python(value)
-        return explain(caught.value, "it.json", kind)
+        return explain(caught.value, "it.json")
 
-    assert told(int, "x") == "it.json: it is 'x'; a whole number is needed"
-    assert told(Plain, {"sizes": [(1, 2)]}) == "it.json: sizes[0][1] is 2; text is needed"
+    assert told(Flag, 1) == "it.json: it is 1; input should be a valid boolean"
+    assert (
+        told(Plain, {"sizes": [(1, 2)]})
+        == "it.json: sizes[0][1] is 2; input should be a valid string"
+    )
     nested = told(Plain, {"sizes": [], "place": {"path": "a", "repeats": 2}})
-    assert nested.startswith("it.json: place: unknown key 'repeats'; did you mean 'repeat'?")
-    assert told(bytes, 3) == "it.json: it is 3; Input should be a valid bytes"
+    assert nested.startswith("it.json: place.Source: unknown key 'repeats'; did you mean 'repeat'?")
+    assert told(bytes, 3) == "it.json: it is 3; input should be a valid bytes"

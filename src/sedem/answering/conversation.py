@@ -13,8 +13,8 @@ from functools import cache, lru_cache
 import torch
 
 from sedem.answering.decoding import Turn, check_question, conversation_ids
-from sedem.answering.requests import Request, Scores, Selection
-from sedem.answering.templates import LONG, document_of, housekeeping, is_greeting, split
+from sedem.answering.requests import Request, Scores, Selection, share_of_context
+from sedem.answering.templates import LONG, document_of, housekeeping, split
 from sedem.bank.blocks import Blocks
 from sedem.bank.memory_bank import MemoryBank, Snapshot
 from sedem.errors import ConfigError
@@ -33,7 +33,7 @@ class Conversation:
         unused: one sentence for each message that is neither.
         last: index of the question's turn.
         reply: the answer, if no document is needed for it.
-        greets: whether the last turn only greets.
+        context: the question before and its answer, if the question refers back to them.
     """
 
     question: str
@@ -41,7 +41,7 @@ class Conversation:
     unused: tuple[str, ...]
     last: int
     reply: str | None = None
-    greets: bool = False
+    context: str = ""
 
 
 def read_conversation(turns: Sequence[Turn], *, with_bank: bool) -> Conversation | None:
@@ -63,9 +63,9 @@ def read_conversation(turns: Sequence[Turn], *, with_bank: bool) -> Conversation
         return None
     last = (by_user or said)[-1]
     text = turns[last][1].strip()
-    reply, greets = housekeeping(text), is_greeting(text)
-    question, beside = ("", "") if reply is not None or greets else split(text, with_bank=with_bank)
-    if not question and reply is None and not greets:
+    reply = housekeeping(text)
+    question, beside = ("", "") if reply is not None else split(text, with_bank=with_bank)
+    if not question and reply is None:
         reply = (
             f"The last message is a text of {len(text):,} characters that asks nothing. Send it "
             "again with a blank line and a question after it."
@@ -73,6 +73,11 @@ def read_conversation(turns: Sequence[Turn], *, with_bank: bool) -> Conversation
     why = f"it is not the last question, and a document needs more than {LONG} characters"
     if with_bank:
         why = "a bank is asked, and only the last question counts"
+    before: list[int] = []
+    if share_of_context(question):
+        # The question before, and what was answered.
+        asked = max((i for i in by_user if i < last), default=last)
+        before = [i for i in range(asked, last) if turns[i][0] in ("user", "assistant")]
     texts, unused = dict[int, str](), list[str]()
     for index, (role, words) in enumerate(turns):
         document = beside if index == last else document_of(role, words)
@@ -82,10 +87,11 @@ def read_conversation(turns: Sequence[Turn], *, with_bank: bool) -> Conversation
         if used and len("".join(used.split())) < len("".join(words.split())):
             rest = why if with_bank else "the rest is no question and no document"
             unused.append(f"message {index + 1} ({role}) was used only in part: {rest}")
-        elif index != last and words.strip() and not used:
+        elif index not in (*before, last) and words.strip() and not used:
             unused.append(unused_turn(index, role, why))
     documents = [Document(f"message {index + 1}", texts[index]) for index in sorted(texts)]
-    return Conversation(question, tuple(documents), tuple(unused), last, reply, greets)
+    context = "\n".join(turns[i][1][:LONG] for i in before if i not in texts)
+    return Conversation(question, tuple(documents), tuple(unused), last, reply, context)
 
 
 def unused_turn(index: int, role: str, why: str) -> str:

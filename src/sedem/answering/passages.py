@@ -28,6 +28,7 @@ from sedem.config import PASSAGES, PER_DOCUMENT
 from sedem.engine.device import device_lock
 from sedem.engine.interface import Engine
 from sedem.errors import ConfigError, NoTextError
+from sedem.guidance.spans import matches_of, total_weight
 from sedem.method.segments import sentences_of
 from sedem.method.selector import select
 from sedem.modules import SedemModules
@@ -173,12 +174,10 @@ def _widened(bank: Snapshot, block: int, scores: Scores) -> _Hit:
 def _narrowed(text: str, start: int, end: int, scores: Scores, block: int) -> tuple[int, int]:
     """Return the part of a long block with most of the question's words."""
     words = () if scores.words is None else scores.words.words
-    weights = {word.text.casefold(): word.weight for word in words if block in word.blocks}
-    folded = text.casefold()  # about as long as the text
+    matches = matches_of(text, {word.text: word.weight for word in words if block in word.blocks})
 
     def weight(first: int) -> float:
-        inside = folded[first : first + LENGTH]
-        return sum(weight for word, weight in weights.items() if word in inside)
+        return total_weight(one for one in matches if first <= one.start < first + LENGTH)
 
     borders = [start, *(at for at in sentences_of(text) if start < at < end - LENGTH // 2)]
     first = max(borders, key=weight)

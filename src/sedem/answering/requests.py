@@ -29,6 +29,7 @@ from sedem.config import AnswerBy, Condition, Hops, SelectBy
 from sedem.engine.device import Clock, device_lock, fill, in_pieces, mask_of
 from sedem.engine.interface import WIDE, AnswerInputs, Engine
 from sedem.errors import ConfigError, DataError
+from sedem.folding import words_of
 from sedem.guidance.hops import open_features, reordered
 from sedem.guidance.scores import (
     AUTO,
@@ -41,7 +42,7 @@ from sedem.guidance.scores import (
     is_share,
     text_count,
 )
-from sedem.guidance.spans import is_exact, words_of
+from sedem.guidance.spans import is_exact
 from sedem.method.compressor import state_mask
 from sedem.method.selector import ALL, resolve_budget, select
 from sedem.modules import SedemModules

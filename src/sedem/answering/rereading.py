@@ -9,25 +9,38 @@ Letters: C candidate spans, F features, V vocabulary.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from sedem.answering.decoding import Decoding, Transcript, with_texts
 from sedem.answering.requests import Prepared, answer_by
-from sedem.answering.spans import Candidate, Passage, Place, Quotation, SpanSearch, Start
+from sedem.answering.spans import (
+    BEFORE,
+    Candidate,
+    Passage,
+    Place,
+    Quotation,
+    SpanSearch,
+    Start,
+    read_passage,
+)
 from sedem.engine.interface import AnswerInputs, Engine, Rows
+from sedem.folding import words_of
 from sedem.guidance.spans import (
     SpanScorer,
     is_exact,
     rival_features,
+    same_stem,
     second_features,
     unsupported,
 )
+from sedem.method.segments import is_row
 from sedem.modules import SedemModules
 
 TOKENS = 230
@@ -44,6 +57,17 @@ CHECKED = 12
 """Spans that the text likes best, which memory is asked about, too."""
 UNSURE = 0.5
 """The share of the best span below which the sentences are also answered freely."""
+ABOUT_ALL = re.compile(
+    r"^\W*(?:(?:please|can you|could you)\W+)*(?:list|count|enumerate|summari[sz]e"
+    r"|(?:name|show|find|give)\b.*\b(?:all|every|each|overview|summary))\b"
+    r"|^\W*how many (?P<counted>\w+)(?: \w+)?(?: are there| do (?:i|we|you) have| exist)?"
+    r"(?: (?:in total|altogether|in (?:the|these|my|all) \w+))?\W*$"
+    r"|^\W*(?:what|which|who)(?: \w+)? (?:is|are|was|were|has|costs?) the"
+    r" (?P<extreme>most|least|\w{2,}est)(?: \w+){0,2}\W*$"
+    r"|\b(?:average|total|sum) of all\b",
+    re.IGNORECASE,
+)
+"""How English questions ask about everything, whatever blocks are selected."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +82,7 @@ class Found:
         alternative: the next best answer; None if there is none.
         sentences: the places that were read again as text, in order.
         positions: number of tokens that the decoder read for them.
+        partly: whether the question is about everything, of which only some blocks were seen.
     """
 
     quotation: Quotation | None
@@ -66,6 +91,7 @@ class Found:
     alternative: str | None = None
     sentences: Sequence[Place] = ()
     positions: int = 0
+    partly: bool = False
 
 
 @torch.no_grad()
@@ -93,13 +119,19 @@ def find_quotation(
     spans = memory.ordered(memory.candidates())
     best = memory.best(spans)
     freely = best is None or best.gap > float(model.spans.gap)
-    sure = decider is None or best is None or (not freely and best.share >= float(decider.sure))
+    # Memory confuses the rows of a table, whose cells are alike.
+    named = memory.named_rows() if spans and _is_in_row(spans[0]) else []
+    sure = (
+        decider is None
+        or best is None
+        or (not named and not freely and best.share >= float(decider.sure))
+    )
     if sure or not _has_room(model, prepared, limit):
         other = None if best is None else best.next_best
         return Found(memory.quote(spans) if quotes or not freely else None, alternative=other)
     # Otherwise the text of its best sentences decides.
     assert decider is not None
-    with open_text(model, engine, prepared, limit, memory, spans) as text:
+    with open_text(model, engine, prepared, limit, memory, spans, named) as text:
         quotation, free, likelihood = text.quote(text.candidates()), None, 0.0
         # If it is not sure either, an answer in other words is the third candidate.
         unsure = quotation is not None and (
@@ -119,6 +151,13 @@ def find_quotation(
     certainty = float(decider.free_certainty(features_1F))
     other = quotation.spans[0].next_best if free.text == quotation.text else quotation.text
     return Found(text.located(free.text, certainty), free, certainty, other, *again)
+
+
+def _is_in_row(span: Candidate) -> bool:
+    """Whether a span begins in the row of a table, which needs no neighbours."""
+    passage, at = span.beginning.passage, span.beginning.at
+    number = bisect_right(passage.sentences[:-1], at)
+    return is_row(passage.text[passage.sentences[number - 1] : passage.sentences[number]])
 
 
 def _has_room(model: SedemModules, prepared: Prepared, limit: int) -> bool:
@@ -142,6 +181,35 @@ def is_invented(prepared: Prepared, text: str) -> bool:
     return any(map(is_exact, words_without_source(prepared, text)))
 
 
+def told_partly(prepared: Prepared, found: Found) -> Found:
+    """Return what was found; for a question about everything, the sentence it was found in.
+
+    Otherwise a number from one sentence would pass for an answer. A question is not about
+    everything if the sentence itself counts or compares: "three months' notice", "Tubes: 4".
+    """
+    asked = ABOUT_ALL.search(prepared.request.question)
+    if asked is None or found.quotation is None:
+        return found
+    span = found.quotation.spans[0]
+    passage = read_passage(prepared.request.bank, span.block, BEFORE)
+    at = span.start - passage.start
+    number = bisect_right(passage.sentences[:-1], at)
+    first, last = passage.sentences[number - 1], passage.sentences[number]
+    sentence = passage.text[first : max(last, span.end - passage.start)]
+    # What is counted stands after its number, or before a colon; anything else stands anywhere.
+    before, after = sentence[: at - first], sentence[at - first :]
+    own = after if asked["counted"] and not before.endswith(": ") else sentence
+    word = next(filter(None, asked.groups()), None)
+    if word is not None and any(
+        same_stem(word.casefold(), own[i:j].casefold()) for i, j in words_of(own)
+    ):
+        return found
+    start = passage.start + first + len(sentence) - len(sentence.lstrip())
+    text = sentence.strip()
+    span = replace(span, start=start, end=start + len(text), text=text, confidence=None)
+    return replace(found, quotation=Quotation((span,)), partly=True)
+
+
 @contextmanager
 def open_text(
     model: SedemModules,
@@ -150,14 +218,16 @@ def open_text(
     limit: int,
     memory: SpanSearch,
     spans: Sequence[Candidate],
+    named: Sequence[Candidate] = (),
 ) -> Iterator[TextSearch]:
     """Read the sentences of memory's best spans in a row of their own, to search in them.
 
     Args:
         spans: the spans, the best first; at least one.
+        named: others whose sentences are read before theirs.
     """
     bank, chat = prepared.request.bank, model.config.chat_template
-    places = sentences_of_spans(model, spans)
+    places = sentences_of_spans(model, [*named, *spans])
     texts = [bank.documents.text(*place) for place in places]
     ids = with_texts(model.decoder, prepared.prompt, texts, chat=chat)
     inputs = AnswerInputs(bank, [], torch.zeros(0), torch.tensor(ids))
@@ -215,8 +285,9 @@ def sentences_of_spans(model: SedemModules, spans: Sequence[Candidate]) -> list[
         own = bisect_right(borders[:-1], one.beginning.at) - 1
         new: dict[Start, int] = {}
         # The passage may begin within a sentence, which is no neighbour then.
-        first = min(own, max(own - NEIGHBOURS, 0 if passage.start == 0 else 1))
-        for number in range(first, min(own + NEIGHBOURS + 1, len(borders) - 1)):
+        around = 0 if _is_in_row(one) else NEIGHBOURS
+        first = min(own, max(own - around, 0 if passage.start == 0 else 1))
+        for number in range(first, min(own + around + 1, len(borders) - 1)):
             end = max(borders[number + 1], one.end if number == own else 0)
             place = passage.document, passage.start + borders[number]
             if kept.get(place, 0) < passage.start + end:

@@ -33,7 +33,7 @@ from sedem.answering.requests import (
     is_long,
     prepare,
 )
-from sedem.answering.rereading import Found, find_quotation, words_without_source
+from sedem.answering.rereading import Found, find_quotation, told_partly, words_without_source
 from sedem.bank.memory_bank import BankReader
 from sedem.engine.device import Clock, watched
 from sedem.engine.interface import Engine, Rows
@@ -92,6 +92,8 @@ TELL, MEASURED = 10.0, 1.0
 WAITED, LONGEST_WAIT, LOOK_SECONDS = 9, 1.0, 0.002
 """After a piece, others go first for up to so many times as long as it took, in seconds at most;
 how often they are looked at."""
+MANY = 2
+"""Blocks that may have the words of a question alike without a note that some were left out."""
 ROOM_SECONDS = 0.05
 """How long to wait before asking again whether there is room."""
 
@@ -448,7 +450,7 @@ class RunningAnswers:
                 f"{decoding.max_new_tokens} tokens; select other blocks, raise the limit or leave "
                 "answer out"
             )
-        return found
+        return told_partly(running.prepared, found)
 
     def step(self) -> None:
         """Run one token of every answer, and send what is new."""
@@ -653,6 +655,10 @@ def to_answer(name: str, running: Running) -> Answer:
             for one, block in zip(citations, selection.ranked, strict=True)
         )
     certainty = found.certainty if quotation is None else quotation.confidence
+    part = (
+        f"the question is about everything, and {len(citations):,} of {len(request.bank):,} blocks "
+        "were read; this is the likeliest place"
+    )
     return Answer(
         text=transcript.text,
         citations=citations,
@@ -661,7 +667,7 @@ def to_answer(name: str, running: Running) -> Answer:
         timings=running.timings,
         finish_reason=transcript.finish_reason,
         model=name,
-        cut=transcript.cut(),
+        cut=(*transcript.cut(), *([part] if found.partly else left_out(prepared))),
         conditioning=prepared.conditioning + found.positions,
         stored_bytes=request.bank.memory_bytes,
         context_tokens=request.bank.tokens,
@@ -675,6 +681,19 @@ def to_answer(name: str, running: Running) -> Answer:
         alternative=found.alternative
         if certainty_of(joint(certainty, selection.confidence)) == "unsure"
         else None,
+    )
+
+
+def left_out(prepared: Prepared) -> tuple[str, ...]:
+    """Return a sentence if many blocks have the question's words alike, as when it asks for all."""
+    words, ranked = prepared.selection.scores.words, prepared.selection.ranked
+    alike = [] if words is None or not ranked else words.alike()
+    left = {*alike} - {*ranked}
+    if not left or len(alike) <= max(MANY, len(ranked)):
+        return ()
+    return (
+        f"{len(left):,} of {len(alike):,} blocks that have the words of the question alike were "
+        "left out; a larger k reads more of them",
     )
 
 

@@ -24,9 +24,9 @@ from torch.nn.utils.rnn import pad_sequence
 from sedem.answering.decoding import Decoding, Transcript, end_ids, log_probabilities
 from sedem.answering.requests import Prepared
 from sedem.bank.memory_bank import BankReader
-from sedem.bank.words import question_words
 from sedem.engine.device import in_pieces
 from sedem.engine.interface import Rows
+from sedem.folding import asked_words, shown, words_of
 from sedem.guidance.spans import (
     LEAST,
     SpanScorer,
@@ -34,9 +34,8 @@ from sedem.guidance.spans import (
     matches_of,
     span_features,
     total_weight,
-    words_of,
 )
-from sedem.method.segments import sentences_of
+from sedem.method.segments import is_row, sentences_of
 from sedem.modules import SedemModules
 
 BEGINNINGS = 32
@@ -53,6 +52,8 @@ CHARACTERS = 12
 """Characters of text to take for a token; few tokens are longer."""
 JOINERS = (" and", ",")
 """What may stand between the spans of one answer."""
+ROWS = 3
+"""Most rows of tables that are read again for the words of the question in them."""
 MOST = 8
 """Most spans of one answer."""
 _BLANK_LINE = re.compile(r"\n\s*\n")
@@ -194,7 +195,7 @@ class Quotation:
     def text(self) -> str:
         """The spans with the words between them."""
         *first, last = self.spans
-        return "".join([*(f"{one.text}{one.joiner} " for one in first), last.text])
+        return shown("".join([*(f"{one.text}{one.joiner} " for one in first), last.text]))
 
     @property
     def tokens(self) -> int:
@@ -262,14 +263,12 @@ class SpanSearch:
         self.found: list[FoundSpan] = []
         words = selection.scores.words
         question = (
-            dict.fromkeys(question_words(request.question), 1.0)
+            {word.text: 1.0 for word in asked_words(request.question) if word.otherwise != ()}
             if words is None
-            else {word.text: word.weight for word in words.words}
+            else {word.text: word.weight for word in words.words if len(word.blocks)}
         )
         self.weight = sum(question.values()) or 1.0
-        self.matches = {
-            one: matches_of(one.text, one.words, question) for one in in_pieces(passages)
-        }
+        self.matches = {one: matches_of(one.text, question) for one in in_pieces(passages)}
         scores_K = selection.scores.total[selection.ranked]
         tokens = max(1, len(model.encoder.token_ids(request.question)))
         # Forced blocks of a large bank may have no scores.
@@ -307,7 +306,7 @@ class SpanSearch:
         span, passage = spans[best], spans[best].beginning.passage
         order = scorer(features_CF).argsort(descending=True).tolist()
         others = (spans[index].text for index in order)
-        apart = (text for text in others if text not in span.text and span.text not in text)
+        apart = (shown(one) for one in others if one not in span.text and span.text not in one)
         # More is named only if the decoder would say that.
         if self.found and span.beginning.gap > float(scorer.gap):
             return None
@@ -442,6 +441,22 @@ class SpanSearch:
             and not start <= match.start < match.end <= end
         )
         return found / self.weight
+
+    def named_rows(self) -> list[Candidate]:
+        """Return the first words of the rows of tables with most of the question's words."""
+        shares: dict[Candidate, float] = {}
+        for passage in in_pieces(self.passages):
+            for begin, end in passage.beginnings:
+                number = bisect_right(passage.sentences, begin)
+                first, last = passage.sentences[number - 1 : number + 1]
+                if not passage.text[first:begin].strip() and is_row(passage.text[first:last]):
+                    matches = self.matches[passage]
+                    share = total_weight(one for one in matches if first <= one.start < last)
+                    shares[Candidate(Beginning(passage, begin, end, LEAST, 0.0), end, 1, LEAST)] = (
+                        share
+                    )
+        most = max(shares.values(), default=0.0)
+        return [one for one, share in shares.items() if 0 < share == most][:ROWS]
 
     def ordered(self, spans: Sequence[Candidate]) -> list[Candidate]:
         """Order spans by score, the best first."""

@@ -21,22 +21,12 @@ TITLE_WORDS = 6
 """Maximum words of a conversation's title."""
 MARKS, COLONS = ("?", "？", "؟"), (":", "：")
 
-# Labels, in the languages of usual templates
-_STRONG = (
-    r"(?<![^\W_])(?:question|query|frage|pregunta|domanda|pergunta|vraag|вопрос|سؤال|السؤال)\w{0,2}|"
-    r"问题|問題|质问|質問|질문"
-)
+_STRONG = r"(?<![^\W_])(?:question|query)\w{0,2}"
 _WEAK = r"(?<![^\W_])(?:q|input|request|prompt|user|human)(?![^\W_])"
 """Words that label a question only if the template ends with a label for the answer."""
-_CONTEXT = (
-    r"(?<![^\W_])(?:context|kontext|contexte|contexto|contesto|контекст|السياق)\w{0,2}|"
-    r"上下文|已知信息|参考内容|文脈|문맥"
-)
-_SOURCES = r"(?<![^\W_])(?:document|dokument|source|passage|excerpt|information)\w{0,2}|资料|資料"
-_ANSWER = (
-    r"(?<![^\W_])(?:a|(?:answer|response|assistant|antwort|respuesta|réponse|risposta|resposta|"
-    r"antwoord|ответ)\w{0,2})(?![^\W_])|回答|答案|답변"
-)
+_CONTEXT = r"(?<![^\W_])context\w{0,2}"
+_SOURCES = r"(?<![^\W_])(?:document|source|passage|excerpt|information)\w{0,2}"
+_ANSWER = r"(?<![^\W_])(?:a|(?:answer|response|assistant)\w{0,2})(?![^\W_])"
 
 
 def _label(*words: str) -> re.Pattern[str]:
@@ -62,19 +52,13 @@ _CLOSING = re.compile(
 )
 _HISTORY = re.compile(
     r"<(chat[_ ]?history|conversation|history|transcript|messages)>|\|\|>|"
-    r"^[ \t#*]*(?:conversation|chat history|chat|dialog(?:ue)?|verlauf|对话|對話)[*]*[:：][ \t*]*$",
+    r"^[ \t#*]*(?:conversation|chat history|chat|dialog(?:ue)?)[*]*[:：][ \t*]*$",
     re.I | re.M,
 )
 _FORM = re.compile(r'\{\s*"(title|tags|follow_ups|queries|text|prompt|emoji)"\s*:\s*([\["])')
 """The JSON that a client's own task asks for."""
-_TITLE = re.compile(
-    r"\b(?:title|titel|titre|título|titolo|заголовок|название)\b|标题|標題|タイトル|제목", re.I
-)
-_OF_CHAT = re.compile(
-    r"\b(?:chat|conversation|discussion|dialogue|unterhaltung|gespräch\w*|conversación|conversa|"
-    r"conversazione|диалог\w*|беседы)\b|对话|對話|会話|대화",
-    re.I,
-)
+_TITLE = re.compile(r"\btitle\b", re.I)
+_OF_CHAT = re.compile(r"\b(?:chat|conversation|discussion|dialogue)\b", re.I)
 _RULE = re.compile(r"^[^\S\n]*(?:[-_=*~]{3,}|`{3,}[^\n`]*)$", re.M)
 _BREAK = re.compile(r"\n[^\S\n]*(?:(?:[-_=*~]{3,}|`{3,}[^\n`]*)[^\S\n]*)?(?:\n\s*|$)")
 """The end of a paragraph: blank lines, a rule or a fence."""
@@ -83,30 +67,6 @@ _SENTENCE = re.compile(r"[.!?…:]\s+|[。！？：]\s*|\n\s*")
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W_]+")
 """A word, or a character of a script that does not separate words."""
 _INSTRUCTS = re.compile(r"\s*(?:use|using|answer|given|based on|you are|we have)\b", re.I)
-_OPENER = re.compile(
-    r"(?:please |bitte |por favor,? )?(?:(?:summar|zusammenfass|r[ée]sum|riassum|samenvat|explain|"
-    r"expli[cq]|erklär|spiega|descri|beschreib|décri)\w*|tl;?dr|(?:list|name|tell|give|write|find|"
-    r"show|extract|translate|compare|answer|identify|outline|who|what|when|where|why|how|which|"
-    r"fasse?|nenne|gib|sag|wer|was|wann|wo|wie|warum|welche[rs]?|donne|liste|quel(?:le)?s?|quand|"
-    r"où|pourquoi|comment|dime|enumera|qué|quién|cuándo|dónde|cómo|cuál|dimmi|elenca|chi|quando|"
-    r"dove|perché|diga|quem|onde|vat|noem|кратко|перескажи|объясни|расскажи|перечисли|назови|кто|"
-    r"что|когда|где|как|почему)\b|请|請|总结|總結|概括|列出|解释|翻译|要約|요약)",
-    re.I,
-)
-"""How a request begins that has no question mark."""
-_GREETING_WORDS = """
-hi hello hey hiya howdy greetings yo hallo moin servus hola bonjour bonsoir salut coucou ciao salve
-buongiorno olá ola oi hej hei hoi ahoj cześć merhaba selam привет здравствуйте 你好 您好 こんにちは
-안녕 안녕하세요 مرحبا اهلا שלום नमस्ते thanks thank danke merci gracias grazie obrigado obrigada
-bedankt tack спасибо 谢谢 謝謝 ありがとう 감사합니다 شكرا there all everyone à tous zusammen
-"""
-_GREETINGS = frozenset(re.findall(r"[^\W_]+", _GREETING_WORDS))
-_TIMES_OF_DAY = re.compile(
-    r"good (?:morning|afternoon|evening|day|night)|guten? (?:tag|morgen|abend)|bom dia|"
-    r"boa (?:tarde|noite)|buen[oa]s (?:días|dias|tardes|noches)|goede(?:n| )?(?:dag|morgen|avond)|"
-    r"god (?:dag|morgen|morgon|kväll)|добрый день|добрый вечер|доброе утро|السلام عليكم|"
-    r"صباح الخير|how are you|thank you|wie geht es (?:dir|ihnen)|ça va|qué tal|お元気ですか"
-)
 
 
 # The question in a message
@@ -116,8 +76,8 @@ def split(text: str, *, with_bank: bool = False) -> tuple[str, str]:
     """Split a message, without white space around it, into its question and its documents.
 
     The question is what a template marks as such. Without a template, it is the last paragraph, or
-    the first one if only that asks or introduces; in a long paragraph, the last or first sentence
-    that asks.
+    the first one if only that ends with a question mark or a colon; in a long paragraph, the last
+    or first sentence if it ends with a question mark.
 
     Returns:
         The question, empty if nothing is asked, and the documents, which may be empty.
@@ -239,8 +199,7 @@ def _by_paragraph(text: str) -> tuple[str, str] | None:
     if len(last) <= LONG and last.endswith(MARKS):
         return by_last
     introduces = first.endswith(COLONS) and not _LABELS["holds"].fullmatch(first)
-    begins = _OPENER.match(first) is not None and _OPENER.match(last) is None
-    if len(first) <= LONG and (first.endswith(MARKS) or introduces or begins):
+    if len(first) <= LONG and (first.endswith(MARKS) or introduces):
         return by_first
     if len(last) <= LONG:
         return by_last
@@ -253,12 +212,12 @@ def _by_sentence(text: str) -> tuple[str, str] | None:
     edge = max(0, len(text) - LONG)
     starts = [edge + sentence.end() for sentence in _SENTENCE.finditer(text[edge:])]
     starts = [start for start in starts if len(_WORD.findall(text[start:])) >= WORDS]
-    if starts and (text.endswith(MARKS) or _OPENER.match(text, starts[-1])):
+    if starts and text.endswith(MARKS):
         return text[starts[-1] :], text[: starts[-1]].rstrip()
     end = _SENTENCE.search(text[:LONG])
     first = text[: end.end()].strip() if end else ""
     asks = first.endswith(MARKS) and len(_WORD.findall(first)) >= WORDS
-    return (first, text[len(first) :].strip()) if asks or _OPENER.match(first) else None
+    return (first, text[len(first) :].strip()) if asks else None
 
 
 # Replies without documents
@@ -302,11 +261,3 @@ def _title(talk: str) -> str:
     """Return the first words of a conversation."""
     words = _turns(talk)[0].split()[:TITLE_WORDS]
     return " ".join(words)[:60].strip("\"'.,:;?!？。 ") or "Conversation"
-
-
-def is_greeting(text: str) -> bool:
-    """Return whether a message only greets or thanks, or has no words at all."""
-    if len(text) > LONG:
-        return False
-    words = re.findall(r"[^\W_]+", text.casefold())
-    return _GREETINGS.issuperset(words) or _TIMES_OF_DAY.fullmatch(" ".join(words)) is not None

@@ -59,7 +59,7 @@ def check_sizes(entries: Any, source: str) -> None:
     try:
         Sizes.model_validate(entries)
     except ValidationError as error:
-        raise ConfigError(explain(error, f"'{source}'", Sizes)) from None
+        raise ConfigError(explain(error, f"'{source}'")) from None
 
 
 def check_layers(layers: int, tensors: int, source: str) -> None:

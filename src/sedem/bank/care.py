@@ -440,7 +440,7 @@ def _copy(file: BankFile, path: Path, new: BankFile) -> tuple[list[DamagedDocume
         except (*UNREADABLE, apsw.SQLError, BankError) as error:
             raise _hopeless(file, error) from None
         # The index of words is made from the texts.
-        meta = replace(meta, words=meta.words and meta.texts)
+        meta = replace(meta, words=meta.texts and loose.table_exists("main", "words"))
         with new.creating(meta), new.writing() as writing:
             writing.execute("UPDATE bank SET id = ?, version = ?", head)
             version = rows.next_version(writing)

@@ -30,8 +30,10 @@ logger = logging.getLogger(__name__)
 
 APPLICATION = 0x53644D42
 """`application_id` of a bank: "SdMB"."""
-FORMAT = 5
-"""`user_version` of a bank. Formats 1 to 4 were folders; `folders` imports 3 and 4."""
+FORMAT = 6
+"""`user_version` of a bank. It grows with every change of `folding`."""
+FOLDED_BEFORE = 5
+"""The format in which only the index of words is another; opening a bank makes it anew."""
 CHECKSUM_BYTES = 8
 """Bytes that the checksum VFS uses of every page."""
 LONGEST = 2**28
@@ -101,6 +103,12 @@ CREATE TABLE keys (               -- derived: the selector's keys of many blocks
 ) STRICT;
 """
 WORDS = """
+CREATE VIRTUAL TABLE words USING fts5 (  -- rowid is the id of a block
+    name, text, content = '', contentless_delete = 1,
+    tokenize = 'porter unicode61 remove_diacritics 0 categories ''L* M* N* Co'' tokenchars ''.'''
+);
+"""
+_WORDS_BEFORE = """
 CREATE VIRTUAL TABLE words USING fts5 (  -- rowid is the id of a block
     name, text, content = '', contentless_delete = 1,
     tokenize = 'porter unicode61 remove_diacritics 2'
@@ -270,6 +278,13 @@ def create_tables(connection: apsw.Connection, words: bool) -> None:
     connection.execute(TABLES + WORDS * words)
 
 
+def renew_words(connection: apsw.Connection, words: bool) -> None:
+    """Make the index of words of an older bank anew and empty, or drop it, inside a transaction."""
+    connection.execute(f"PRAGMA user_version = {FORMAT}")
+    if connection.table_exists("main", "words"):
+        connection.execute("DROP TABLE words" + f"; {WORDS}" * words)
+
+
 def query(connection: apsw.Connection, statement: str, *values: Any) -> list[Any]:
     """Return all rows of a statement as tuples."""
     return connection.execute(statement, values).fetchall()
@@ -382,7 +397,7 @@ def check_file(path: Path, name: object) -> None:
         raise BankError(f"'{name}' is not a bank, or its first bytes are damaged")
     if int.from_bytes(header[68:72]) != APPLICATION:
         raise BankError(f"'{name}' is a database, but not a bank")
-    if (version := int.from_bytes(header[60:64])) != FORMAT:
+    if (version := int.from_bytes(header[60:64])) not in (FORMAT, FOLDED_BEFORE):
         raise BankError(
             f"bank '{name}' has format {version}, this sedem reads {FORMAT}; use the sedem that "
             "wrote it, or build it again"
@@ -414,16 +429,23 @@ def _is_changing(path: Path, before: os.stat_result) -> bool:
     return any(log.exists() for log in logs) or path.stat().st_size != before.st_size
 
 
-def check_tables(name: object, connection: apsw.Connection) -> None:
-    """Raise a BankError if the tables of a database differ from those of a bank."""
-    if tuple(connection.execute(_COVER)) not in (_tables(True), _tables(False)):
+def check_tables(name: object, connection: apsw.Connection) -> bool:
+    """Return whether the index of words of a bank is as this release makes it.
+
+    Raises:
+        BankError: the tables of the database differ from those of a bank.
+    """
+    is_new = connection.pragma("user_version") == FORMAT
+    words = WORDS if is_new else _WORDS_BEFORE
+    if tuple(connection.execute(_COVER)) not in (_tables(words), _tables("")):
         raise BankError(f"'{name}' is not a bank: its tables are not those of one")
+    return is_new
 
 
 @cache
-def _tables(words: bool) -> tuple[object, ...]:
+def _tables(words: str) -> tuple[object, ...]:
     with closing(connect(None)) as own:
-        create_tables(own, words)
+        own.execute(TABLES + words)
         return tuple(own.execute(_COVER))
 
 

@@ -13,6 +13,7 @@ Letters: N blocks, J slots of a block, D decoder width.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import threading
@@ -53,6 +54,8 @@ from sedem.errors import BankError, BankMismatchError, DamagedBankError, Unknown
 from sedem.quantization import Quantized
 from sedem.types import Document
 
+logger = logging.getLogger(__name__)
+
 IDLE = 8
 """Connections that stay open while nobody uses them."""
 LISTED = 10
@@ -76,6 +79,8 @@ class BankFile:
         path: the file; it need not exist yet. None makes a bank in RAM, which ends with the object.
         wait: seconds to wait for another writer.
     """
+
+    may_change = True
 
     def __init__(self, path: Path | None = None, wait: float = WAIT) -> None:
         self.name = "in memory" if path is None else str(path)
@@ -186,7 +191,8 @@ class BankFile:
             if self.path is not None and self._open is None:
                 check_file(self.path, self)
                 with self._transaction(create=False) as connection:
-                    check_tables(self, connection)
+                    if not check_tables(self, connection):
+                        rows.index_again(self, connection)
                     # So that the log names its bank; see `database.connect`. SQLite writes no page
                     # of a row that is set to what it is.
                     for step in (1, -1):
@@ -272,7 +278,7 @@ class BankFile:
         connection = connect(self.path)
         try:
             connection.pragma("query_only", True)
-            check_tables(self, connection)
+            is_old = not check_tables(self, connection) and not connection.readonly("main")
             found = self.path.stat()
             inode = found.st_dev, found.st_ino
             with self._lock:
@@ -282,6 +288,12 @@ class BankFile:
         except BaseException:
             connection.close()
             raise
+        if is_old and self._open is None and self.may_change:
+            connection.close()
+            logger.warning("bank '%s' is of an older release; its words are indexed anew", self)
+            with self.writing():
+                pass
+            return self._taken()
         return connection
 
     def close(self) -> None:
@@ -514,6 +526,8 @@ class BankFile:
                 with closing(connect(partial)) as copy:
                     use_log(copy)
                     with copy:
+                        if not check_tables(path, copy):
+                            rows.index_again(path, copy)
                         copy.execute("UPDATE bank SET id = ?", (secrets.token_hex(16),))
                         if rows.purge(copy, "added IS NULL OR removed NOT NULL") is not None:
                             copy.execute("UPDATE bank SET oldest = version")
@@ -553,9 +567,16 @@ def _close(idle: list[apsw.Connection]) -> None:
         idle.pop().close()
 
 
+def is_read(path: Path) -> bool:
+    """Whether a reader of this process may still need the bank at a path."""
+    own = BankFile(path).path
+    with _READERS_LOCK:
+        return any(one.file.path == own for one in _READERS)
+
+
 def delete(path: Path) -> None:
     """Delete the file of a bank, what SQLite keeps beside it, and its derived data."""
-    for derived in (".kept", ".codes", ""):
+    for derived in (".kept", ".codes", ".sources", ""):
         delete_database(path.with_name(path.name + derived))
 
 

@@ -68,7 +68,8 @@ class BankReader(ABC):
 
     def __repr__(self) -> str:
         """Where it is kept, and how much it holds."""
-        held = f"{len(self.names):,} documents, {len(self):,} blocks"
+        counts = (len(self.names), "document"), (len(self), "block")
+        held = ", ".join(f"{number:,} {noun}{'s' * (number != 1)}" for number, noun in counts)
         return f"{type(self).__name__}('{self.store}', {held})"
 
     @property

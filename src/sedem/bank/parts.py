@@ -31,7 +31,7 @@ from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sedem.bank.buckets import Bucket, Folder, Tag, writing
-from sedem.bank.database import WAIT
+from sedem.bank.database import FOLDED_BEFORE, FORMAT, WAIT
 from sedem.bank.file import BankFile, Compacted, already_there, delete, unknown_document
 from sedem.bank.rows import Head, Meta, fits
 from sedem.durable_files import CACHE, cache_folder, sha256
@@ -59,6 +59,7 @@ class Entry(BaseModel):
     bytes: Annotated[int, Field(gt=0, le=2**50)]
     head: Head
     meta: Meta
+    format: Annotated[int, Field(ge=FOLDED_BEFORE, le=FORMAT)] = FOLDED_BEFORE
 
     @property
     def name(self) -> str:
@@ -97,6 +98,8 @@ class PartFile(BankFile):
     A part in an object store is downloaded to the cache when it is first read, or if it is damaged.
     """
 
+    may_change = False  # its name is its digest
+
     def __init__(self, bucket: Folder | Bucket, entry: Entry) -> None:
         folder = bucket.path if isinstance(bucket, Folder) else cache_folder("banks")
         super().__init__(folder / entry.name)
@@ -113,8 +116,9 @@ class PartFile(BankFile):
         return self.entry.head
 
     def meta(self) -> Meta:
-        """Return the bank-wide metadata."""
-        return self.entry.meta
+        """Return the bank-wide metadata; the index of words of an older release cannot be used."""
+        words = self.entry.meta.words and self.entry.format == FORMAT
+        return replace(self.entry.meta, words=words)
 
     @contextmanager
     def reading(self) -> Iterator[apsw.Connection]:
@@ -221,7 +225,7 @@ class Parts:
             raise BankError(
                 f"bank '{self}' does not exist; create it with 'sedem build {self} FILE...'"
             )
-        with _valid(self, Manifest):
+        with _valid(self):
             return Manifest.model_validate_json(found[0]), found[1]
 
     def files(self) -> list[PartFile]:
@@ -345,8 +349,8 @@ class Parts:
             # Without the log beside it.
             size = file.copy_to(path)
             head, meta = BankFile(path).head(), BankFile(path).meta()
-            with _valid(file, Entry):
-                entry = Entry(sha256=sha256(path), bytes=size, head=head, meta=meta)
+            with _valid(file):
+                entry = Entry(sha256=sha256(path), bytes=size, head=head, meta=meta, format=FORMAT)
             self.bucket.upload(entry.name, path)
             if isinstance(self.bucket, Bucket):
                 path.replace(self._file(entry).place)
@@ -359,7 +363,7 @@ class Parts:
 
     def _replace(self, parts: tuple[Entry, ...], commit: int, tag: Tag) -> bool:
         """Write a manifest if the one there still has a tag; returns whether it did."""
-        with _valid(self, Manifest):
+        with _valid(self):
             new = Manifest(commit=commit, parts=parts)
         return self.bucket.replace(MANIFEST, new.model_dump_json().encode(), tag)
 
@@ -424,12 +428,12 @@ class Parts:
 
 
 @contextmanager
-def _valid(bank: object, model: type[BaseModel]) -> Iterator[None]:
+def _valid(bank: object) -> Iterator[None]:
     try:
         yield
     except ValidationError as error:
         raise BankError(
-            f"the manifest of bank '{bank}' is damaged: {explain(error, MANIFEST, model)}; "
+            f"the manifest of bank '{bank}' is damaged: {explain(error, MANIFEST)}; "
             "restore it, or use the sedem that wrote it"
         ) from None
 

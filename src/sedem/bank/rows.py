@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sedem.bank.blocks import MOST_SLOT_TOKENS, Blocks
-from sedem.bank.database import damaged, query
+from sedem.bank.database import FORMAT, damaged, query, renew_words
 from sedem.errors import BankError
+from sedem.folding import folded
 from sedem.quantization import BFLOAT16, DTYPES, Quantized, vector_bytes
-from sedem.types import MOST_PAGES, NAME_CHARACTERS, WITHOUT_SPACES, Document
+from sedem.types import MOST_PAGES, NAME_CHARACTERS, Document
 
 TEXT_PIECE = 2**16
 """Characters of text per row."""
@@ -30,7 +30,6 @@ SPAN_CHARACTERS = 1_024
 """Most characters of a span per token."""
 _LIMITS = {"name": 4 * NAME_CHARACTERS, "pages": 16 * MOST_PAGES, "made_by": 2**20}
 """Most bytes of the text columns."""
-_RUN = re.compile(f"[{WITHOUT_SPACES}]+")
 
 
 @dataclass(frozen=True)
@@ -151,7 +150,8 @@ def read_meta(name: object, connection: apsw.Connection) -> Meta:
             f"bank '{name}' stores its slots as '{dtype}', this sedem reads {', '.join(DTYPES)}; "
             "use the sedem that wrote it or build it again"
         )
-    words = connection.table_exists("main", "words")
+    # An index that could not be made anew has words in another form.
+    words = connection.table_exists("main", "words") and connection.pragma("user_version") == FORMAT
     return Meta(fingerprint, made_by, slots, width, dtype, bool(texts), words)
 
 
@@ -233,18 +233,6 @@ def insert_blocks(
     )
 
 
-def spaced(text: str) -> str:
-    """Return a text with its runs of letters of scripts without spaces as pairs of letters.
-
-    Neither index nor question knows where a word of these scripts ends, so both have every pair.
-    """
-    return _RUN.sub(lambda run: f" {' '.join(_pairs(run[0]))} ", text)
-
-
-def _pairs(run: str) -> list[str]:
-    return [run[at : at + 2] for at in range(max(1, len(run) - 1))]
-
-
 def insert_text(connection: apsw.Connection, meta: Meta, number: int, document: Document) -> None:
     """Store the text of a document, and index the words of its blocks."""
     text = document.text
@@ -257,12 +245,29 @@ def insert_text(connection: apsw.Connection, meta: Meta, number: int, document: 
             ),
         )
     if meta.words:
-        statement = 'SELECT id, start, "end" FROM blocks WHERE document = ?'
-        blocks = query(connection, statement, number)
-        connection.executemany(
-            "INSERT INTO words (rowid, name, text) VALUES (?, ?, ?)",
-            ((id, spaced(document.name), spaced(text[start:end])) for id, start, end in blocks),
+        index_words(connection, number, document.name, text)
+
+
+def index_words(connection: apsw.Connection, number: int, name: str, text: str) -> None:
+    """Index the words of a document's blocks, and of its name with each."""
+    blocks = query(connection, 'SELECT id, start, "end" FROM blocks WHERE document = ?', number)
+    folded_name = folded(name)
+    connection.executemany(
+        "INSERT INTO words (rowid, name, text) VALUES (?, ?, ?)",
+        ((id, folded_name, folded(text[start:end])) for id, start, end in blocks),
+    )
+
+
+def index_again(name: object, connection: apsw.Connection) -> None:
+    """Index all words as this release folds them; a bank without texts loses its index."""
+    has_texts = read_meta(name, connection).texts
+    renew_words(connection, has_texts)
+    statement = "SELECT id, name FROM documents WHERE added NOT NULL"
+    for number, title in query(connection, statement) if has_texts else ():
+        pieces = query(
+            connection, "SELECT text FROM texts WHERE document = ? ORDER BY start", number
         )
+        index_words(connection, number, title, "".join(piece for (piece,) in pieces))
 
 
 def show_document(connection: apsw.Connection, number: int, version: int) -> None:

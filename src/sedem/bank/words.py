@@ -2,15 +2,14 @@
 
 Hidden states find paraphrases and lose names; words find names and miss paraphrases.
 
-Letters: N blocks, n blocks with one word.
+Letters: N blocks, n blocks with one word, K ways to write it.
 """
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -23,15 +22,16 @@ from torch import Tensor
 
 from sedem.bank.database import damaged, query
 from sedem.bank.memory_bank import BankReader, Snapshot
-from sedem.bank.rows import spaced
 from sedem.bank.view import View
 from sedem.errors import BankError
+from sedem.folding import Asked, asked_words, folded, is_letter
 
 POSTINGS = 50_000
 """Blocks with a word that one question may read, rarest words first. It limits only large banks."""
+ALIKE = 0.95
+"""Share of the best score from which blocks have the words of a question alike."""
 TELLING = 0.25
 """Least weight of a word that is shown with a block, as a share of the heaviest one's."""
-_WORD = re.compile(r"[^\W_]+")
 _FREQUENT: WeakKeyDictionary[View, set[tuple[str, int]]] = WeakKeyDictionary()
 """Words that stand in so many blocks of a version or more: most questions have the same ones."""
 
@@ -48,12 +48,14 @@ class Word:
         blocks: indices of the blocks with it, in order `[n]`.
         scores: BM25 of the word in each of them `[n]`.
         weight: its inverse document frequency.
+        parts: 2 for a number or code of several parts, which tells as much as two words.
     """
 
     text: str
     blocks: NDArray[np.int64]
     scores: NDArray[np.float32]
     weight: float
+    parts: int = 1
 
 
 @dataclass(frozen=True)
@@ -83,13 +85,18 @@ class Words:
 
     def beside(self, others: Words, share: float) -> Words:
         """Return these words and others of the same bank, which count for a share."""
-        known = {word.text.casefold() for word in self.words}
+        known = {folded(word.text) for word in self.words}
         added = (
-            Word(word.text, word.blocks, share * word.scores, share * word.weight)
+            replace(word, scores=share * word.scores, weight=share * word.weight)
             for word in others.words
-            if word.text.casefold() not in known
+            if folded(word.text) not in known
         )
         return Words((*self.words, *added), self.count)
+
+    def alike(self) -> list[int]:
+        """Return the blocks that have the words of the question about as the best one has."""
+        best = self.scores.max().item() if self.count else 0.0
+        return (self.scores >= ALIKE * best).nonzero()[:, 0].tolist() if best > 0 else []
 
     def among(self, blocks: Sequence[int]) -> Words:
         """Return the same words in a bank of these blocks alone, which are given in order."""
@@ -97,10 +104,10 @@ class Words:
         words = []
         for word in self.words:
             held_n = np.isin(word.blocks, chosen_n)
-            weight = word_weight(len(chosen_n), int(held_n.sum()))
+            weight = word.parts * word_weight(len(chosen_n), int(held_n.sum()))
             scores_n = word.scores[held_n] * np.float32(weight / word.weight)
             places_n = np.searchsorted(chosen_n, word.blocks[held_n])
-            words.append(Word(word.text, places_n, scores_n, weight))
+            words.append(replace(word, blocks=places_n, scores=scores_n, weight=weight))
         return Words(tuple(words), len(chosen_n))
 
     def matching(self, block: int) -> tuple[str, ...]:
@@ -112,16 +119,6 @@ class Words:
         least = TELLING * max(weights, default=0.0)
         found = [word for word in self.words if word.weight >= least and block in word.blocks]
         return tuple(word.text for word in sorted(found, key=lambda word: -word.weight))
-
-
-def question_words(question: str) -> list[str]:
-    """Return the words of a question, each once, in order."""
-    found: dict[str, str] = {}
-    for piece in spaced(question).split():
-        # Marks of scripts without spaces are no letters to a regular expression.
-        for word in [piece] if spaced(piece) != piece else _WORD.findall(piece):
-            found.setdefault(word.casefold(), word)
-    return list(found.values())
 
 
 def score_words(bank: BankReader, question: str, postings: int | None = None) -> Words:
@@ -142,7 +139,8 @@ def score_words(bank: BankReader, question: str, postings: int | None = None) ->
             f"bank '{now.store}' has no index of words, which selection by words needs; build it "
             "without --no-words, or select by states"
         )
-    wanted = question_words(question)
+    held = (word for one in asked_words(question) for word in _held(now, one))
+    wanted = list({word.keys: word for word in held}.values())
     if postings is not None:
         wanted = _rarest(now, wanted, postings)
     total = sum(map(len, now.views))
@@ -153,10 +151,11 @@ def score_words(bank: BankReader, question: str, postings: int | None = None) ->
             [now.indices_of(file, found[number][0]) for file, found in enumerate(files)]
         )
         shares_n = np.concatenate([found[number][1] for found in files])
-        weight = word_weight(total, len(blocks_n))
+        parts = 1 + (" " in word.keys[0])
+        weight = parts * word_weight(total, len(blocks_n))
         held_n = (blocks_n >= 0) & (blocks_n < len(now))
         scores_n = (weight * shares_n[held_n]).astype(np.float32)
-        words.append(Word(word, blocks_n[held_n], scores_n, weight))
+        words.append(Word(word.text, blocks_n[held_n], scores_n, weight, parts))
     return Words(tuple(words), len(now))
 
 
@@ -165,10 +164,19 @@ def word_weight(total: int, count: int) -> float:
     return math.log(1 + (total - count + 0.5) / (count + 0.5))
 
 
-def _rarest(now: Snapshot, words: Sequence[str], postings: int) -> list[str]:
+def _held(now: Snapshot, word: Asked) -> Iterator[Asked]:
+    """Yield a word of a question, or what stands in for a number or code that is nowhere."""
+    if word.otherwise is None or any(_count(view, word, 1) for view in now.views):
+        yield word
+        return
+    for part in word.otherwise:
+        yield from _held(now, part)
+
+
+def _rarest(now: Snapshot, words: Sequence[Asked], postings: int) -> list[Asked]:
     """Return the rarest words, which stand in at most so many blocks together."""
     counts = {word: sum(_count(view, word, postings + 1) for view in now.views) for word in words}
-    kept, total = [], 0
+    kept, total = list[Asked](), 0
     for word in sorted(words, key=counts.__getitem__):
         total += counts[word]
         if total > postings:
@@ -177,25 +185,27 @@ def _rarest(now: Snapshot, words: Sequence[str], postings: int) -> list[str]:
     return kept
 
 
-def _count(view: View, word: str, most: int) -> int:
+def _count(view: View, word: Asked, most: int) -> int:
     """Count the blocks of a file with a word, up to `most`: a frequent one stands in millions."""
     frequent = _FREQUENT.setdefault(view, set())
-    if (word, most) in frequent:
+    pattern = " OR ".join(map(_pattern, word.keys))
+    if (pattern, most) in frequent:
         return most
     with view.file.reading() as connection:
         statement = "SELECT count(*) FROM (SELECT 1 FROM words WHERE words MATCH ? LIMIT ?)"
-        [(count,)] = query(connection, statement, _pattern(word), most)
+        [(count,)] = query(connection, statement, pattern, most)
     if count == most:
-        frequent.add((word, most))
+        frequent.add((pattern, most))
     return int(count)
 
 
 def _in_file(
-    view: View, words: Sequence[str]
+    view: View, words: Sequence[Asked]
 ) -> list[tuple[NDArray[np.int64], NDArray[np.float64]]]:
     """Return the rows of the blocks with each word, and their BM25 without the word's weight.
 
-    A word of the document's name counts beside the same word in the block.
+    A word of the document's name counts beside the same word in the block. Of the ways to write a
+    number or code, the one that counts most does.
     """
     places = []
     with view.file.reading() as connection:
@@ -205,22 +215,25 @@ def _in_file(
             if indexed > _ROWS[view]:
                 raise damaged(view.file, "its index of words has more rows than it has blocks")
         for word in words:
-            rows, shares = [], []
-            for column in ("name", "text"):
-                found = query(
-                    connection,
-                    "SELECT rowid, bm25(words) FROM words WHERE words MATCH ?",
-                    f"{column} : {_pattern(word)}",
-                )
-                rows_n, scores_n = _numbers(view, found)
-                # FTS5 weighs a word by what one file holds, removed blocks included.
-                others = max(0, indexed - len(found))
-                own_weight = max(1e-6, math.log((others + 0.5) / (len(found) + 0.5)))
-                rows.append(rows_n[rows_n >= 0])
-                shares.append(-scores_n[rows_n >= 0] / own_weight)
+            numbers, rows, shares = list[Any](), list[Any](), list[Any]()
+            for number, key in enumerate(word.keys):
+                for column in ("name", "text"):
+                    found = query(
+                        connection,
+                        "SELECT rowid, bm25(words) FROM words WHERE words MATCH ?",
+                        f"{column} : {_pattern(key)}",
+                    )
+                    rows_n, scores_n = _numbers(view, found)
+                    # FTS5 weighs a word by what one file holds, removed blocks included.
+                    others = max(0, indexed - len(found))
+                    own_weight = max(1e-6, math.log((others + 0.5) / (len(found) + 0.5)))
+                    rows.append(rows_n[rows_n >= 0])
+                    shares.append(-scores_n[rows_n >= 0] / own_weight)
+                    numbers.append(np.full(len(rows[-1]), number))
             held_n, place_n = np.unique(np.concatenate(rows), return_inverse=True)
-            total_n = np.bincount(place_n, np.concatenate(shares), len(held_n))
-            places.append((held_n, total_n.astype(np.float64)))
+            total_Kn = np.zeros((len(word.keys), len(held_n)))
+            np.add.at(total_Kn, (np.concatenate(numbers), place_n), np.concatenate(shares))
+            places.append((held_n, total_Kn.max(0)))
     return places
 
 
@@ -233,6 +246,6 @@ def _numbers(view: View, found: Sequence[Any]) -> tuple[NDArray[np.int64], NDArr
     return view.rows_of(ids_n.astype(np.int64)), scores_n
 
 
-def _pattern(word: str) -> str:
+def _pattern(key: str) -> str:
     """Return the pattern of FTS5 for a word; a single letter may begin any pair."""
-    return f'"{word}"*' if len(word) == 1 and spaced(word) != word else f'"{word}"'
+    return f'"{key}"' + "*" * is_letter(key)

@@ -6,6 +6,7 @@ Each command imports what it needs when it runs, so `--help` is fast.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -48,6 +49,7 @@ from sedem.errors import ConfigError, DataError, SedemError
 
 if TYPE_CHECKING:
     from sedem.reading.building import Report
+    from sedem.reading.followed import Record
 
 ORDER = (
     "demo", "build", "ask", "bank", "data", "init", "probe", "adapt", "train", "calibrate", "seal",
@@ -182,6 +184,12 @@ def build(
             "that folders are read without; repeatable.",
         ),
     ] = None,
+    prune: Annotated[
+        bool,
+        typer.Option(
+            "--prune", help="Remove documents whose files were deleted from the given folders."
+        ),
+    ] = False,
     dtype: Annotated[
         str | None,
         typer.Option(
@@ -229,7 +237,8 @@ def build(
 ) -> None:
     """Read files into a new or existing bank.
 
-    Unchanged files are skipped; a changed file replaces its old version. Files are read one after
+    Unchanged files are skipped; a changed file replaces its old version. Documents whose files were
+    deleted or renamed are named, and stay unless --prune is given. Files are read one after
     the other, and every commit is durable: an interrupted build resumes when its command is given
     again. Files that cannot be read are left out and listed; so is what is no document in a folder,
     such as hidden files, programs, lock files and empty files. With --ray, other machines read and
@@ -237,33 +246,49 @@ def build(
     """
     if ray is None and (workers or worker_cpus):
         raise ConfigError("--workers and --worker-cpus are for a Ray cluster; give --ray ADDRESS")
+    if ray is not None and prune:
+        raise ConfigError("--prune compares the bank with files of this machine; leave --ray out")
     from sedem.reading.documents import told_left_out
+    from sedem.reading.followed import Record
 
     options = {"dtype": dtype, "keys": keys, "no_text": no_text, "words": not no_words}
     reading = {"encoding": encoding, "strict": strict, "include": include or ()}
-    files = _files(sources, reading, on_ray=ray is not None)
+    record, gone = Record(bank), list[str]()
+    if not os.path.exists(bank):
+        record.forget()  # it is of an earlier bank
+    files = _files(sources, reading, record, on_ray=ray is not None)
     try:
         if ray is None:
-            report = _build_here(bank, files, model, options)
+            report, gone = _build_here(bank, sources, files, record, model, options, prune)
         else:
             limits = {"most": workers, "cpus": worker_cpus or 1}
             report = _build_on_ray(ray, limits, bank, files, model, options)
+    except DataError:
+        if files.sizes or not files.failed:
+            raise
+        # Why nothing was read is the error, told once.
+        raise DataError(files.failed.pop()) from None
     except KeyboardInterrupt:
+        if os.path.exists(bank):
+            record.save()
         output.error("interrupted; run it again to continue after the last commit")
         raise typer.Exit(INTERRUPTED) from None
     finally:
         for failure in files.failed:
             output.error(failure)
-        for note in files.notes:
+        for note in [*files.notes, *filter(None, [record.told(bank)])]:
             output.note(note)
+    what = "removed" if prune else "with --prune, it would remove"
     output.write(
         f"{bank}: {report.added} added, {report.replaced} replaced, {report.unchanged} unchanged; "
         f"the bank holds {output.count(report.documents, 'document')} "
-        f"in {output.count(report.blocks, 'block')}{told_left_out(files.left_out)}"
+        f"in {output.count(report.blocks, 'block')}"
+        f"{told_left_out({'the file is gone': gone} if gone else {}, what)}"
+        f"{told_left_out(files.left_out)}"
     )
 
 
-def _files(sources: list[str], reading: dict[str, Any], on_ray: bool) -> Any:
+def _files(sources: list[str], reading: dict[str, Any], record: Record, on_ray: bool) -> Any:
     """The files to read; torch is not imported for it, so a wrong name is told at once."""
     from sedem.bank.parts import is_remote
     from sedem.reading.documents import DocumentFiles
@@ -276,16 +301,25 @@ def _files(sources: list[str], reading: dict[str, Any], on_ray: bool) -> Any:
         raise DataError(
             f"'{source}' is in an object store; read it with --ray, such as --ray local"
         )
-    return DocumentFiles([Path(source) for source in sources], **reading)
+    return DocumentFiles([Path(source) for source in sources], **reading, name_of=record.name_of)
 
 
-def _build_here(bank: str, files: Any, model: str | None, options: dict[str, Any]) -> Report:
-    """Build on this machine."""
+def _build_here(
+    bank: str,
+    sources: list[str],
+    files: Any,
+    record: Record,
+    model: str | None,
+    options: dict[str, Any],
+    prune: bool,
+) -> tuple[Report, list[str]]:
+    """Build on this machine; return what was done, and the documents whose files are gone."""
+    from sedem.bank.memory_bank import MemoryBank
     from sedem.reading.building import build_bank
 
     opened = open_model(model or model_of(bank))
     with output.progress("reading", of_bytes=True) as report_progress:
-        return build_bank(
+        report = build_bank(
             opened,
             opened.engine,
             bank,
@@ -293,8 +327,18 @@ def _build_here(bank: str, files: Any, model: str | None, options: dict[str, Any
             lambda done: report_progress(done, sum(files.sizes.values())),
             size=lambda document: files.sizes[document.name],
             source=opened.source,
+            failed=files.fail,
             **options,
         )
+    if not report.documents:
+        raise DataError("nothing could be read; give at least one document with words in it")
+    held = MemoryBank.open(bank)
+    gone = record.gone(held.names, [Path(source) for source in sources], files.paths)
+    record.save()
+    if gone and prune:
+        held.remove(*gone)
+        report = replace(report, documents=len(held.names), blocks=len(held))
+    return report, gone
 
 
 def _build_on_ray(
@@ -379,6 +423,7 @@ def ask(
     from sedem.answering.decoding import Decoding
     from sedem.bank.memory_bank import MemoryBank
     from sedem.reading.documents import source_text
+    from sedem.reading.followed import Record
 
     decoding = Decoding(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     opened = MemoryBank.open(bank, source=source_text)
@@ -395,11 +440,14 @@ def ask(
         "documents": document or None,
     }
 
+    record = Record(bank)
+
     def reply(text: str) -> None:
         if as_json:
-            output.print_json(answering.answer(opened, text, **options).to_dict())
+            answer = answering.answer(opened, text, **options)
+            output.print_json(record.with_notes(answer).to_dict())
         else:
-            output.print_answer(answering, opened, text, **options)
+            output.print_answer(answering, opened, text, checked=record.with_notes, **options)
 
     if question:
         reply(" ".join(question))

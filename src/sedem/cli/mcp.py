@@ -45,13 +45,14 @@ def mcp(
     """
     if find_spec("mcp") is None:
         raise ConfigError("`sedem mcp` needs the package mcp; run pip install 'sedem[tools]'")
-    from sedem.tools.banks import FolderBank, banks_at
+    from sedem.reading.followed import FollowedBank
+    from sedem.tools.banks import banks_at
     from sedem.tools.mcp import LocalBackend, ToolServer
 
     banks = banks_at(places, home, model or DEFAULT_MODEL)
 
     def opened() -> SeDeM:
-        built = all(not isinstance(bank, FolderBank) for bank in banks)
+        built = all(not isinstance(bank, FollowedBank) for bank in banks)
         name = model or (model_of(places[0]) if built else DEFAULT_MODEL)
         return open_model(name, engine, weights)
 

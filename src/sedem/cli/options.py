@@ -85,7 +85,7 @@ EngineOption = Annotated[
     typer.Option(
         "--engine",
         metavar="NAME",
-        help="What runs the model: auto, eager, static, graphs or compiled.",
+        help="What runs the model: auto, eager, static or graphs.",
     ),
 ]
 WeightsOption = Annotated[

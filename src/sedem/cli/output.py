@@ -16,7 +16,6 @@ from sedem.errors import DataError, printable
 from sedem.untrusted import json_text
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
     from rich.table import Table
     from rich.text import Text
 
@@ -29,9 +28,9 @@ Cell = str | tuple[str, ...]
 """One cell of a table: a line, or several lines below each other."""
 
 UNLIMITED = 1_000_000
-"""Columns of an output that is not a terminal: no line is folded there."""
+"""Columns of an output where no line is folded."""
 NARROWEST = 20
-"""Columns to which a column of text may be folded before rows are shown one below the other."""
+"""Columns to which a column of text may be folded in a table with headings."""
 GAP = 2
 """Spaces between two columns."""
 
@@ -83,8 +82,8 @@ def print_table(
     """Write rows as columns.
 
     A terminal gets columns that fit its width: text is folded, numbers never are. Where numbers
-    leave too little room, every row is written as lines of heading and value. Any other output
-    gets plain text, one line for each line of a row, whatever its length.
+    leave too little room, and for any other output, a line of a row is one line, whatever its
+    length.
 
     Args:
         rows: cells, as many in each row.
@@ -101,11 +100,9 @@ def print_table(
             typer.echo(line.rstrip())
         return
     console = Console(force_terminal=True)
-    parts: Iterable[RenderableType] = [_table(rows, headings, left, rule=True)]
     if headings and _narrowest(rows, headings, left) > console.width:
-        parts = _stacked(rows, headings, left)
-    for part in parts:
-        console.print(part)
+        console.width = UNLIMITED
+    console.print(_table(rows, headings, left, rule=True))
 
 
 def print_facts(facts: Iterable[tuple[str, object]]) -> None:
@@ -158,35 +155,6 @@ def _table(
     return table
 
 
-def _stacked(
-    rows: Sequence[Sequence[Cell]], headings: Sequence[str], left: Collection[int]
-) -> Iterator[RenderableType]:
-    """Every row as lines of heading and value: first its texts, then its numbers."""
-    from rich.table import Table
-
-    width = max(map(len, headings))
-    for number, row in enumerate(rows):
-        if number:
-            yield ""
-        cells = [(_text(heading), cell) for heading, cell in zip(headings, row, strict=True)]
-        for index in left:
-            heading, cell = cells[index]
-            grid = Table.grid(padding=(0, GAP, 0, 0))
-            if heading:
-                grid.add_column(width=width)
-            grid.add_column(overflow="fold")
-            grid.add_row(*filter(None, (heading, _text(cell))))
-            yield grid
-        grid = Table.grid(padding=(0, GAP, 0, 0))
-        for index, (heading, cell) in enumerate(cells):
-            if index not in left:
-                grid.add_row(heading, *map(_text, _lines(cell)))
-        for column in grid.columns[1:]:
-            column.justify, column.overflow = "right", "fold"
-        grid.columns[0].width = width
-        yield grid
-
-
 def _narrowest(
     rows: Sequence[Sequence[Cell]], headings: Sequence[str], left: Collection[int]
 ) -> int:
@@ -217,9 +185,14 @@ def print_answer(
     bank: MemoryBank,
     question: str,
     k: int | str | None,
+    checked: Callable[[Answer], Answer] = lambda answer: answer,
     **options: Any,
 ) -> None:
-    """Write an answer piece by piece, then what is known about it and its sources."""
+    """Write an answer piece by piece, then what is known about it and its sources.
+
+    Args:
+        checked: returns the answer with further notes.
+    """
     from sedem.types import joint
 
     def estimated(told: Estimate) -> None:
@@ -230,7 +203,7 @@ def print_answer(
         typer.echo(printable(piece, keep="\n"), nl=False)
     assert stream.answer is not None
     write()
-    answer, facts = stream.answer, []
+    answer, facts = checked(stream.answer), []
     if (model.config.k if k is None else k) == "auto":
         facts.append(f"from {answer.k:,} of {count(answer.blocks, 'block')}")
     if (probability := joint(answer.answer_confidence, answer.confidence)) is not None:

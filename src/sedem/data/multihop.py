@@ -67,8 +67,8 @@ class TitledParagraph(RecordModel):
 
     title: Text
     sentences: Annotated[
-        Annotated[Text, Tag("text")] | Annotated[list[Text], Tag("list")],
-        Discriminator(lambda given: "text" if isinstance(given, str) else "list"),
+        Annotated[Text, Tag("a text")] | Annotated[list[Text], Tag("a list")],
+        Discriminator(lambda given: "a text" if isinstance(given, str) else "a list"),
     ] = Field(validation_alias=AliasChoices("sentences", "content"))
 
     def text(self, separator: str) -> str:

@@ -321,7 +321,7 @@ def _unicode(value: str) -> str:
     except UnicodeEncodeError as error:
         raise PydanticCustomError(
             "unicode",
-            "Unicode text is needed ({half} at character {place} is half a surrogate pair)",
+            "it must be Unicode text ({half} at character {place} is half a surrogate pair)",
             {"half": ascii(value[error.start]), "place": error.start},
         ) from None
     return value
@@ -370,7 +370,7 @@ class RecordModel(BaseModel):
         try:
             return cls.model_validate(record)
         except ValidationError as error:
-            raise DataError(explain(error, place, cls)) from None
+            raise DataError(explain(error, place)) from None
 
 
 def with_id(place: str, record: Record) -> str:

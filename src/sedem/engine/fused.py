@@ -106,21 +106,6 @@ class FusedLayer:
         gate, up = self.linear("gate_up", normed).chunk(2, dim=-1)
         return hidden_BPD + self.linear("down", self.activation(gate) * up)
 
-    def finish_and_project(
-        self,
-        following: FusedLayer,
-        hidden_BPD: Tensor,
-        mixed_BPD: Tensor,
-        rope: tuple[Tensor, Tensor],
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Run everything between the attention of this layer and that of the following one.
-
-        Returns:
-            The states after this layer, and `project` of the following one.
-        """
-        hidden_BPD = self.finish(hidden_BPD, mixed_BPD)
-        return hidden_BPD, *following.project(hidden_BPD, rope)
-
 
 def in_reading_order(
     hidden_BPD: Tensor, positions_BP: Tensor, valid_BP: Tensor
@@ -230,11 +215,9 @@ def run_layers(
         if alone is not None and bias is None:
             # Without a mask, all positions attend: causal attention counts from the first.
             mixed = torch.take_along_dim(mixed, alone[:, None, None], 1)
-        if is_last:
-            return layer.finish(hidden_BPD, mixed)
-        hidden_BPD, query, key, value = layer.finish_and_project(
-            layers[index + 1], hidden_BPD, mixed, rope
-        )
+        hidden_BPD = layer.finish(hidden_BPD, mixed)
+        if not is_last:
+            query, key, value = layers[index + 1].project(hidden_BPD, rope)
     return hidden_BPD
 
 

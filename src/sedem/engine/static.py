@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -37,7 +36,7 @@ from sedem.modules import SedemModules
 
 logger = logging.getLogger(__name__)
 
-ENGINES = ("auto", "eager", "static", "graphs", "compiled")
+ENGINES = ("auto", "eager", "static", "graphs")
 WEIGHTS = ("full", "int8")
 MAX_QUESTION_BUFFERS = 32
 """Number of question batch sizes whose buffers are kept."""
@@ -99,7 +98,6 @@ class Static:
         model: its weights are fused and merged in place, once. It must not be trained or moved
             afterwards.
         graphs: whether to capture encoding, prefill and step as CUDA graphs.
-        compiled: whether to compile the arithmetic of layers; see `compiled`.
         int8: whether steps run int8 matrices; see `int8`.
 
     Attributes:
@@ -114,7 +112,6 @@ class Static:
         model: SedemModules,
         *,
         graphs: bool,
-        compiled: bool = False,
         int8: bool = False,
         budget: KeptBudget | None = None,
     ) -> None:
@@ -125,17 +122,11 @@ class Static:
                         f"backbone '{backbone.name}' has rotary positions that depend on the "
                         "length of the sequence and cannot be captured; use engine 'static'"
                     )
-        self.name = "compiled" if compiled else "graphs" if graphs else "static"
+        self.name = "graphs" if graphs else "static"
         self.batch_size = 64 if graphs else 16
         self.ahead = graphs
         self.model = model
         self.encoder, self.decoder = fuse_modules(model)
-        if compiled:
-            from sedem.engine.compiled import compiled_layers
-
-            layers = compiled_layers(self.encoder.layers), compiled_layers(self.decoder.layers)
-            self.encoder = replace(self.encoder, layers=layers[0])
-            self.decoder = replace(self.decoder, layers=layers[1])
         if int8:
             from sedem.engine.int8 import int8_steps
 
@@ -148,7 +139,7 @@ class Static:
         limit = room if on_cpu else None
         self.batches = Batches(self.decoder, self.kept, graphs=graphs, limit=limit)
         changing = any(map(depends_on_length, (model.encoder, model.decoder)))
-        self._beside = on_cpu and not compiled and not changing
+        self._beside = on_cpu and not changing
         self._question_buffers: dict[tuple[int, int], QuestionBuffers] = {}
         self._buffers_lock = FairLock()
         self._graphs = graphs
@@ -276,10 +267,9 @@ def open_engine(
 
     Args:
         name: "eager" is the reference; "static" has fused layers and static caches; "graphs"
-            also captures them as CUDA graphs; "compiled" also compiles the layers, which takes some
-            seconds at the first questions and pays off for many questions; "auto" is "graphs" on a
-            GPU and "static" elsewhere or if graphs cannot be captured, and "eager" for a layout
-            that the others are not proven equal on.
+            also captures them as CUDA graphs; "auto" is "graphs" on a GPU and "static" elsewhere or
+            if graphs cannot be captured, and "eager" for a layout that the others are not proven
+            equal on.
         model: its weights are fused and adapters merged, unless the engine is "eager".
         attention: how the backbones were opened; "eager" attention needs engine "eager".
         budget: limits on kept keys and values of independent blocks; "eager" keeps none.
@@ -320,8 +310,7 @@ def open_engine(
         raise ConfigError(
             f"engine 'graphs' needs a CUDA device, the model is on '{model.device}'; use 'static'"
         )
-    graphs, compiled = on_gpu and name != "static", name == "compiled"
-    return Static(model, graphs=graphs, compiled=compiled, int8=int8, budget=budget)
+    return Static(model, graphs=name == "graphs", int8=int8, budget=budget)
 
 
 def _check_weights(weights: str, engine: str, model: SedemModules) -> None:

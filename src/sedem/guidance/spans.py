@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import re
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -18,18 +17,14 @@ from itertools import takewhile
 import torch
 from torch import Tensor, nn
 
+from sedem.folding import Written, keys_of, terms_of, written
 from sedem.guidance.scores import Confidence, minimize
-from sedem.types import WITHOUT_SPACES
 
 FEATURES = ("likelihood", "mean", "length", "block", "words")
 """The numbers by which spans are compared; see `span_features`."""
 SECOND_FEATURES = (*FEATURES, "gap", "memory likelihood", "memory mean")
 """The same where both memory and text were read; see `second_features`."""
 
-_NUMBER = r"\d+(?:[.,:]\d+)*"
-_WORD = re.compile(rf"{_NUMBER}|[{WITHOUT_SPACES}]|[^\W\d_{WITHOUT_SPACES}]+")
-_LETTER = re.compile(f"[{WITHOUT_SPACES}]")
-_SIGNS = "$€£¥₹+-\u2212"
 _AFTER = re.compile(r"[%‰°)\]]*")
 LEAST = -4.0
 """Least log-probability of a token that counts. If memory has lost the spelling of a name, one of
@@ -42,29 +37,6 @@ STEM = 4
 """Fewest letters that two forms of a word share."""
 ENDING = 3
 """Most letters in which two forms of a word differ at the end."""
-
-
-def words_of(text: str) -> list[tuple[int, int]]:
-    """Return where each word of a text begins and ends.
-
-    A number is one word, whatever separates its digits, and has its sign or currency. In scripts
-    without spaces every letter is a word, because nothing tells where a word ends.
-    """
-    words: list[tuple[int, int]] = []
-    for found in _WORD.finditer(text):
-        start, end = found.span()
-        if words and start < words[-1][1]:
-            continue  # a mark of the letter before it
-        while end < len(text) and unicodedata.category(text[end]).startswith("M"):
-            end += 1
-        if words and words[-1][1] == start and not _LETTER.match(found[0]):
-            # Marks inside a word, such as vowel signs, do not end it.
-            words[-1] = words[-1][0], end
-            continue
-        if found[0][0].isdigit() and start and text[start - 1] in _SIGNS:
-            start -= 1
-        words.append((start, end))
-    return words
 
 
 def ends_of(text: str, words: Sequence[tuple[int, int]]) -> set[int]:
@@ -88,25 +60,24 @@ class Match:
     weight: float
 
 
-def matches_of(
-    text: str, words: Sequence[tuple[int, int]], question: Mapping[str, float]
-) -> list[Match]:
+def matches_of(text: str, question: Mapping[str, float]) -> list[Match]:
     """Find the words of a question in a text.
 
     Args:
-        words: where the words of the text are.
         question: the weight of each word.
     """
-    wanted = {word.casefold(): weight for word, weight in question.items()}
-    same: dict[str, str | None] = {}
+    terms = terms_of(text)
     found = []
-    for start, end in words:
-        own = text[start:end].casefold()
-        if own not in same:
-            same[own] = next((word for word in wanted if same_stem(word, own)), None)
-        if (word := same[own]) is not None:
-            found.append(Match(start, end, word, wanted[word]))
-    return found
+    for word, weight in question.items():
+        keys, whole = keys_of(word)
+        same = {term.key: same_stem(keys[0], term.key) for term in terms} if len(keys) == 1 else {}
+        for number, term in enumerate(terms):
+            last = terms[min(number + len(keys), len(terms)) - 1]
+            if same.get(term.key) or (term.key == whole):
+                found.append(Match(term.start, term.end, word, weight))
+            elif len(keys) > 1 and keys == [one.key for one in terms[number : number + len(keys)]]:
+                found.append(Match(term.start, last.end, word, weight))
+    return sorted(found, key=lambda match: match.start)
 
 
 def unsupported(answer: str, sources: Iterable[str]) -> tuple[str, ...]:
@@ -118,40 +89,37 @@ def unsupported(answer: str, sources: Iterable[str]) -> tuple[str, ...]:
     Args:
         sources: texts that the answer may take its words from, among them the question.
     """
-    as_written = [[text[at:end] for at, end in words_of(text)] for text in sources]
-    texts = [[word.casefold() for word in text] for text in as_written]
-    own = {word for text in texts for word in text}
-    places = words_of(answer)
-    words = [answer[at:end] for at, end in places]
-    missing = dict.fromkeys(w for w in words if _is_checked(w) and not _stands_in(w, own))
+    read = [(text, list(written(text))) for text in sources]
+    own = {term.key for text, _ in read for term in terms_of(text)}
+    words = [(answer[one.start : one.end], one) for one in written(answer)]
+    missing = dict.fromkeys(
+        word for word, one in words if _is_checked(word) and not _stands_in(word, one, own)
+    )
     # A name goes on after spaces, a hyphen or the full stop of an initial.
-    names: list[list[str]] = []
+    names: list[list[Written]] = []
     last = None
-    for word, (at, end) in zip(words, places, strict=True):
+    for word, one in words:
         if not is_exact(word) or word in missing:
             last = None
             continue
-        if last is not None and not answer[last:at].strip(" .-"):
-            names[-1].append(word)
+        if last is not None and not answer[last : one.start].strip(" .-"):
+            names[-1].append(one)
         else:
-            names.append([word])
-        last = end
+            names.append([one])
+        last = one.end
     # The first word may have its capital for standing there.
-    if names and names[0][0] is words[0]:
-        plain = words[0].casefold()
-        skipped = plain != words[0] and any(plain in text for text in as_written)
-        names[0] = names[0][skipped:]
+    if names and names[0][0] is words[0][1]:
+        plain = words[0][0].lower()
+        is_plain = any(plain == text[o.start : o.end] for text, own in read for o in own)
+        names[0] = names[0][plain != words[0][0] and is_plain :]
     for name in names:
-        if len(name) > 1 and not any(_side_by_side(name, text) for text in texts):
-            missing[" ".join(name)] = None
+        keys = sorted(term.key for one in name for term in one.terms)
+        rows = [[term.key for one in own for term in one.terms] for _, own in read]
+        if len(name) > 1 and not any(
+            keys == sorted(row[at : at + len(keys)]) for row in rows for at in range(len(row))
+        ):
+            missing[answer[name[0].start : name[-1].end]] = None
     return tuple(missing)
-
-
-def _side_by_side(name: Sequence[str], text: Sequence[str]) -> bool:
-    """Whether words stand side by side in a text, in any order."""
-    wanted = sorted(word.casefold() for word in name)
-    windows = range(len(text) - len(name) + 1)
-    return any(sorted(text[at : at + len(name)]) == wanted for at in windows)
 
 
 def _is_checked(word: str) -> bool:
@@ -160,10 +128,12 @@ def _is_checked(word: str) -> bool:
     return len(word) >= STEM or (word[0].isupper() and word.casefold() not in ("yes", "no"))
 
 
-def _stands_in(word: str, words: set[str]) -> bool:
+def _stands_in(word: str, one: Written, own: set[str]) -> bool:
     """Whether a word is among others: a name or a number as it is, another word in any form."""
-    exact, word = is_exact(word), word.casefold()
-    return word in words or (not exact and any(same_stem(word, other) for other in words))
+    keys = {term.key for term in one.terms}
+    if one.whole in own or keys <= own:
+        return True
+    return not is_exact(word) and all(any(same_stem(k, other) for other in own) for k in keys)
 
 
 def is_exact(word: str) -> bool:
@@ -178,10 +148,12 @@ def total_weight(matches: Iterable[Match]) -> float:
 
 def same_stem(first: str, second: str) -> bool:
     """Whether two words are the same but for their endings, in any language with endings."""
+    if first == second or any(map(str.isdigit, first)):
+        return first == second
     shared = sum(
         1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
     )
-    return first == second or shared >= max(STEM, max(len(first), len(second)) - ENDING)
+    return shared >= max(STEM, max(len(first), len(second)) - ENDING)
 
 
 def span_features(

@@ -24,10 +24,13 @@ from sedem.types import check_tokens
 _PARAGRAPH = re.compile(r"\S[^\n]*(?:\n(?!\s*(?:\n|\Z))[^\n]*)*")
 _WORD = re.compile(r"\S+")
 # No sentence ends after an initial or a title, or before a small letter. No space need follow
-# full-width marks.
+# full-width marks. The end of a line ends one too, unless a long line was wrapped there: the next
+# one begins with a small letter, or the line is full and the next one is no item, label or row.
 _STOP = re.compile(
     r"(?<!\b[A-Z])(?<!\b(?:Dr|Mr|Ms|St|Jr|No|vs))(?<!\b(?:Mrs|e\.g|i\.e|Nos))"
-    "[.!?\u2026]+[\"'\u201d\u2019)\\]]*\\s+(?![a-z\\s])|[\u3002\uff01\uff1f]|\\n"
+    "[.!?\u2026]+[\"'\u201d\u2019)\\]]*\\s+(?![a-z\\s])|[\u3002\uff01\uff1f]"
+    r"|(?<![^\n]{30})\n|(?<=[.!?:;|])\n|\n(?![^\W_])|(?<![^\n]{60})\n(?![a-z\u00df-\u00f6\u00f8-\u00ff])"
+    r"|\n(?=[^\n:|]{1,30}: |[^\n]*(?:\t| \| )|\d+[.)] )"
 )
 _CELL = re.compile(r"\t| \| ")
 _CHARACTER, _WORD_START, _LINE, _SENTENCE, _PARAGRAPH_START = range(1, 6)
@@ -153,10 +156,15 @@ def _rows(text: str) -> list[tuple[int, int]]:
     rows: list[tuple[int, int]] = []
     at = 0
     for line in text.splitlines(keepends=True) if " | " in text else ():
-        if sum(": " in cell for cell in line.split(" | ")) > 1:
+        if is_row(line):
             rows.append((at, at + len(line.rstrip())))
         at += len(line)
     return rows
+
+
+def is_row(line: str) -> bool:
+    """Whether a line is the row of a table whose cells carry their header."""
+    return sum(": " in cell for cell in line.split(" | ")) > 1
 
 
 def _between_rows(
@@ -176,8 +184,20 @@ def _between_rows(
 
 
 def sentences_of(text: str) -> list[int]:
-    """Return where the sentences of a text begin, and its end; every line begins one."""
-    return [0, *(stop.end() for stop in _STOP.finditer(text)), len(text)]
+    """Return where the sentences of a text begin, and its end; lines begin one, too.
+
+    A line that was wrapped within a sentence does not, and the row of a table is one, even if one
+    of its cells has a full stop.
+    """
+    rows = _rows(text)
+    firsts = [begin for begin, _ in rows]
+
+    def is_inside(at: int) -> bool:
+        row = bisect_left(firsts, at) - 1
+        return row >= 0 and at <= rows[row][1]
+
+    stops = (stop.end() for stop in _STOP.finditer(text))
+    return [0, *(at for at in stops if not is_inside(at)), len(text)]
 
 
 def boundaries(tokens: int, length: int, shift: int = 0) -> list[int]:

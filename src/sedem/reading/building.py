@@ -6,14 +6,16 @@ Letters: S segments, M slots per segment, N blocks, J slots per block, D decoder
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
+
 from sedem.bank import search
-from sedem.bank.blocks import partition, to_blocks
+from sedem.bank.blocks import Blocks, partition, to_blocks
 from sedem.bank.database import WAIT
 from sedem.bank.file import BankFile
 from sedem.bank.keys import save_keys, stored_bytes
@@ -22,7 +24,7 @@ from sedem.bank.parts import Place, Store, local_file, store_at
 from sedem.bank.rows import Meta, text_digest
 from sedem.config import SedemConfig
 from sedem.engine.interface import Engine
-from sedem.errors import BankError
+from sedem.errors import BankError, DataError
 from sedem.method.segments import Segments
 from sedem.modules import SedemModules
 from sedem.quantization import BFLOAT16, Quantized, check_dtype
@@ -61,14 +63,18 @@ def build_bank(
     no_text: bool = False,
     words: bool = True,
     wait: float = WAIT,
+    commit: int | None = None,
+    committed: Callable[[list[str]], None] = lambda names: None,
+    failed: Callable[[str, DataError], None] | None = None,
 ) -> Report:
     """Create or extend a bank.
 
-    Documents already in the bank are skipped; changed ones are replaced. Each commit is durable, so
-    the same call continues an interrupted build, even within a long document. Documents are taken
-    one after the other, and at most one commit of them is in memory. If taking one fails, those
-    before it are committed before the error is raised. A bank in parts gets them at the end of the
-    call, as one part; until then they are in a file on this machine.
+    Documents already in the bank are skipped; changed ones are replaced. The memory of a text that
+    the bank holds under another name is copied, so a file that moved is not read again. Each commit
+    is durable, so the same call continues an interrupted build, even within a long document.
+    Documents are taken one after the other, and at most one commit of them is in memory. If taking
+    one fails, those before it are committed before the error is raised. A bank in parts gets them
+    at the end of the call, as one part; until then they are in a file on this machine.
 
     Args:
         path: file of the bank, or its place if it is in parts.
@@ -80,12 +86,16 @@ def build_bank(
         no_text: make a bank that keeps the SHA-256 of each text instead of the text. An existing
             bank is not changed.
         wait: seconds to wait for another writer before each commit.
+        commit: characters read between two commits; None means `COMMIT`.
+        committed: called with the names of documents that are in the bank now.
+        failed: called with the name of a document that the model rejects, which then does not stop
+            the others.
 
     Raises:
         BankMismatchError: another model made the bank.
         BankError: the bank stores its slots as another type, or stores texts despite `no_text`.
         ConfigError: there is no such type.
-        DataError: there are no documents, or two have the same name.
+        DataError: there are no documents, two have the same name, or one is rejected.
     """
     for name in filter(None, (dtype, keys)):
         check_dtype(name)
@@ -93,11 +103,13 @@ def build_bank(
         local_file(path, "'sedem build --keys'")
     meta = new_meta(model, source, dtype, no_text, words)
     stored = stored_digests(model, path, dtype, no_text)
-    with _file_of(store_at(path, wait), meta) as file:
+    store = store_at(path, wait)
+    held = {*stored.values()}
+    with _file_of(store, meta) as file:
         if file.exists():
             stored |= file.digests()
         taken = Taken(stored, size or (lambda document: len(document.text)))
-        for group in commits(taken.changed(documents)):
+        for group in commits(taken.changed(documents, committed), commit):
             group_size = sum(map(taken.size, group))
             before = taken.total - group_size
 
@@ -105,7 +117,28 @@ def build_bank(
                 if progress is not None:
                     progress(before + part * done // of)
 
-            add_documents(model, engine, file, meta, group, report)
+            twins = [one for one in group if text_digest(one.text) in held]
+            copies = _copies(store, twins) if twins else []
+            copied = {document.name for document, *_ in copies}
+            lacking = [one for one in group if one.name not in copied]
+            try:
+                if lacking:
+                    add_documents(model, engine, file, meta, lacking, report)
+                    committed([document.name for document in lacking])
+            except DataError:
+                if failed is None:
+                    raise
+                for document in lacking:
+                    try:
+                        add_documents(model, engine, file, meta, [document], report)
+                        committed([document.name])
+                    except DataError as error:
+                        failed(document.name, error)
+            for document, blocks, memory_NJD in copies:
+                file.append(model.fingerprint(), [document], blocks, memory_NJD)
+                committed([document.name])
+    if not store.exists():  # the model has rejected all
+        return Report(0, 0, 0, 0, 0)
     bank = MemoryBank.open(path)
     if keys is not None:
         save_keys(bank, model.selector, keys)
@@ -135,6 +168,21 @@ def describe(path: Place) -> dict[str, Any]:
         "fingerprint": bank.fingerprint,
         **bank.made_by,
     }
+
+
+def _copies(
+    store: Store, documents: Sequence[Document]
+) -> list[tuple[Document, Blocks, Quantized]]:
+    """Return those documents whose text a bank holds, under other names, with its memory."""
+    known, digests, found = MemoryBank.open_from(store).snapshot(), store.digests(), []
+    twins = {digests[name]: index for index, name in enumerate(known.names) if name in digests}
+    for document in documents:
+        if (index := twins.get(text_digest(document.text))) is not None:
+            rows = np.flatnonzero(known.blocks.documents == index)
+            blocks = known.blocks.take(rows)
+            blocks = blocks.of_documents(np.zeros_like(blocks.documents))
+            found.append((document, blocks, known.stored(rows.tolist())))
+    return found
 
 
 def _file_of(store: Store, meta: Meta) -> AbstractContextManager[BankFile]:
@@ -247,13 +295,18 @@ class Taken:
     replaced: int = field(default=0, init=False)
     unchanged: int = field(default=0, init=False)
 
-    def changed(self, documents: Iterable[Document]) -> Iterator[Document]:
-        """Take documents, and yield those that the bank lacks."""
+    def changed(
+        self,
+        documents: Iterable[Document],
+        unchanged: Callable[[list[str]], None] = lambda names: None,
+    ) -> Iterator[Document]:
+        """Take documents, and yield those that the bank lacks; tell the names of the others."""
         for document in distinct(documents):
             self.total += self.size(document)
             found = self.stored.get(document.name)
             if found == text_digest(document.text):
                 self.unchanged += 1
+                unchanged([document.name])
                 continue
             self.added += found is None
             self.replaced += found is not None
@@ -285,8 +338,8 @@ def stored_digests(
     return store.digests()
 
 
-def commits(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Group documents into commits of at least `COMMIT` characters.
+def commits(documents: Iterable[Document], least: int | None = None) -> Iterator[list[Document]]:
+    """Group documents into commits of at least so many characters; None means `COMMIT`.
 
     The last group may be smaller, and so may one before a longer document, which stands alone.
     """
@@ -299,7 +352,7 @@ def commits(documents: Iterable[Document]) -> Iterator[list[Document]]:
                 group, size = [], 0
             group.append(document)
             size += len(document.text)
-            if size >= COMMIT:
+            if size >= min(least or COMMIT, COMMIT):
                 yield group
                 group, size = [], 0
     except Exception:

@@ -6,9 +6,11 @@ import glob
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from fnmatch import fnmatch
 from itertools import takewhile
 from pathlib import Path
+from typing import cast
 
 from sedem.errors import DataError, cut, printable
 from sedem.reading.document_formats import CODE, PARSERS, ending_of, parse_file
@@ -35,8 +37,12 @@ class DocumentFiles(Iterable[Document]):
 
     Files that cannot be read are left out, unless it is `strict`.
 
+    Args:
+        name_of: names the document of a file; two paths of one name are one document.
+
     Attributes:
-        sizes: bytes of each file, by the name of its document, without those left out.
+        paths: each file, by the name of its document, without those left out.
+        sizes: their bytes.
         failed: one sentence for each file that could not be read.
         left_out: what was not read, by the reason.
         notes: sentences on what was left out of documents, or guessed.
@@ -53,29 +59,39 @@ class DocumentFiles(Iterable[Document]):
         *,
         strict: bool = False,
         include: Sequence[str] = (),
+        name_of: Callable[[Path], str] = os.path.normpath,
     ) -> None:
         self.encoding, self.strict, self.include = encoding, strict, include
+        self.paths: dict[str, Path] = {}
         self.sizes: dict[str, int] = {}
         self.failed: list[str] = []
         self.left_out: LeftOut = {}
         self.notes: list[str] = []
         for path in files_in(sources, left_out=self.left_out, include=include):
             try:
-                self.sizes[os.path.normpath(path)] = size_of(path, include)
+                size = size_of(path, include)
             except DataError as error:
                 self._fail(path, error)
+            else:
+                name = name_of(path)
+                self.paths.setdefault(name, path)
+                self.sizes.setdefault(name, size)
 
     def __iter__(self) -> Iterator[Document]:
         """Read the files."""
-        for name in tuple(self.sizes):
+        for name, path in tuple(self.paths.items()):
             try:
-                document = read_document(Path(name), self.encoding, self.include)
+                document = read_document(path, self.encoding, self.include)
             except DataError as error:
-                self._fail(Path(name), error)
-                del self.sizes[name]
+                self._fail(path, error)
+                del self.paths[name], self.sizes[name]
             else:
                 self.notes += document.notes
-                yield document
+                yield replace(document, name=name)
+
+    def fail(self, name: str, error: DataError) -> None:
+        """List a document that cannot be read; raise the error if it is strict."""
+        self._fail(self.paths[name], error)
 
     def _fail(self, path: Path, error: DataError) -> None:
         if self.strict:
@@ -97,11 +113,14 @@ def documents_of(given: Given | Iterable[Given]) -> list[Document]:
     """Return documents as they are, and the files behind paths as `sedem build` reads them.
 
     Raises:
-        DataError: a path is missing, or a file cannot be read.
+        DataError: a path is missing, a file cannot be read, or something is neither a path nor a
+            document.
     """
-    listed = [given] if isinstance(given, str | os.PathLike | Document) else given
+    several = isinstance(given, Iterable) and not isinstance(given, str | bytes)
     found: list[Document] = []
-    for one in listed:
+    for one in cast("Iterable[Given]", given if several else [given]):
+        if not isinstance(one, str | os.PathLike | Document):
+            raise DataError(f"{one!r} is no document; give paths, or a Document(name, text)")
         found += [one] if isinstance(one, Document) else DocumentFiles([Path(one)], strict=True)
     return found
 
@@ -172,7 +191,7 @@ def _matches(name: str, place: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch(name, one) or fnmatch(place, one) for one in patterns)
 
 
-def told_left_out(left_out: LeftOut) -> str:
+def told_left_out(left_out: LeftOut, what: str = "left out") -> str:
     """Return what was left out and why, as the end of a sentence; empty if nothing was."""
     if not left_out:
         return ""
@@ -180,7 +199,7 @@ def told_left_out(left_out: LeftOut) -> str:
     for why, names in left_out.items():
         more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
         parts.append(f"{why}: {', '.join(cut(printable(one)) for one in names[:NAMED])}{more}")
-    return f"; left out {sum(map(len, left_out.values())):,} ({'; '.join(parts)})"
+    return f"; {what} {sum(map(len, left_out.values())):,} ({'; '.join(parts)})"
 
 
 def _documents_below(
@@ -267,15 +286,21 @@ def _holds_text(path: Path) -> bool:
         return False
 
 
-def read_document(path: Path, encoding: str | None = None, include: Sequence[str] = ()) -> Document:
+def read_document(
+    path: Path,
+    encoding: str | None = None,
+    include: Sequence[str] = (),
+    stopped: Callable[[], bool] = lambda: False,
+) -> Document:
     """Read one file as a document.
 
     Raises:
         DataError: the file is missing, a folder, of another type, binary, damaged, encrypted,
             empty or in another encoding, or larger or slower than can be read.
+        StoppedError: `stopped` returned true.
     """
     size_of(path, include)
-    return Document(os.path.normpath(path), *parse_file(path, str(path), encoding))
+    return Document(os.path.normpath(path), *parse_file(path, str(path), encoding, stopped))
 
 
 def source_text(name: str) -> str | None:

@@ -97,10 +97,11 @@ async def to_ask(service: Service, key: Key, body: AskBody) -> ResolvedQuestion:
     if conversation is None:
         raise bad_request("the messages have no text; end them with a user's question", "messages")
     check_lengths(conversation, settings)
-    reply = conversation.reply or greeting(service, key, name, conversation)
-    if reply is not None:
+    if conversation.reply is not None:
         request, unused = Request(no_documents(model), ""), conversation.unused
-        return ResolvedQuestion(request, decoding, body, name, unused, 0, 0, reply)
+        return ResolvedQuestion(
+            request, decoding, body, name, unused, 0, 0, reply=conversation.reply
+        )
     if name is None and not conversation.documents:
         last = conversation.last
         return await asyncio.to_thread(without_documents, service, body, last, decoding)
@@ -121,34 +122,11 @@ async def to_ask(service: Service, key: Key, body: AskBody) -> ResolvedQuestion:
         body.answer,
         body.min_confidence,
         None if body.documents is None else [*body.documents],
+        conversation.context,
     )
     check_selection(bank, body, settings, model.engine.most_blocks())
     tokens = len(model.encoder.token_ids(request.question))
     return ResolvedQuestion(request, decoding, body, name, conversation.unused, tokens, cached)
-
-
-def can_chat(service: Service) -> bool:
-    """Return whether the model can reply without documents."""
-    return bool(service.model.decoder.tokenizer.chat_template)
-
-
-def greeting(
-    service: Service, key: Key, bank: str | None, conversation: Conversation
-) -> str | None:
-    """Return the reply to a greeting, which says what may be asked; None if the model replies.
-
-    Raises:
-        ApiError: there is no such bank, or it is empty.
-    """
-    chats = bank is None and not conversation.documents and can_chat(service)
-    if not conversation.greets or chats:
-        return None
-    if bank is not None:
-        name = bank_of(service, bank).documents.name(0)
-        return f"Hello. Ask a question about the documents of '{bank}', such as {name}."
-    banks = [f"'{service.model.name}{SEPARATOR}{one}'" for one in service.library.names(key)]
-    such = f", such as {banks[0]}," if banks else ""
-    return f"Hello. Ask a bank by the name of its model{such} or send a text with a question."
 
 
 def without_documents(
@@ -164,7 +142,7 @@ def without_documents(
         ConfigError: the chat template rejects these turns, also folded.
     """
     needs_documents = body.documents is not None or body.min_confidence is not None
-    if needs_documents or not can_chat(service):
+    if needs_documents or not service.model.decoder.tokenizer.chat_template:
         raise bad_request(
             "there is nothing to answer from; ask a bank, as model 'NAME@BANK', or put the text "
             "before the question, with a blank line between them",
@@ -282,7 +260,7 @@ def bank_of(service: Service, name: str) -> Snapshot:
     Raises:
         ApiError: there is no such bank, or it is empty.
     """
-    snapshot = service.library.get(name).snapshot
+    snapshot = service.library.get(name).current
     if snapshot is None or not len(snapshot):
         raise conflict(
             f"bank '{name}' holds no documents yet; upload some, or wait until they are read",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import unicodedata
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
@@ -17,15 +18,14 @@ from starlette.responses import Response
 
 from sedem.bank.memory_bank import BankReader
 from sedem.errors import NoTextError
-from sedem.serve.bank_entry import BankEntry
-from sedem.serve.database import full_disk
-from sedem.serve.errors import bad_request, conflict, not_found
+from sedem.reading.documents import unknown_type
+from sedem.serve.errors import bad_request, conflict, full_disk, not_found
 from sedem.serve.events import COMMENT, KEEP_ALIVE_SECONDS, MEDIA_TYPE, event
 from sedem.serve.guard import Owner, require_bank, require_write
 from sedem.serve.keys import Key
 from sedem.serve.library import check_bank_name
+from sedem.serve.served import ServedBank, UploadBank
 from sedem.serve.service import Served, Service, lifecycle_of
-from sedem.serve.uploads import ENDED, checked_name
 
 router = APIRouter(prefix="/v1/banks", tags=["banks"])
 
@@ -36,6 +36,7 @@ FIELDS = 32
 POLL_SECONDS = 0.25
 TEXT_CHARACTERS = 1_000_000
 """Maximum characters of a document in one response."""
+NAME_CHARACTERS = 255
 
 
 class Question(BaseModel):
@@ -89,9 +90,8 @@ async def upload(bank: str, request: Request, key: Owner, service: Served) -> Re
     try:
         files = _files_of(form)
 
-        def store() -> tuple[BankEntry, list[str]]:
-            with library.uploads.stored([file.file for file in files.values()]) as paths:
-                return library.upload(bank, dict(zip(files, paths, strict=True)))
+        def store() -> tuple[UploadBank, list[str]]:
+            return library.upload(bank, {name: file.file for name, file in files.items()})
 
         entry, replaced = await run_in_threadpool(store)
     finally:
@@ -126,6 +126,34 @@ def _files_of(form: FormData) -> dict[str, UploadFile]:
     return files
 
 
+def checked_name(name: str, any_type: bool = False) -> str:
+    """Return the name of an uploaded file as the name of a document.
+
+    It is text to display, never a path: only its ending has a meaning, the format.
+    Control characters become U+FFFD.
+
+    Raises:
+        ApiError: 400, it is empty or too long, or names a format that cannot be read and it may
+            not be of any type.
+    """
+    whole = name.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    shown = "".join(
+        "\ufffd" if unicodedata.category(character) in ("Cc", "Zl", "Zp") else character
+        for character in unicodedata.normalize("NFC", whole)
+    ).strip()
+    if not shown:
+        raise bad_request("an uploaded file has no name; give it one, such as report.pdf", "file")
+    if len(shown) > NAME_CHARACTERS:
+        raise bad_request(
+            f"the file name '{shown[:40]}...' has {len(shown):,} characters, at most "
+            f"{NAME_CHARACTERS} can be used; shorten it",
+            "file",
+        )
+    if not any_type and (why := unknown_type(shown)):
+        raise bad_request(f"'{shown}' {why}", "file", "unsupported_file")
+    return shown
+
+
 @router.get("/{bank}/progress", response_model=None)
 def progress(
     bank: str, request: Request, key: Owner, service: Served, stream: bool = False
@@ -139,7 +167,7 @@ def progress(
     )
 
 
-async def _events(request: Request, entry: BankEntry) -> AsyncIterator[bytes]:
+async def _events(request: Request, entry: ServedBank) -> AsyncIterator[bytes]:
     """Yield the progress whenever it changes; the last event says how the reading ended."""
     last, spoken = None, time.monotonic()
     while not lifecycle_of(request).draining:
@@ -152,7 +180,7 @@ async def _events(request: Request, entry: BankEntry) -> AsyncIterator[bytes]:
         elif time.monotonic() - spoken > KEEP_ALIVE_SECONDS:
             yield COMMENT
             spoken = time.monotonic()
-        if progress["status"] in ENDED:
+        if progress["status"] != "building":
             return
         await asyncio.sleep(POLL_SECONDS)
 
@@ -166,7 +194,7 @@ def documents(
     limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
 ) -> dict[str, Any]:
     """List the documents of a bank, in reading order."""
-    memory = known(service, key, bank).snapshot
+    memory = known(service, key, bank).current
     if memory is None:
         return {"object": "list", "data": [], "has_more": False}
     names = memory.documents.names
@@ -245,7 +273,7 @@ def delete_document(
 @router.post("/{bank}/scores")
 def scores(bank: str, question: Question, key: Owner, service: Served) -> dict[str, Any]:
     """Return the selector's score of every block of a bank for a question."""
-    memory = known(service, key, bank).snapshot
+    memory = known(service, key, bank).current
     room = service.model.engine.most_blocks()
     if memory is not None and room is not None and len(memory) > room:
         raise bad_request(
@@ -275,30 +303,30 @@ def scores(bank: str, question: Question, key: Owner, service: Served) -> dict[s
     return {"object": "bank.scores", "bank": bank, "data": data}
 
 
-def known(service: Service, key: Key, bank: str) -> BankEntry:
+def known(service: Service, key: Key, bank: str) -> ServedBank:
     """Return a bank that a key may see; any other gets 404."""
     require_bank(key, bank)
     return service.library.get(bank)
 
 
-def described(entry: BankEntry) -> dict[str, Any]:
+def described(entry: ServedBank) -> dict[str, Any]:
     """Return the description of a bank for clients."""
-    memory = entry.snapshot
+    memory, progress = entry.current, entry.progress()
     return {
         "object": "bank",
         "name": entry.name,
-        "status": entry.status,
+        "status": progress.status,
         "documents": 0 if memory is None else len(memory.documents),
         "blocks": 0 if memory is None else len(memory),
         "tokens": 0 if memory is None else memory.tokens,
         "read_only": entry.read_only,
-        "error": entry.error or entry.progress().error,
+        "error": entry.error or progress.error,
         "created_at": entry.created_at,
     }
 
 
-def _with_document(entry: BankEntry, index: int) -> BankReader:
-    memory = entry.snapshot
+def _with_document(entry: ServedBank, index: int) -> BankReader:
+    memory = entry.current
     count = 0 if memory is None else len(memory.documents)
     if memory is None or not 0 <= index < count:
         raise not_found(

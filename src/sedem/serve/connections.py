@@ -1,8 +1,9 @@
-"""Connections whose requests have bounded heads and must arrive in time.
+"""Connections whose requests must arrive in time.
 
-uvicorn's parser in C has no limit of headers, so this is its parser in Python with limits. A
-connection that waits for the rest of a request holds a descriptor. There are fewer connections than
-descriptors, and a new one takes the place of the oldest one that waits.
+uvicorn's parser in C has no limit of headers, so this is its parser in Python, which limits a head
+by `h11_max_incomplete_event_size`. A connection that waits for the rest of a request holds a
+descriptor. There are fewer connections than descriptors, and a new one takes the place of the
+oldest one that waits.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from sedem.serve.errors import ApiError, head_too_large
-from sedem.untrusted import HEAD_BYTES, HEAD_SECONDS
+from sedem.untrusted import HEAD_SECONDS
 
 
 class Connection(H11Protocol):
@@ -30,7 +31,6 @@ class Connection(H11Protocol):
 
     def __init__(self, *, most: int, **options: Any) -> None:
         super().__init__(**options)
-        self.conn = h11.Connection(h11.SERVER, HEAD_BYTES)
         self.most, self.since = most, self.loop.time()
         self._timer: asyncio.TimerHandle | None = None
 

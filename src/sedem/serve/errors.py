@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import apsw
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 
@@ -151,6 +155,42 @@ def to_api_error(error: Exception) -> ApiError:
             return unavailable("cannot read the bank; run `sedem bank verify` to find out why")
         case _:
             return ApiError(500, INTERNAL, "server_error", code="internal_error")
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class FullDiskError(ApiError):
+    """507: the disk has no room."""
+
+    def __init__(self) -> None:
+        message = (
+            "the disk of the server is full, so nothing was stored; delete files or banks, or ask "
+            "its operator for room"
+        )
+        super().__init__(507, message, "server_error", code="insufficient_storage")
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Convert all errors that a full disk causes to one error.
+
+    Raises:
+        FullDiskError: the disk is full.
+    """
+    try:
+        yield
+    except (OSError, BankError) as error:
+        if not is_full(error):
+            raise
+        raise FullDiskError from None
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Return whether an error says that the disk is full, or was caused by one that does."""
+    if isinstance(error, BankError):
+        return is_full(error.__context__)
+    return isinstance(error, apsw.FullError) or (isinstance(error, OSError) and error.errno in FULL)
 
 
 def _encodable(text: str) -> str:

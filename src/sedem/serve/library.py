@@ -1,10 +1,10 @@
 """The banks of a server, and its folder:
 
     folder/
-      server.sqlite             banks, uploads, pending work
-      uploads/file-...          uploaded bytes that are still to be read
-      banks/<name>-<hex>.bank   the banks that clients made
-      lock                      held by the server
+      banks/<name>-<hex>.bank        the banks that clients made
+      banks/<name>-<hex>.bank.files  the files that were uploaded to each; it makes the bank exist
+      uploads/file-...               uploads that are still arriving
+      lock                           held by the server
 
 Banks that the operator provides are elsewhere and are only read. Only this module makes paths from
 names given by clients, and only from checked bank names.
@@ -12,34 +12,54 @@ names given by clients, and only from checked bank names.
 
 from __future__ import annotations
 
-import logging
+import os
 import re
 import secrets
+import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import IO
 
 from filelock import FileLock, Timeout
 
-from sedem.bank.file import delete
+from sedem.bank.file import BankFile, delete, is_read
 from sedem.durable_files import make_folders, sync_folder
 from sedem.errors import ConfigError
 from sedem.modules import SedemModules
-from sedem.serve.bank_entry import BankEntry, Prepare, Readers, created_at
-from sedem.serve.database import Database, FullDiskError, full_disk
-from sedem.serve.errors import bad_request, bank_not_found, forbidden, not_found
+from sedem.serve.errors import (
+    FullDiskError,
+    bad_request,
+    bank_not_found,
+    forbidden,
+    full_disk,
+    not_found,
+)
 from sedem.serve.keys import Key
+from sedem.serve.served import (
+    CREATED,
+    FILES,
+    Prepare,
+    ServedBank,
+    UploadBank,
+    check_count,
+    file_name,
+    files_of,
+)
 from sedem.serve.settings import BANK_NAME_RULE, Settings, is_bank_name
-from sedem.serve.uploads import Uploads
-
-logger = logging.getLogger(__name__)
 
 REFRESH_SECONDS = 2.0
 """Minimum time between two checks of the operator's banks."""
-_BANK = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}-[0-9a-f]{8}\.bank")
-_OF_BANK = re.compile(rf"({_BANK.pattern})(\.partial|(\.kept|\.codes)?(-wal|-shm|-journal)?)")
+DATABASE = "server.sqlite"
+"""What earlier releases kept their banks and uploads in."""
+DELETED = ".deleted"
+_BANK = re.compile(r"([a-z0-9][a-z0-9_-]{0,63})-[0-9a-f]{8}\.bank")
+_OF_BANK = re.compile(
+    rf"({_BANK.pattern})(\.partial|\.sources|\.deleted|(\.kept|\.codes)?(-wal|-shm|-journal)?)"
+)
 """A bank, or what lies beside one."""
 
 
@@ -51,7 +71,7 @@ class Library:
         prepare: called with each new snapshot of a bank before anything else sees it.
 
     Raises:
-        ConfigError: another server uses the folder, or its database is lost or cannot be used.
+        ConfigError: another server uses the folder, or it cannot be used.
         BankError: a bank of the operator cannot be opened, or another model built it.
     """
 
@@ -62,9 +82,9 @@ class Library:
         prepare: Prepare = lambda snapshot: None,
     ) -> None:
         self.settings, self.model, self.prepare = settings, model, prepare
-        self._banks = settings.folder / "banks"
-        self._entries: dict[str, BankEntry] = {}
-        self._deleted: list[tuple[Path, Readers]] = []
+        self._banks, self._arriving = settings.folder / "banks", settings.folder / "uploads"
+        self._entries: dict[str, ServedBank] = {}
+        self._deleted: list[Path] = []
         self._changing = threading.RLock()
         self._refreshed = 0.0
         self.work = threading.Event()
@@ -92,139 +112,132 @@ class Library:
             ) from None
 
     def _open(self) -> None:
-        folder = self.settings.folder
         make_folders(self._banks)
-        database = folder / "server.sqlite"
-        if not database.exists():
-            # Starting over would lose what only the database could name.
-            held = [*folder.glob("banks/*"), *folder.glob("uploads/*"), *folder.glob("files/*")]
-            if held:
-                raise ConfigError(
-                    f"'{folder}' holds {len(held):,} files and banks, but not its database "
-                    f"'{database.name}'; restore that from a backup, or give another folder"
-                )
-        self.database = Database(database)
-        self.uploads = Uploads(self.database, folder, self.settings.max_documents)
-        rows = self.database.rows("SELECT * FROM banks ORDER BY name")
-        self._remove_others({row["folder"] for row in rows})
-        for row in rows:
-            self._entries[row["name"]] = self._entry(row)
-        for name, path in self.settings.banks.items():
+        make_folders(self._arriving)
+        _take_over(self.settings.folder)
+        for path in self._arriving.glob("file-*"):
+            path.unlink()  # it was never acknowledged
+        for path in [*self._banks.iterdir()]:
+            # A killed server may leave a bank that was deleted.
+            found = _OF_BANK.fullmatch(path.name)
+            if found is not None and not (self._banks / f"{found[1]}{FILES}").is_dir():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for path in sorted(self._banks.glob(f"*.bank{FILES}")):
+            if found := _BANK.fullmatch(path.name.removesuffix(FILES)):
+                self._add(found[1], path.with_name(found[0]))
+        for name, place in self.settings.banks.items():
             if name in self._entries:
                 raise ConfigError(
-                    f"a client already created bank '{name}'; choose another name for '{path}'"
+                    f"a client already created bank '{name}'; choose another name for '{place}'"
                 )
-            entry = BankEntry(None, name, path, created_at(path), self.uploads, self.prepare)
+            entry = ServedBank(place, name, self.prepare, self.model.fingerprint())
+            entry.newest()
+            assert entry.bank is not None
+            entry.bank.check_made_by(self.model.fingerprint())
             self._entries[name] = entry
-            entry.reload().check_made_by(self.model.fingerprint())
 
-    def _entry(self, row: sqlite3.Row) -> BankEntry:
-        path = self._banks / row["folder"]
-        if not is_bank_file(path.name):
-            raise ConfigError(
-                f"'{row['folder']}' is not a bank's file; the server's database was changed by hand"
-            )
-        entry = BankEntry(
-            row["id"], row["name"], path, row["created_at"], self.uploads, self.prepare
-        )
-        entry.refresh()
-        if entry.bank is not None and entry.bank.fingerprint != self.model.fingerprint():
-            entry.error = "another model built this bank; serve that model, or build it again"
-        return entry
-
-    def _remove_others(self, banks: Set[str]) -> None:
-        """Remove banks that are not among the given ones: a killed server left them."""
-        for path in [*self._banks.iterdir()]:
-            found = _OF_BANK.fullmatch(path.name)
-            if found is not None and found[1] not in banks and not path.is_dir():
-                path.unlink()
+    def _add(self, name: str, path: Path) -> UploadBank:
+        bank = UploadBank(path, name, self.prepare, self.model.fingerprint())
+        self._entries[name] = bank
+        return bank
 
     def close(self) -> None:
-        """Close the database and let another server use the folder."""
-        self.database.close()
+        """Let another server use the folder."""
         self._lock.release()
 
     def names(self, key: Key) -> list[str]:
         """Return the names of all banks that a key may see."""
         return sorted(name for name in [*self._entries] if key.may_read(name))
 
-    def entries(self) -> list[BankEntry]:
+    def entries(self) -> list[ServedBank]:
         """Return all banks."""
         return [*self._entries.values()]
 
-    def get(self, name: str) -> BankEntry:
+    def uploads(self) -> list[UploadBank]:
+        """Return the banks that clients made."""
+        return [bank for bank in self.entries() if isinstance(bank, UploadBank)]
+
+    def get(self, name: str) -> ServedBank:
         """Return a bank; an unknown name gets 404."""
         entry = self._entries.get(name)
         if entry is None:
             raise bank_not_found(name)
         return entry
 
-    def by_id(self, id: int) -> BankEntry | None:
-        """Return the bank with a row id; None if it was deleted."""
-        return next((entry for entry in self.entries() if entry.id == id), None)
-
-    def writable(self, name: str) -> BankEntry:
+    def writable(self, name: str) -> UploadBank:
         """Return a bank that clients may change.
 
         Raises:
             ApiError: 404, there is none; 403, the operator provides it.
         """
         entry = self.get(name)
-        if entry.read_only:
+        if not isinstance(entry, UploadBank):
             raise forbidden(
                 f"bank '{name}' was given by the operator and is read-only; use another bank",
                 "read_only_bank",
             )
         return entry
 
-    def upload(self, name: str, files: Mapping[str, Path]) -> tuple[BankEntry, list[str]]:
-        """Acknowledge files for a bank, which is created if it does not exist.
+    @contextmanager
+    def _stored(self, files: Mapping[str, IO[bytes]]) -> Iterator[dict[str, Path]]:
+        """Copy files into the folder of uploads; what is still there at the end is removed."""
+        paths = {name: self._arriving / f"file-{secrets.token_hex(12)}" for name in files}
+        try:
+            with full_disk():
+                for name, path in paths.items():
+                    with path.open("xb") as target:
+                        shutil.copyfileobj(files[name], target)
+                        target.flush()
+                        os.fsync(target.fileno())
+                yield paths
+        finally:
+            for path in paths.values():
+                path.unlink(missing_ok=True)
+
+    def upload(self, name: str, files: Mapping[str, IO[bytes]]) -> tuple[UploadBank, list[str]]:
+        """Store files for a bank, which is created if it does not exist.
 
         Returns:
             The bank, and the names of documents that will be replaced.
 
         Raises:
-            ApiError: 400, the name is invalid; or as in `writable` and `Uploads.add`. Then nothing
-                is changed.
+            ApiError: 400, the name is invalid or there are too many documents; 507, the disk is
+                full; or as in `writable`. Then nothing is changed.
         """
         check_bank_name(name)
-        with self._changing:
-            with self.database.writing() as connection:
-                if name in self._entries:
-                    entry = self.writable(name)
-                else:
-                    # A bank of the same name may have been deleted before.
-                    row = connection.execute(
-                        "INSERT INTO banks (name, folder, created_at) VALUES (?, ?, ?) RETURNING *",
-                        (name, f"{name}-{secrets.token_hex(4)}.bank", int(time.time())),
-                    ).fetchone()
-                    entry = self._entry(row)
-                assert entry.id is not None
-                present = set() if entry.bank is None else set(entry.bank.documents.names)
-                replaced = self.uploads.add(connection, entry.id, files, present)
-            # Only now, because what is not committed does not exist.
-            self._entries[name] = entry
+        limit = self.settings.max_documents
+        with self._stored(files) as paths, self._changing:
+            if name in self._entries:
+                bank = self.writable(name)
+            else:
+                check_count(len(files), limit)
+                # A bank of the same name may have been deleted before.
+                place = self._banks / f"{name}-{secrets.token_hex(4)}.bank"
+                _create(files_of(place), int(time.time()))
+                bank = self._add(name, place)
+            replaced = bank.take(paths, limit)
         self.work.set()
-        return entry, replaced
+        return bank, replaced
 
     def delete(self, name: str) -> None:
-        """Delete a bank and its uploads; a build of it stops.
+        """Delete a bank and its files; a build of it stops.
 
-        Running answers finish on their snapshot; then `remove_deleted` removes its file.
+        Running answers finish on their snapshot; then `remove_deleted` removes its memory.
 
         Raises:
             ApiError: as in `writable`.
         """
         with self._changing:
-            entry = self.writable(name)
-            assert entry.id is not None
-            uploads = self.uploads.of(entry.id)
-            with self.database.writing() as connection:
-                connection.execute("DELETE FROM banks WHERE id = ?", (entry.id,))
+            bank = self.writable(name)
+            bank.deleted = True
+            bank.ended.set()
+            gone = bank.path.with_name(bank.path.name + DELETED)
+            bank.folder.rename(gone)
+            sync_folder(self._banks)
             del self._entries[name]
-        self._deleted.append((entry.file, entry.forget()))
-        self.uploads.forget([upload.file for upload in uploads])
-        self.database.empty_log()
+        shutil.rmtree(gone)
+        bank.bank = None
+        self._deleted.append(bank.path)
         self.work.set()
 
     def remove_document(self, name: str, document: str) -> None:
@@ -233,15 +246,8 @@ class Library:
         Raises:
             ApiError: as in `writable`; 404, there is no such document.
         """
-        entry = self.writable(name)
-        assert entry.id is not None
-        known = {upload.name for upload in self.uploads.of(entry.id)}
-        if entry.bank is not None:
-            known.update(entry.bank.documents.names)
-        if document not in known:
+        if not self.writable(name).discard(document):
             raise not_found(f"bank '{name}' has no document '{document[:100]}'")
-        self.uploads.remove(entry.id, document)
-        entry.remove({document})
         self.work.set()
 
     # Housekeeping, in the thread that reads files
@@ -257,17 +263,53 @@ class Library:
                 entry.refresh()
 
     def remove_deleted(self) -> None:
-        """Remove the files of deleted banks that no answer reads any more.
+        """Remove deleted banks that no answer reads any more; after a kill, the next start does."""
+        for path in [*self._deleted]:
+            if not is_read(path):
+                delete(path)
+                sync_folder(self._banks)
+                self._deleted.remove(path)
 
-        After a kill, the next start removes them, because no row of the database names them.
-        """
-        for deleted in [*self._deleted]:
-            file, readers = deleted
-            if any(reader() is not None for reader in readers):
-                continue
-            delete(file)
-            sync_folder(self._banks)
-            self._deleted.remove(deleted)
+
+def _create(folder: Path, created_at: int) -> None:
+    """Make the folder of a bank's files."""
+    folder.mkdir(exist_ok=True)
+    (folder / CREATED).touch()
+    os.utime(folder / CREATED, (created_at, created_at))
+    sync_folder(folder)
+    sync_folder(folder.parent)
+
+
+def _take_over(folder: Path) -> None:
+    """Give the banks of an earlier release, which had a database, folders of their files.
+
+    Files that it had read are gone; their documents stay in the banks.
+    """
+    database = folder / DATABASE
+    if not database.exists():
+        return
+    with closing(sqlite3.connect(database)) as old:
+        if old.execute("PRAGMA user_version").fetchone() != (3,):
+            raise ConfigError(
+                f"'{database}' is not of the release before this one; start that release once, or "
+                "give another folder"
+            )
+        for id, name, created_at in old.execute("SELECT id, folder, created_at FROM banks"):
+            bank = BankFile(folder / "banks" / name)
+            files = files_of(folder / "banks" / name)
+            _create(files, created_at)
+            waiting = "SELECT name, file FROM uploads WHERE bank = ? AND status = 'waiting'"
+            for document, file in old.execute(f"{waiting} ORDER BY id", (id,)):
+                target = files / file_name(document)
+                make_folders(target.parent)
+                if (folder / "uploads" / file).exists():
+                    (folder / "uploads" / file).replace(target)
+                sync_folder(target.parent)
+            removed = old.execute("SELECT name FROM removals WHERE bank = ?", (id,)).fetchall()
+            if bank.exists():
+                bank.remove(*{name for (name,) in removed} & bank.digests().keys())
+    for path in folder.glob(f"{DATABASE}*"):
+        path.unlink()
 
 
 def is_bank_file(name: str) -> bool:

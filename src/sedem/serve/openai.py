@@ -408,6 +408,7 @@ def _models(service: Service, key: Key) -> list[dict[str, Any]]:
         "hops": config.hops,
         "answer": config.answer,
         "confidence": service.model.confidence is not None,
+        "min_confidence": config.min_confidence,
     }
     entries = [(name, 0, None)] + [
         (f"{name}{SEPARATOR}{bank}", service.library.get(bank).created_at, bank)

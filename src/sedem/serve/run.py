@@ -26,6 +26,7 @@ from sedem.serve.connections import Connection
 from sedem.serve.keys import KeyRing, keys_of
 from sedem.serve.service import Lifecycle
 from sedem.serve.settings import Settings
+from sedem.untrusted import HEAD_BYTES
 
 CLOSING_SECONDS = 5
 """How long responses that have been told to end may take before they are cut off."""
@@ -77,6 +78,7 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 app,
                 http=partial(Connection, most=connections),  # type: ignore[arg-type]
+                h11_max_incomplete_event_size=HEAD_BYTES,
                 backlog=min(BACKLOG, connections // 4),
                 lifespan="on",
                 ws="none",

@@ -6,29 +6,21 @@ here as everywhere. A browser may call it only from the server's own pages and t
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sedem.bank.memory_bank import Snapshot
-from sedem.errors import BankError, SedemError, UnavailableError
-from sedem.reading.building import build_bank
-from sedem.serve.bank_entry import BankEntry
-from sedem.serve.database import full_disk
+from sedem.errors import SedemError, UnavailableError
 from sedem.serve.errors import ApiError, forbidden, to_api_error
 from sedem.serve.keys import Key
 from sedem.serve.service import Answerer, Lifecycle, Service
 from sedem.serve.settings import Settings
 from sedem.tools.toolbox import Limits, Toolbox
-from sedem.types import Document
-
-if TYPE_CHECKING:
-    from sedem.model import SeDeM
 
 PATH = "/mcp"
 SESSIONS = 256
@@ -122,7 +114,7 @@ class ServedBackend:
         assert isinstance(key, Key)
         settings = service.settings
         return Toolbox(
-            [ServedBank(service.library.get(name)) for name in service.library.names(key)],
+            [service.library.get(name) for name in service.library.names(key)],
             lambda: service.model,
             writable=key.write,
             limits=Limits(settings.max_question_characters, settings.max_k, settings.max_tokens),
@@ -146,49 +138,3 @@ class ServedBackend:
         if reason is not None or service is None:
             raise UnavailableError(reason or "the server is not ready")
         return service
-
-
-class ServedBank:
-    """A bank of the server; notes go into banks that clients made."""
-
-    def __init__(self, entry: BankEntry) -> None:
-        self._entry = entry
-        self.name, self.writable = entry.name, not entry.read_only
-        self.roots: Sequence[str] = ()
-
-    def snapshot(self) -> Snapshot | None:
-        """Return it as of its newest commit; None before the first one."""
-        self._entry.refresh()
-        if self._entry.error is not None:
-            raise BankError(self._entry.error)
-        return self._entry.snapshot
-
-    def reading(self) -> str:
-        """Say how many uploads are still to be read."""
-        progress = self._entry.progress()
-        if progress.status != "building":
-            return ""
-        return f"still reading {progress.files - progress.files_done:,} files of '{self.name}'"
-
-    def remarks(self) -> list[str]:
-        """Say what was left out of uploads, or guessed."""
-        return [*self._entry.progress().notes]
-
-    def unreadable(self) -> list[str]:
-        """Return nothing: an upload that cannot be read is refused."""
-        return []
-
-    def changed(self, document: str) -> bool:
-        """Return false: an upload is read once."""
-        return False
-
-    def add(self, model: SeDeM, document: Document) -> None:
-        """Add or replace a document, in one commit."""
-        with self._entry.changing, full_disk():
-            build_bank(model, model.engine, self._entry.path, [document], source=model.source)
-        self._entry.refresh()
-        self._entry.purge()
-
-    def remove(self, document: str) -> None:
-        """Remove a document, in one commit."""
-        self._entry.remove({document})

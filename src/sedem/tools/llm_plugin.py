@@ -11,7 +11,7 @@ from typing import Any
 import llm
 
 from sedem.config import PASSAGES
-from sedem.tools.banks import BuiltBank
+from sedem.reading.followed import OpenBank
 from sedem.tools.toolbox import TOKENS, Toolbox
 
 
@@ -24,7 +24,7 @@ def opened(place: str) -> Toolbox:
 
     hide_bars()
     model = SeDeM.from_pretrained(model_of(place), light=True)
-    return Toolbox([BuiltBank(Path(place), Path(place).stem)], lambda: model)
+    return Toolbox([OpenBank(Path(place), Path(place).stem)], lambda: model)
 
 
 class BankModel(llm.Model):
@@ -44,12 +44,22 @@ class BankModel(llm.Model):
     def execute(self, prompt: Any, stream: bool, response: Any, conversation: Any) -> Iterator[str]:
         """Answer the prompt in pieces; sources and confidences go into the log."""
         tools, options = opened(str(self.path)), prompt.options
-        asked = tools.request(prompt.prompt, k=options.k, max_tokens=options.max_tokens)
+        last = conversation.responses[-1] if conversation and conversation.responses else None
+        context = "" if last is None else f"{last.prompt.prompt}\n{last.text()}"
+        asked = tools.request(
+            prompt.prompt, k=options.k, max_tokens=options.max_tokens, context=context
+        )
         if asked is None:
             yield "There are no documents."
             return
         bank, request, decoding = asked
-        reply = tools.model().stream(request.bank, request.question, k=request.k, decoding=decoding)
+        reply = tools.model().stream(
+            request.bank,
+            request.question,
+            k=request.k,
+            decoding=decoding,
+            context=request.context,
+        )
         yield from reply
         assert reply.answer is not None
         response.response_json = tools.answered(bank, reply.answer).model_dump()
@@ -92,6 +102,6 @@ def register_fragment_loaders(register: Callable[..., None]) -> None:
 
 def documents_of(place: str) -> list[llm.Fragment]:
     """Return the texts of a bank's documents."""
-    snapshot = BuiltBank(Path(place), place).snapshot()
+    snapshot = OpenBank(Path(place), place).snapshot()
     documents = [] if snapshot is None else snapshot.documents
     return [llm.Fragment(one.text, f"sedem:{place}/{one.name}") for one in documents]

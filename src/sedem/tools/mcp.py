@@ -31,7 +31,8 @@ from pydantic_core import PydanticUseDefault
 
 from sedem.config import PASSAGES, PER_DOCUMENT
 from sedem.errors import SedemError, UnavailableError, printable
-from sedem.tools.banks import BuiltBank, following
+from sedem.reading.followed import OpenBank
+from sedem.tools.banks import following
 from sedem.tools.names import SCHEME
 from sedem.tools.stdio import answered_stdio
 from sedem.tools.toolbox import (
@@ -82,16 +83,6 @@ Each result has a status. "nothing found": the documents say nothing on it. "sti
 again soon. `changed` marks a file that has changed since it was read. If `omitted` is above 0,
 `next` is the call that returns the rest.
 """
-ALIASES = {
-    "k": ("limit", "top_k", "n", "num_results", "max_results"),
-    "start": ("offset", "cursor"),
-    "length": ("limit", "max_length"),
-    "scope": ("documents", "document", "folder", "path", "filter"),
-    "name": ("title", "document", "id"),
-    "budget": ("max_characters",),
-    "max_tokens": ("max_new_tokens",),
-}
-"""Names that models guess for an argument, if it has no value and they name no other argument."""
 WRITING = ("remember", "forget")
 READS = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
 REPLACES = ToolAnnotations(
@@ -210,16 +201,19 @@ class ToolServer(MCPServer[None]):
         scope: Scope = "",
         k: Number = 0,
         max_tokens: Number = TOKENS,
+        context: Text = "",
     ) -> Answered:
         """Let a small local model answer a question from the documents, with its sources.
 
+        A question such as "And what does he charge?" needs the one before and its answer in
+        `context`.
         `confidence` is the probability that the documents have the answer, `answer_confidence` that
         the answer is right. Prefer search if you can read passages yourself.
         """
         toolbox, until = self._toolbox(), anyio.current_time() + SECONDS
         asker = await self._opened(ctx)
         with anyio.CancelScope(deadline=until):
-            ask = partial(toolbox.request, question, scope, k, max_tokens)
+            ask = partial(toolbox.request, question, scope, k, max_tokens, context)
             if (asked := await _in_thread(ask)) is None:
                 return await _in_thread(partial(toolbox.unanswered, question, scope))
             bank, request, decoding = asked
@@ -351,10 +345,6 @@ class ToolServer(MCPServer[None]):
             return arguments, []
         known = [*tool.input_schema["properties"]]
         given = {key: value for key, value in arguments.items() if value is not None}
-        for own in known:
-            guesses = [one for one in ALIASES.get(own, ()) if one in given and one not in known]
-            if own not in given and guesses:
-                given[own] = given.pop(guesses[0])
         for own in tool.input_schema.get("required", []):
             # Whatever it is called, it is the text that the tool needs.
             others = [one for one in given if one not in known]
@@ -403,7 +393,7 @@ class LocalBackend:
 
     def __init__(
         self,
-        banks: Sequence[BuiltBank],
+        banks: Sequence[OpenBank],
         open_model: Callable[[], SeDeM],
         *,
         writable: bool = False,

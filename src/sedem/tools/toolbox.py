@@ -16,7 +16,8 @@ from pydantic import AfterValidator, BaseModel, Field
 
 from sedem.config import PASSAGES, PER_DOCUMENT
 from sedem.errors import BankError, ConfigError, DataError, UnknownDocumentError, printable
-from sedem.tools.banks import NOTE, ToolBank
+from sedem.reading.followed import NOTE, OpenBank
+from sedem.tools.banks import reader_of
 from sedem.tools.names import SCHEME, Names
 from sedem.types import Citation, Document, page_of
 from sedem.untrusted import json_text
@@ -36,6 +37,8 @@ OVERHEAD = 600
 """Characters that are kept for notes and for what comes next."""
 READ = 4_000
 """Characters that `read` returns, unless another number is wanted."""
+CONTEXT = 800
+"""Characters of what was said before a question that count."""
 TOKENS = 64
 """Most tokens of an answer, unless another number is wanted."""
 MOST_PASSAGES = 100
@@ -176,7 +179,7 @@ USUAL = Limits()
 class Chosen(NamedTuple):
     """A bank as it is now, and indices of documents in it; None means all."""
 
-    bank: ToolBank
+    bank: OpenBank
     snapshot: Snapshot
     documents: list[int] | None
 
@@ -192,7 +195,7 @@ class Toolbox:
 
     def __init__(
         self,
-        banks: Sequence[ToolBank],
+        banks: Sequence[OpenBank],
         model: Callable[[], SeDeM],
         *,
         writable: bool = False,
@@ -296,12 +299,18 @@ class Toolbox:
     # Asking
 
     def request(
-        self, question: str, scope: str = "", k: int = 0, max_tokens: int = TOKENS
-    ) -> tuple[ToolBank, Request, Decoding] | None:
+        self,
+        question: str,
+        scope: str = "",
+        k: int = 0,
+        max_tokens: int = TOKENS,
+        context: str = "",
+    ) -> tuple[OpenBank, Request, Decoding] | None:
         """Return a question to the bank that knows most about it; None if there is nothing to ask.
 
         Args:
             k: number of blocks; 0 means the model's own.
+            context: what was said before; only its beginning counts.
         """
         from sedem.answering.decoding import Decoding
         from sedem.answering.requests import Request
@@ -317,10 +326,12 @@ class Toolbox:
         if not banks:
             return None
         bank, snapshot, documents = banks[0]
-        request = Request(snapshot, question, k or None, documents=documents)
+        request = Request(
+            snapshot, question, k or None, documents=documents, context=context[:CONTEXT]
+        )
         return bank, request, Decoding(max_tokens)
 
-    def answered(self, bank: ToolBank, answer: Answer) -> Answered:
+    def answered(self, bank: OpenBank, answer: Answer) -> Answered:
         """Return an answer with its sources."""
         passages = [_passage(bank, citation) for citation in answer.citations]
         results = _fitting(passages, BUDGET - len(answer.text))
@@ -366,7 +377,7 @@ class Toolbox:
             )
         bank, note = self._note(name or f"{datetime.now():%Y-%m-%d %H.%M.%S.%f}")
         before = _names(bank)
-        bank.add(self.model(), Document(note, text))
+        bank.add(reader_of(self.model()), Document(note, text))
         done: Any = "replaced" if note in before else "remembered"
         return Noted(document=f"{bank.name}/{note}", done=done)
 
@@ -382,7 +393,7 @@ class Toolbox:
         notes = [one.removesuffix(NOTE) for one in names if one.endswith(NOTE)]
         raise UnknownDocumentError(f"there is no note '{name}'; there are {_some(notes)}")
 
-    def _note(self, name: str) -> tuple[ToolBank, str]:
+    def _note(self, name: str) -> tuple[OpenBank, str]:
         """Return the bank of a note, the first one unless one is named, and its name there."""
         banks = [bank for bank in self.banks if self.writable and bank.writable]
         if not banks:
@@ -403,7 +414,7 @@ class Toolbox:
         names = [f"{one.bank.name}/{n}" for one in self._chosen("")[0] for n in _names(one.bank)]
         return names[:most]
 
-    def _unreadable(self, bank: ToolBank, *, again: bool = False) -> list[str]:
+    def _unreadable(self, bank: OpenBank, *, again: bool = False) -> list[str]:
         """Return why files could not be read: each once, or again in a list of all documents."""
         told = [why for why in bank.unreadable() if again or why not in self._told]
         self._told.update(told)
@@ -411,13 +422,13 @@ class Toolbox:
 
     def _find(
         self, banks: Sequence[Chosen], question: str, k: int, per_document: int
-    ) -> tuple[list[tuple[ToolBank, Citation]], float | None]:
+    ) -> tuple[list[tuple[OpenBank, Citation]], float | None]:
         """Return the best passages of some banks, and the greatest confidence."""
         from sedem.answering.passages import find_passages
         from sedem.answering.requests import Request
 
         self._check_question(question)
-        found: list[tuple[ToolBank, Citation]] = []
+        found: list[tuple[OpenBank, Citation]] = []
         sure = []
         model = self.model()
         for bank, snapshot, documents in banks:
@@ -490,7 +501,7 @@ class Toolbox:
             )
 
 
-def _names(bank: ToolBank) -> list[str]:
+def _names(bank: OpenBank) -> list[str]:
     snapshot = bank.snapshot()
     return [] if snapshot is None else snapshot.documents.names
 
@@ -515,7 +526,7 @@ def _limited(banks: Sequence[Chosen], parts: Sequence[str]) -> list[Chosen]:
     return [one for one in limited if one.documents]
 
 
-def _listed(bank: ToolBank, snapshot: Snapshot, index: int) -> Listed:
+def _listed(bank: OpenBank, snapshot: Snapshot, index: int) -> Listed:
     name = snapshot.documents.name(index)
     return Listed(
         document=f"{bank.name}/{name}",
@@ -527,7 +538,7 @@ def _listed(bank: ToolBank, snapshot: Snapshot, index: int) -> Listed:
     )
 
 
-def _passage(bank: ToolBank, citation: Citation) -> Passage:
+def _passage(bank: OpenBank, citation: Citation) -> Passage:
     name, score = f"{bank.name}/{citation.document}", citation.state_score
     reasons = [
         f"words {', '.join(citation.words)}" if citation.words else "",

@@ -123,12 +123,9 @@ def guarded(settings: Settings, model: SeDeM, tmp_path: Path) -> Iterator[httpx.
         yield client
     assert tree(tmp_path) == before
     folder = tmp_path / "server"
-    assert {path.name for path in folder.iterdir()} <= {
-        *("server.sqlite", "server.sqlite-wal", "server.sqlite-shm", "uploads", "banks", "lock")
-    }
-    files = [path.name for path in (folder / "uploads").iterdir()]
-    assert all(re.fullmatch("file-[0-9a-f]{24}", name) for name in files)
-    beside = re.compile("-(wal|shm|journal)$")
+    assert {path.name for path in folder.iterdir()} <= {*("uploads", "banks", "lock")}
+    assert [*(folder / "uploads").iterdir()] == []
+    beside = re.compile(r"-(wal|shm|journal)$|\.(sources|files)$")
     banks = {beside.sub("", path.name) for path in (folder / "banks").iterdir()}
     assert all(is_bank_file(name) for name in banks)
 

@@ -13,9 +13,22 @@ from conftest import LEASE
 from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.answering import rereading
 from sedem.answering.decoding import end_ids, with_texts
-from sedem.answering.requests import Prepared, Request, prepare
-from sedem.answering.rereading import TextSearch, open_text, sentences_of_spans
-from sedem.answering.spans import Beginning, Candidate, Passage, SpanSearch
+from sedem.answering.requests import Prepared, Request, Scores, Selection, prepare
+from sedem.answering.rereading import (
+    Found,
+    TextSearch,
+    open_text,
+    sentences_of_spans,
+    told_partly,
+)
+from sedem.answering.spans import (
+    Beginning,
+    Candidate,
+    FoundSpan,
+    Passage,
+    Quotation,
+    SpanSearch,
+)
 from sedem.backbone.decoder import Backbone
 from sedem.engine.device import Clock
 from sedem.guidance.spans import LEAST, SECOND_FEATURES, SecondReading, rival_features
@@ -86,6 +99,30 @@ def test_if_memory_is_sure_nothing_is_read_again(model: SeDeM, bank: MemoryBank)
     alone = build(model.config.with_changes(second_reading=False), model.decoder)
     alone.spans.gap.data.fill_(1e9)
     assert untimed(model.answer(bank, RENT)) == untimed(alone.answer(bank, RENT))
+
+
+@pytest.mark.parametrize(
+    ("rows", "question", "expected"),
+    [
+        (["Who: Ida | Rent: 9", "Who: Axel | Rent: 7"], "Rent of Axel?", [1]),
+        (["Code: B-7 | Day: 3.", "Code: B7 | Day: 4", "Code: 7 | Day: 5"], "Day of B7?", [0, 1]),
+        (["Who: Dr. Ann | No: 1", "Who: Dr. Bo | No: 2"], "No of Dr. Bo", [1]),
+    ],
+)
+def test_rows_with_most_of_the_words_are_read_again_even_if_memory_is_sure(
+    rows: list[str],
+    question: str,
+    expected: list[int],
+    model: SeDeM,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decider(model).sure.fill_(0.0)
+    model.spans.gap.fill_(1e9)
+    monkeypatch.setattr(rereading, "TOKENS", 1)
+    bank = model.read([Document("a.md", "\n".join(rows)), Document("b.md", "Nothing else.")])
+    answer = model.answer(bank, question, k=8, decoding=SHORT, documents=["a.md"])
+    texts = [bank.documents[0].text[start:end].strip() for _, start, end in answer.sentences]
+    assert set(texts) <= {rows[one] for one in expected} and texts
 
 
 @pytest.mark.parametrize("engine", ["eager", "static"])
@@ -261,3 +298,41 @@ def test_no_more_sentences_are_read_than_there_is_room_for(
 
 def test_rivals_are_compared_by_gap_lead_and_share() -> None:
     assert rival_features(1.5, -2.0, 0.5).tolist() == pytest.approx([1.5, -2.0, math.log(0.5)])
+
+
+BOOKS = (
+    "The lease runs for two years. Either side may end it with three months' notice.\n"
+    "Spare tubes: 4, which cost 6.50 euros. Invoice 2291 is due in May.\n"
+    "The largest tube is for lorries."
+)
+
+
+@pytest.mark.parametrize(
+    ("question", "found", "told"),
+    [
+        ("How many invoices are there?", "2291", "Invoice 2291 is due in May."),
+        ("Which is the smallest tube?", "lorries", "The largest tube is for lorries."),
+        ("List the tubes", "Spare", "Spare tubes: 4, which cost 6.50 euros."),
+        ("Give me a summary of all tubes", "6.50 euros", "Spare tubes: 4, which cost 6.50 euros."),
+        # The sentence itself counts or compares.
+        ("How many months are there?", "three", None),
+        ("How many tubes are there?", "4", None),
+        ("What is the largest tube for?", "lorries", None),
+        ("When is the invoice due?", "May", None),
+    ],
+)
+def test_a_question_about_everything_gets_a_sentence_and_not_a_number(
+    question: str, found: str, told: str | None, model: SeDeM
+) -> None:
+    bank = model.read([Document("books", BOOKS)])
+    start = BOOKS.index(found)
+    [block] = [n for n, one in enumerate(bank.blocks) if one.start <= start < one.end]
+    span = FoundSpan(block, start, start + len(found), found, 1, -1.0, 0.0, 0.9, 0.8)
+    chosen = Selection([block], [block], [], Scores(torch.zeros(len(bank))))
+    prepared = Prepared(Request(bank, question), chosen, None, 0, [])
+    answer = told_partly(prepared, Found(Quotation((span,))))
+    assert answer.quotation is not None
+    [quoted] = answer.quotation.spans
+    assert (answer.partly, quoted.text) == (told is not None, told or found)
+    assert BOOKS[quoted.start : quoted.end] == quoted.text
+    assert quoted.confidence == (None if told else 0.8)

@@ -8,7 +8,7 @@ from conftest import LEASE, RECIPE
 
 from sedem.answering.conversation import Conversation, read_conversation
 from sedem.answering.decoding import Turn
-from sedem.answering.templates import LONG, housekeeping, is_greeting, split
+from sedem.answering.templates import LONG, housekeeping, split
 
 LONG_LEASE = f"{LEASE} {LEASE}"
 FAQ = "FAQ\nQuestion: Pets?\nAnswer: Ask."
@@ -37,26 +37,24 @@ def read(*turns: Turn, with_bank: bool = False) -> Conversation:
         (f"{LONG_LEASE} And who is Dr. Smith?", "And who is Dr. Smith?", LONG_LEASE),
         (f"{LEASE}\n\nTell me the rent", "Tell me the rent", LEASE),
         # A request without a question mark, first or last
-        (f"Summarise this.\n\n{LEASE}\n\n{RECIPE}", "Summarise this.", f"{LEASE}\n\n{RECIPE}"),
-        (f"Summarise the following: {LONG_LEASE}", "Summarise the following:", LONG_LEASE),
-        (f"Fasse das zusammen.\n\n{LEASE}\n\nEnde.", "Fasse das zusammen.", f"{LEASE}\n\nEnde."),
+        (f"Summarise this.\n\n{LONG_LEASE}", "Summarise this.", LONG_LEASE),
+        (f"Summarise this:\n\n{LEASE}\n\n{RECIPE}", "Summarise this:", f"{LEASE}\n\n{RECIPE}"),
         (f"Résume ce bail :\n\n{LEASE}", "Résume ce bail :", LEASE),
         (f"总结下面的合同：\n\n{LEASE}", "总结下面的合同：", LEASE),
         (f"Short:\n\n{LEASE}\n\nSUMMARY:", "Short:", LEASE),
         (f"{RENT} {LONG_LEASE}", RENT, LONG_LEASE),
-        (f"{LONG_LEASE} Tell me the rent.", "Tell me the rent.", LONG_LEASE),
         ("合同规定租金。" * 90 + "租金是多少？", "租金是多少？", "合同规定租金。" * 90),
         # Labels
         (f"Context: {LEASE}\n\nQuestion: {RENT}\n\nAnswer:", RENT, LEASE),
         (f"Question: {RENT}\nContext: {LEASE}\nAnswer:", RENT, LEASE),
         (f"**Question**: {RENT}\n\n**Context**:\n{LEASE}\n\n**Answer**:", RENT, LEASE),
-        (f"Kontext: {LEASE}\n\nFrage: die Miete\n\nAntwort:", "die Miete", LEASE),
-        (f"## 参考内容\n{LEASE}\n\n## 用户问题\n租金是多少", "租金是多少", LEASE),
-        (f"已知信息：\n{LEASE}\n\n问题：租金\n\n回答：", "租金", LEASE),
-        (f"Контекст: {LEASE}\nВопрос: {RENT}\nОтвет:", RENT, LEASE),  # noqa: RUF001
+        (f"## Context\n{LEASE}\n\n## User question\nthe rent", "the rent", LEASE),
         (f"Use the context.\n\n{LEASE}\n\nQuestion: {RENT}\nHelpful Answer:", RENT, LEASE),
         ("user: Hi\nassistant: Yes?\nuser: Pets?\nassistant:", "Pets?", ""),
         ("I have one question: may I keep a cat", "may I keep a cat", ""),
+        # Of labels in other languages, the order is known.
+        (f"Kontext: {LEASE}\n\nFrage: Miete\n\nAntwort:", "Frage: Miete", f"Kontext: {LEASE}"),
+        (f"已知信息：\n{LEASE}\n\n问题：租金\n\n回答：", "问题：租金", f"已知信息：\n{LEASE}"),
         # Labels of a document are not those of a template.
         (f"{FAQ}\n\n{RENT}", RENT, FAQ),
         (f"Context:\n{FAQ}\n\nQuestion: {RENT}\nAnswer:", RENT, FAQ),
@@ -112,8 +110,7 @@ def test_splitting_takes_no_longer_than_the_text(text: str) -> None:
         (f"Write a title.\n\nConversation:\n{TALK}", "What is the rent"),
         (f'Write a title.\n||>User:\n"{RENT}"\n||>Response:\n"900"\n||>Title:', "What is the rent"),
         ("A title for the chat, please.\n\nThe rent, in euros, is 90", "The rent, in euros, is 90"),
-        ("Gib der Unterhaltung einen Titel:\n\nuser: Die Miete?\nassistant: 900", "Die Miete"),
-        ("为以下对话生成标题\n\n对话：\n用户：租金是多少？\n助手：900", "租金是多少"),
+        ("Write a title.\n\nConversation:\n用户：租金是多少？\n助手：900", "租金是多少"),
         ("Write a title.\n\nConversation:\n", "Conversation"),
         (f"Chat History:\n{TALK}\nFollow Up Input: Pets?\nStandalone question:", "Pets?"),
         ("What is the title of the conversation in chapter 3?", None),
@@ -127,21 +124,6 @@ def test_tasks_that_clients_set_for_themselves_have_an_honest_reply(
     text: str, reply: str | None
 ) -> None:
     assert housekeeping(text) == reply
-
-
-def test_greetings_in_several_languages() -> None:
-    for text in (
-        "Hello!", "hi there", "Guten Tag", "Good morning.", "👋", "…", "你好！", "こんにちは。",
-        "안녕하세요", "Bonjour à tous", "buenos días", "Привет!", "Добрый день", "السلام عليكم",
-        "नमस्ते", "Thank you!",
-    ):  # fmt: skip
-        assert is_greeting(text), text
-        assert read(("user", text)).greets
-    for text in (
-        "Hello, what is the rent", "Rent", "Good faith clause", "hello world program", "5", "Hi-Fi",
-        "租金", "Guten Tag, wie hoch ist die Miete", "Team", f"Hello {LEASE}", "hi " * 200,
-    ):  # fmt: skip
-        assert not is_greeting(text), text
 
 
 def test_long_messages_are_documents_and_short_ones_are_reported() -> None:
@@ -173,6 +155,32 @@ def test_with_a_bank_messages_are_no_documents() -> None:
     )
     short = f"I have a cat.\n\n{RENT}"
     assert read(("user", short), with_bank=True).question == short
+
+
+@pytest.mark.parametrize(
+    ("question", "context"),
+    [
+        ("And what does he charge?", "Who repairs the boiler?\nHanno."),
+        ("When did they meet Anna?", "Who repairs the boiler?\nHanno."),
+        ("What about its price?", "Who repairs the boiler?\nHanno."),
+        ("What is the rent?", ""),
+    ],
+)
+def test_a_question_that_refers_back_brings_the_turns_before_it(
+    question: str, context: str
+) -> None:
+    turns = (
+        ("user", "Is there a cat?"),
+        ("assistant", "No."),
+        ("user", "Who repairs the boiler?"),
+        ("assistant", "Hanno."),
+        ("user", question),
+    )
+    conversation = read(*turns, with_bank=True)
+    assert (conversation.question, conversation.context) == (question, context)
+    unused = [one[:9] for one in conversation.unused]
+    assert unused == [f"message {n}" for n in range(1, 3 if context else 5)]
+    assert read(("user", question), with_bank=True).context == ""
 
 
 def test_documents_of_templates_are_found_in_other_messages() -> None:

@@ -290,8 +290,8 @@ def test_what_is_not_a_bank_is_refused_and_left_alone(
 
 
 def test_another_format_is_refused(file: BankFile) -> None:
-    change(file, "PRAGMA user_version = 6")
-    with pytest.raises(BankError, match="has format 6, this sedem reads 5"):
+    change(file, "PRAGMA user_version = 7")
+    with pytest.raises(BankError, match="has format 7, this sedem reads 6"):
         names(BankFile(file.path))
 
 

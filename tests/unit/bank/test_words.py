@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,11 +14,15 @@ import torch
 
 from sedem import Document, MemoryBank, SeDeM
 from sedem.answering.decoding import Decoding
+from sedem.answering.requests import CONTEXT, CONTEXT_BESIDE_NAMES, Request, find_words
+from sedem.bank.care import examine
+from sedem.bank.database import _WORDS_BEFORE, connect
 from sedem.bank.file import BankFile
 from sedem.bank.memory_bank import copy_to
-from sedem.bank.rows import spaced
-from sedem.bank.words import TELLING, question_words, score_words
+from sedem.bank.parts import PartFile, Parts
+from sedem.bank.words import TELLING, score_words
 from sedem.errors import BankError, ConfigError
+from sedem.folding import asked_words
 from sedem.guidance.scores import Confidence
 
 DOCUMENTS = [
@@ -123,13 +129,61 @@ def test_scripts_without_spaces_and_diacritics(
     found = score_words(bank, question)
     assert set(words) <= {word.text for word in found.words if len(word.blocks)}
     assert found.scores[0] > found.scores[-1]
-    assert spaced("ให้เช่า 3 ห้อง, rent") == " ให ห้ ้เ เช ช่ ่า  3  ห้ ้อ อง , rent"
 
 
-def test_each_word_of_a_question_counts_once() -> None:
-    assert question_words('A rent, a "Rent" AND under_score 5%') == [
-        "A", "rent", "AND", "under", "score", "5",
-    ]  # fmt: skip
+def make_older(path: Path) -> None:
+    """Make a bank as an earlier release did, whose index of words has other forms."""
+    with closing(connect(path)) as connection, connection:
+        connection.execute(f"DROP TABLE words; {_WORDS_BEFORE}; PRAGMA user_version = 5")
+        connection.execute("INSERT INTO words (rowid, name, text) VALUES (1, 'old', '1 240')")
+
+
+def test_an_older_bank_is_indexed_anew_when_it_is_opened_or_appended(
+    model: SeDeM, tmp_path: Path
+) -> None:
+    documents = [*DOCUMENTS, Document("prices", "Rose trees cost 1 240 euros.")]
+    model.read(documents).save(tmp_path / "a.bank")
+    make_older(tmp_path / "a.bank")
+    shutil.copy(tmp_path / "a.bank", tmp_path / "b.bank")
+    bank = MemoryBank.open(tmp_path / "a.bank")
+    expected = score_words(model.read(documents), "1240 roses old")
+    found = score_words(bank, "1240 roses old")
+    assert torch.equal(found.scores, expected.scores) and found.scores.count_nonzero()
+    assert bank.has_words and not examine(BankFile(tmp_path / "a.bank")).problems
+    BankFile(tmp_path / "b.bank").remove("garden")
+    assert not len(score_words(MemoryBank.open(tmp_path / "b.bank"), "old").words[0].blocks)
+
+
+def test_an_older_bank_that_cannot_be_indexed_anew_has_no_words(
+    model: SeDeM, tmp_path: Path
+) -> None:
+    whole = model.read(DOCUMENTS)
+    copy_to(BankFile(tmp_path / "a.bank"), whole.snapshot(), replace(whole.meta, texts=False))
+    make_older(tmp_path / "a.bank")
+    assert not MemoryBank.open(tmp_path / "a.bank").has_words
+    parts = Parts(tmp_path / "parts")
+    with parts.creating(whole.meta):
+        pass
+    [part] = parts.files()
+    assert part.meta().words
+    older = part.entry.model_copy(update={"format": 5})
+    assert not PartFile(part.bucket, older).meta().words
+
+
+@pytest.mark.parametrize(
+    ("question", "best", "other"),
+    [
+        ("Which is 22 04?", "Row 22-04 is it.", "There are 22 of them and 04 of those."),
+        ("HK-2093", "HK2093 came.", "HK is a place. 2093 is far."),
+        ("DE89 3704 0044", "DE8937040044", "DE89 is a code. 3704, 0044."),
+    ],
+)
+def test_unrelated_numbers_do_not_outrank_one_that_matches_whole(
+    question: str, best: str, other: str, model: SeDeM
+) -> None:
+    bank = model.read([Document("a", other), Document("b", best), *DOCUMENTS])
+    scores = score_words(bank, question).scores
+    assert bank.blocks[int(scores.argmax())].document == 1
 
 
 def test_a_bank_without_words_is_asked_by_states_unless_words_are_wanted(
@@ -188,3 +242,51 @@ def test_scores_are_what_the_model_selects_by(model: SeDeM) -> None:
     states, words = model.scores(bank, QUESTION), score_words(bank, QUESTION)
     model.config = model.config.with_changes(selection="both", word_weight=2.0)
     torch.testing.assert_close(model.scores(bank, QUESTION), states + 2 * words.scores)
+
+
+@pytest.mark.parametrize(
+    ("question", "share"),
+    [
+        ("And what does he charge?", CONTEXT),
+        ("How long is it valid?", CONTEXT),
+        ("what about the deposit?", CONTEXT),
+        ("When did she meet Anna?", CONTEXT_BESIDE_NAMES),
+        ("What was its rent in 2019?", CONTEXT_BESIDE_NAMES),
+        ("What is the rent?", 0.0),
+        ("Who signed the lease of Mill Lane 4?", 0.0),
+    ],
+)
+def test_the_words_before_a_question_count_if_it_refers_back(
+    question: str, share: float, model: SeDeM
+) -> None:
+    bank, context = model.read(DOCUMENTS), "Who waters the garden roses? A tenant."
+    expected = score_words(bank, question).scores
+    before = {word.text: word for word in score_words(bank, context).words}
+    for word in asked_words(question):
+        before.pop(word.text, None)
+    for word in before.values():
+        expected[word.blocks] += share * torch.from_numpy(word.scores)
+    found = find_words(model, Request(bank, question, selection="words", context=context))
+    assert found is not None
+    torch.testing.assert_close(found.scores, expected)
+
+
+@pytest.mark.parametrize(
+    ("question", "left"),
+    [
+        ("List the totals of all invoices.", True),
+        ("Which invoice is largest?", True),
+        ("invoice 07", False),
+    ],
+)
+def test_a_question_that_many_blocks_match_alike_says_what_was_left_out(
+    question: str, left: bool, model: SeDeM
+) -> None:
+    texts = [f"Invoice {n:02}: total {90 + n} of a supplier." for n in range(1, 9)]
+    bank = model.read([Document(f"{n}.txt", text) for n, text in enumerate(texts)])
+    answer = model.answer(bank, question, k=2, decoding=ONE, selection="words")
+    notes = [note for note in answer.cut if "left out" in note]
+    assert bool(notes) == left
+    assert not left or "blocks that have the words of the question alike" in notes[0]
+    everything = model.answer(bank, question, k="all", decoding=ONE, selection="words")
+    assert not [note for note in everything.cut if "left out" in note]

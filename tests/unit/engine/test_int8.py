@@ -133,7 +133,6 @@ def test_memory_counts_the_rows(config: SedemConfig) -> None:
     [
         ("int4", "auto", "weights are 'int4'; they can be full, int8"),
         ("int8", "eager", "weights 'int8' need engine 'static', not 'eager'"),
-        ("int8", "compiled", "weights 'int8' need engine 'static', not 'compiled'"),
         ("int8", "graphs", "weights 'int8' need engine 'static', not 'graphs'"),
     ],
 )

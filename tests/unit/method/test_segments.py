@@ -158,6 +158,37 @@ def test_sentences_begin_after_their_end_and_on_new_lines() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "sentences",
+    [
+        # A lease, a letter with a name after the wrap, and German.
+        ["It may be ended by either side with three\nmonths' notice, in writing. ", "No dogs."],
+        [
+            "This agreement is made on 14 March 2024 between Margit Olsen, of 9\n"
+            "Quay Street, Ardle, and the tenants. ",
+            "They pay.",
+        ],
+        ["Die Tonnen werden dienstags um sieben Uhr\nüber den Hof gebracht. ", "Danke."],
+        # Lists, labels, rows, short lines and ends of sentences stay apart.
+        ["milk and eggs\n", "flour for the bread\n", "salt"],
+        [
+            "The quick brown fox jumps over the lazy dog and does not come back\n",
+            "- one\n",
+            "- two",
+        ],
+        ["Name: Ida Olsen, who lives in the house at the end of the long street\n", "Rent: 900"],
+        [
+            "Item: Spare tube | Qty: 4 | Price: 6.50 | Total: 26.00 | Paid: no\n",
+            "Item: Pump | Qty: 1",
+        ],
+        ["She said that nobody would ever come to that house again.\n", "they did"],
+    ],
+)
+def test_a_wrapped_line_goes_on(sentences: list[str]) -> None:
+    text = "".join(sentences)
+    assert [text[a:b] for a, b in pairwise(sentences_of(text))] == sentences
+
+
 def test_only_blank_lines_separate_paragraphs() -> None:
     text = "\n\n one\ntwo  \n\t\nthree\r\n\r\nfour \n"
     found = list(paragraphs(text))
@@ -252,3 +283,10 @@ def test_windows_do_not_divide_the_rows_of_tables(reader: Backbone) -> None:
     for other in ("a | b\nc | d", "Note: a\nNote: b", "a: b | c"):
         plain = segment_text(other, reader, 4, "window")
         assert plain.lengths.tolist()[:-1] == [4] * (len(plain) - 1)
+
+
+def test_the_row_of_a_table_is_one_sentence() -> None:
+    rows = ["Name: Dr. Ann Lee. | Rent: 9\n", "Name: Bo | Note: Late. Paid.\n"]
+    text = "".join(["One. ", "Two.\n", *rows, "Three."])
+    borders = sentences_of(text)
+    assert [text[a:b] for a, b in pairwise(borders)] == ["One. ", "Two.\n", *rows, "Three."]

@@ -100,21 +100,24 @@ def read_all(client: TestClient, bank: str) -> dict[str, Any]:
 
 def upload(library: Library, bank: str, texts: Mapping[str, str]) -> None:
     """What the route does with files, given by their names."""
-    with library.uploads.stored([BytesIO(text.encode()) for text in texts.values()]) as paths:
-        library.upload(bank, dict(zip(texts, paths, strict=True)))
+    library.upload(bank, {name: BytesIO(text.encode()) for name, text in texts.items()})
 
 
 def finish(builder: Builder) -> None:
     """Do all the work that there is."""
+    for bank in builder.library.uploads():
+        bank.look()
+        bank._next_look = 0.0
+    builder.library.work.clear()
     while builder.turn():
         pass
 
 
 @contextmanager
-def opened(settings: Settings, model: SeDeM, **options: Any) -> Iterator[tuple[Library, Builder]]:
+def opened(settings: Settings, model: SeDeM) -> Iterator[tuple[Library, Builder]]:
     """The banks of a server, and what reads into them when `finish` is called."""
     library = Library(settings, model)
-    builder = Builder(library, model, Metrics(), **options)
+    builder = Builder(library, model, Metrics())
     try:
         yield library, builder
     finally:

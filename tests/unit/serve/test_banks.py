@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
-import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,14 +16,12 @@ from conftest import LEASE, RECIPE
 from document_files import docx_of, pdf_of
 from docx import Document
 from fastapi.testclient import TestClient
-from unit.serve.conftest import finish, read_all, send
+from unit.serve.conftest import read_all, send
 
 from sedem import MemoryBank, SeDeM, types
 from sedem.reading import building as building
-from sedem.serve import uploads
-from sedem.serve.building import Builder
-from sedem.serve.library import Library
-from sedem.serve.metrics import Metrics
+from sedem.serve import library
+from sedem.serve.served import document_name, file_name
 from sedem.serve.settings import Settings
 
 
@@ -88,8 +86,6 @@ def test_damaged_files_do_not_stop_the_others(client: TestClient) -> None:
         "latin.txt",
     ]
 
-    # The bytes of the first one are gone with it.
-
 
 def test_what_cannot_be_read_is_refused_at_once(
     make_client: Callable[..., TestClient], settings: Settings
@@ -133,7 +129,8 @@ def test_documents_are_replaced_and_deleted(lease: TestClient, settings: Setting
     assert lease.delete("/v1/banks/flat/documents/1").status_code == 404
     assert lease.delete("/v1/banks/flat").json()["deleted"] is True
     assert lease.get("/v1/banks/flat").status_code == 404
-    assert list((settings.folder / "uploads").iterdir()) == []
+    assert [*(settings.folder / "uploads").iterdir()] == []
+    assert [*(settings.folder / "banks").glob("*.files")] == []
 
 
 @contextmanager
@@ -248,10 +245,10 @@ def test_what_is_no_upload_leaves_nothing(client: TestClient, settings: Settings
 def test_a_full_disk_is_reported(
     client: TestClient, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(folder: Path) -> None:
+    def full(file: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(uploads, "sync_folder", full)
+    monkeypatch.setattr(library.os, "fsync", full)
     answer = client.post(URL, files={"file": ("a.txt", b"text")})
     assert answer.status_code == 507
     assert answer.json()["error"]["code"] == "insufficient_storage"
@@ -260,45 +257,63 @@ def test_a_full_disk_is_reported(
     assert client.post(URL, files={"file": ("a.txt", b"text")}).status_code == 202
 
 
-EARLIER = """
-DROP TABLE uploads; DROP TABLE removals; DROP TABLE banks;
-CREATE TABLE banks (id INTEGER PRIMARY KEY, name TEXT UNIQUE, title TEXT, metadata TEXT,
-    folder TEXT, created_at INTEGER);
-CREATE TABLE files (id TEXT PRIMARY KEY, bytes INTEGER);
-CREATE TABLE bank_files (id INTEGER PRIMARY KEY, bank INTEGER, file TEXT REFERENCES files,
-    name TEXT, round INTEGER, status TEXT, error TEXT, characters INTEGER);
-CREATE TABLE removals (id INTEGER PRIMARY KEY, bank INTEGER, name TEXT);
-CREATE TABLE trash (folder TEXT);
-INSERT INTO banks VALUES (1, 'flat', 'My flat', '{}', 'flat-00000000.bank', 7);
-INSERT INTO files VALUES ('file-000000000000000000000001', 10),
-    ('file-000000000000000000000002', 1), ('file-000000000000000000000003', 1);
-INSERT INTO bank_files VALUES
-    (1, 1, 'file-000000000000000000000001', 'old.txt', 1, 'completed', NULL, 9),
-    (2, 1, 'file-000000000000000000000002', 'broken.pdf', 2, 'failed', 'it is broken', 0),
-    (3, 1, 'file-000000000000000000000003', 'lease.txt', 2, 'in_progress', NULL, 0);
-PRAGMA user_version = 1;
-"""
+NAMES = [
+    "a.txt", "../../etc/passwd.txt", ".hidden.txt", "~$a.txt", "a%/b%2E.txt", "C:\\x y.txt",
+    "\u00fc" * 250 + ".txt", "\U0001f967" * 200 + ".txt", "b" * 200, "b" * 201, "b" * 199,
+]  # fmt: skip
 
 
-def test_uploads_of_an_earlier_release_are_read(settings: Settings, model: SeDeM) -> None:
-    Library(settings, model).close()
-    with sqlite3.connect(settings.folder / "server.sqlite") as connection:
-        connection.executescript(EARLIER)
-    connection.close()
-    files = settings.folder / "files"
-    files.mkdir()
-    (files / "file-000000000000000000000001").write_text(RECIPE)
-    (files / "file-000000000000000000000003").write_text(LEASE)
-    library = Library(settings, model)
-    entry = library.get("flat")
-    assert (entry.status, entry.created_at) == ("building", 7)
-    finish(Builder(library, model, Metrics()))
-    assert entry.bank is not None and entry.bank.documents[0].text == LEASE
-    progress = entry.progress()
-    assert (progress.status, progress.files, progress.files_done) == ("ready", 2, 2)
-    assert [(one.filename, one.error) for one in progress.failed] == [
-        ("broken.pdf", "it is broken")
-    ]
-    # The bytes of files that were read stay for their owner.
-    assert [path.name for path in files.iterdir()] == ["file-000000000000000000000001"]
-    library.close()
+def test_every_name_is_one_file_of_the_folder() -> None:
+    files = [file_name(name) for name in NAMES]
+    assert [document_name(file) for file in files] == NAMES
+    places = [Path("folder", file) for file in files]
+    assert len({*places}) == len(NAMES)
+    # None is a folder of another one, and each part is a name on every disk.
+    assert not {parent for place in places for parent in place.parents} & {*places}
+    for file in files:
+        for part in file.split("/"):
+            assert part.isascii() and len(part) < 250 and part.strip(".") and part[0] != "/"
+
+
+def test_names_that_are_no_paths_are_read_and_deleted(
+    client: TestClient, settings: Settings
+) -> None:
+    named = [f"{name.removesuffix('.txt')}.txt" for name in NAMES if "\\" not in name]
+    named = [name for name in dict.fromkeys(named) if "/" not in name]
+    send(client, "odd", {name: f"The text of file {n}." for n, name in enumerate(named)})
+    progress = read_all(client, "odd")
+    assert (progress["status"], progress["failed"]) == ("ready", [])
+    listed = client.get("/v1/banks/odd/documents").json()["data"]
+    assert {one["name"] for one in listed} == {*named}
+    for _ in named:
+        assert client.delete("/v1/banks/odd/documents/0").status_code == 200
+    assert client.get("/v1/banks/odd/documents").json()["data"] == []
+    files = (settings.folder / "banks").rglob("*.txt*")
+    assert [path for path in files if path.is_file()] == []
+
+
+def test_a_file_that_is_put_into_the_folder_is_read_and_one_that_is_taken_leaves(
+    lease: TestClient, settings: Settings
+) -> None:
+    [folder] = (settings.folder / "banks").glob("flat-*.files")
+    (folder / "put.txt").write_text("The dog sleeps.")
+    (folder / "lease.txt").unlink()
+    library = lease.app.state.lifecycle.service.library  # type: ignore[attr-defined]
+    library.get("flat")._next_look = 0.0
+    library.work.set()
+    until = time.monotonic() + 60
+    while True:
+        listed = lease.get("/v1/banks/flat/documents").json()["data"]
+        if [one["name"] for one in listed] == ["put.txt"]:
+            return
+        assert time.monotonic() < until, listed
+        time.sleep(0.05)
+
+
+def test_a_failed_replacement_leaves_the_document(lease: TestClient, settings: Settings) -> None:
+    send(lease, "flat", {"lease.txt": b"\0\1\2"})
+    progress = read_all(lease, "flat")
+    assert [one["filename"] for one in progress["failed"]] == ["lease.txt"]
+    assert lease.get("/v1/banks/flat/documents/0").json()["text"] == LEASE
+    assert lease.delete("/v1/banks/flat/documents/0").status_code == 200
+    assert lease.get("/v1/banks/flat/documents").json()["data"] == []

@@ -18,7 +18,6 @@ from sedem.bank.memory_bank import append_to, copy_to
 from sedem.bank.parts import Parts
 from sedem.errors import BankMismatchError, ConfigError
 from sedem.reading import building as build_module
-from sedem.serve.database import Database
 from sedem.serve.library import Library
 from sedem.serve.settings import Settings
 
@@ -28,7 +27,7 @@ def build(settings: Settings, model: SeDeM) -> Path:
     with opened(settings, model) as (library, builder):
         upload(library, "flat", {"lease.txt": LEASE})
         finish(builder)
-        return library.get("flat").file
+        return library.writable("flat").path
 
 
 def test_one_server_uses_a_folder(settings: Settings, model: SeDeM) -> None:
@@ -42,17 +41,44 @@ def test_one_server_uses_a_folder(settings: Settings, model: SeDeM) -> None:
     Library(settings, model).close()
 
 
-def test_a_database_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "server.sqlite"
-    Database(path).close()
-    with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA user_version = 99")
+EARLIER = """
+CREATE TABLE banks (id INTEGER PRIMARY KEY, name TEXT, folder TEXT, created_at INTEGER);
+CREATE TABLE removals (id INTEGER PRIMARY KEY, bank INTEGER, name TEXT);
+CREATE TABLE uploads (id INTEGER PRIMARY KEY, bank INTEGER, name TEXT, file TEXT, size INTEGER,
+    status TEXT, error TEXT);
+INSERT INTO banks VALUES (1, 'flat', 'flat-00000000.bank', 7), (2, 'new', 'new-00000000.bank', 8);
+INSERT INTO removals (bank, name) VALUES (1, 'removed.txt'), (1, 'never there.txt');
+INSERT INTO uploads (bank, name, file, size, status) VALUES
+    (1, 'old.txt', 'file-000000000000000000000001', 9, 'read'),
+    (2, 'a/lease.txt', 'file-000000000000000000000002', 1, 'waiting');
+PRAGMA user_version = 3;
+"""
+
+
+def test_banks_and_uploads_of_an_earlier_release_are_taken_over(
+    settings: Settings, model: SeDeM
+) -> None:
+    for folder in ("banks", "uploads"):
+        (settings.folder / folder).mkdir(parents=True)
+    held = [Document("old.txt", RECIPE), Document("removed.txt", LEASE)]
+    model.read(held).save(settings.folder / "banks" / "flat-00000000.bank")
+    (settings.folder / "uploads" / "file-000000000000000000000002").write_text(LEASE)
+    with sqlite3.connect(settings.folder / "server.sqlite") as connection:
+        connection.executescript(EARLIER)
     connection.close()
-    with pytest.raises(ConfigError, match="newer version of sedem"):
-        Database(path)
-    path.write_bytes(b"no database at all" * 100)
-    with pytest.raises(ConfigError, match="cannot be used as the server's database"):
-        Database(path)
+    for _ in range(2):  # the next start finds what this one makes
+        with opened(settings, model) as (library, builder):
+            finish(builder)
+            banks = {bank.name: bank for bank in library.uploads()}
+            found = {name: [*bank.newest().documents.names] for name, bank in banks.items()}
+            assert found == {"flat": ["old.txt"], "new": ["a/lease.txt"]}
+            assert [bank.created_at for bank in banks.values()] == [7, 8]
+            assert not [*settings.folder.glob("server.sqlite*")]
+    with sqlite3.connect(settings.folder / "server.sqlite") as connection:
+        connection.execute("PRAGMA user_version = 2")
+    connection.close()
+    with pytest.raises(ConfigError, match="start that release once"):
+        Library(settings, model)
 
 
 def test_a_stopped_build_goes_on_within_a_long_document(
@@ -77,7 +103,7 @@ def test_a_stopped_build_goes_on_within_a_long_document(
         assert len(parts) == 3
     with opened(settings, model) as (library, builder):
         entry = library.get("flat")
-        assert entry.status == "building"
+        assert entry.progress().status == "building"
         finish(builder)
         # No part was read twice, and the document is as if it had been read in one go.
         assert len(set(parts)) == len(parts) > 3
@@ -89,25 +115,35 @@ def test_a_stopped_build_goes_on_within_a_long_document(
         assert spans == [(b.start, b.end) for b in whole.blocks]
 
 
-def test_uploads_without_bytes_have_failed_and_bytes_without_a_row_go(
+def test_what_was_not_acknowledged_is_removed_at_the_next_start(
     settings: Settings, model: SeDeM
 ) -> None:
-    with opened(settings, model) as (library, _):
-        upload(library, "flat", {"lost.txt": LEASE, "kept.txt": RECIPE})
-        [lost, _] = library.uploads.of(library.get("flat").id or 0)
-        library.uploads.path(lost).unlink()
+    build(settings, model)
     stray = settings.folder / "uploads" / ("file-" + "0" * 24)
     stray.write_text("never acknowledged")
     foreign = settings.folder / "uploads" / "notes of the operator"
     foreign.write_text("stay")
-    with opened(settings, model) as (library, builder):
+    with opened(settings, model) as (library, _):
         assert not stray.exists() and foreign.exists()
+        assert library.get("flat").progress().status == "ready"
+
+
+@pytest.mark.parametrize("when", ["its bank holds it", "it waits", "it was read"])
+def test_a_deletion_survives_a_kill(settings: Settings, model: SeDeM, when: str) -> None:
+    with opened(settings, model) as (library, builder):
+        upload(library, "flat", {"lease.txt": LEASE, "recipe.txt": RECIPE})
+        bank = library.writable("flat")
+        if when != "it waits":
+            finish(builder)
+        if when == "it was read":
+            bank.record.files.clear()
+            bank.record.save()
+        bank.record.save()
+        # The kill comes after the file is gone, before the bank has changed.
+        bank._unlink("recipe.txt") if when == "its bank holds it" else bank.discard("recipe.txt")
+    with opened(settings, model) as (library, builder):
         finish(builder)
-        progress = library.get("flat").progress()
-        assert progress.status == "ready"
-        assert [(one.filename, one.error) for one in progress.failed] == [
-            ("lost.txt", "the upload 'lost.txt' is not stored any more; upload it again")
-        ]
+        assert library.get("flat").newest().documents.names == ["lease.txt"]
 
 
 def test_banks_of_another_model_are_refused(
@@ -128,21 +164,12 @@ def test_banks_of_another_model_are_refused(
         assert "was built by another model" in failed.error
 
 
-def test_names_are_not_shared_and_a_lost_database_is_not_begun_anew(
-    settings: Settings, model: SeDeM
-) -> None:
+def test_names_are_not_shared(settings: Settings, model: SeDeM) -> None:
     with opened(settings, model) as (library, _):
         library.upload("kept", {})
-    with pytest.raises(ConfigError, match="a client already created bank 'kept'"):
-        Library(settings.with_changes(banks={"kept": settings.folder / "given"}), model)
-    uploaded = settings.folder / "uploads" / ("file-" + "0" * 24)
-    uploaded.write_bytes(b"uploaded")
-    for path in settings.folder.glob("server.sqlite*"):
-        path.unlink()
     for _ in range(2):  # the lock is given back
-        with pytest.raises(ConfigError, match=r"but not its database 'server\.sqlite'; restore"):
-            Library(settings, model)
-    assert uploaded.read_bytes() == b"uploaded"
+        with pytest.raises(ConfigError, match="a client already created bank 'kept'"):
+            Library(settings.with_changes(banks={"kept": settings.folder / "given"}), model)
 
 
 def test_a_bank_of_the_operator_may_be_replaced_or_lost(
@@ -165,7 +192,7 @@ def test_a_bank_of_the_operator_may_be_replaced_or_lost(
         for _ in range(2):
             entry.refresh()
             assert entry.error and entry.error.startswith("the bank cannot be read now; the log")
-            assert (entry.status, entry.bank.documents.names) == ("ready", ["other.txt"])
+            assert (entry.progress().status, entry.bank.documents.names) == ("ready", ["other.txt"])
         other.rename(path)
         entry.refresh()
         assert entry.error is None

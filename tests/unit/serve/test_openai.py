@@ -171,8 +171,8 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"documents": []}, None, "documents is empty"),
     ({"documents": [2]}, None, "document 2 was asked for"),
     ({"documents": [0] * 1001}, "documents", "1,001 entries"),
-    ({"min_confidence": 2}, "min_confidence", "from 0 to 1"),
-    ({"min_confidence": True}, "min_confidence", "a number"),
+    ({"min_confidence": 2}, "min_confidence", "less than or equal to 1"),
+    ({"min_confidence": True}, "min_confidence", "a valid number"),
     ({"min_confidence": 0.5}, None, "this model gives no confidence"),
     ({"temperature": float("nan")}, "temperature", "finite"),
     ({"seed": 1.5}, "seed", "integer"),
@@ -334,25 +334,17 @@ def test_a_plain_completion_is_the_same_answer(client: TestClient) -> None:
         assert client.post("/v1/completions", json={**body, "prompt": prompt}).status_code == 400
 
 
-def test_greetings_and_tasks_of_clients_are_answered_at_once_and_without_a_bank(
+def test_tasks_of_clients_are_answered_at_once_and_without_a_bank(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduler = client.app.state.lifecycle.service.scheduler  # type: ignore[attr-defined]
     monkeypatch.setattr(scheduler, "stream", None)  # cannot be called
-    hello = "Hello. Ask a question about the documents of 'lease', such as lease.txt."
-    without = (
-        "Hello. Ask a bank by the name of its model, such as 'sedem@lease', or send a text with a "
-        "question."
-    )
     title = {"messages": [message(f"Write a title for this chat.\n\nUser: {RENT}\nAI: 900")]}
     bare = {"messages": [message(LONG_LEASE)], "model": "sedem"}
     asks_nothing = (
         f"The last message is a text of {len(LONG_LEASE):,} characters that asks nothing."
     )
     for body, reply in (
-        (asks("Hello!"), hello),
-        (asks("👋"), hello),
-        (asks("Hi", model="sedem"), without),
         (asks(**title), "What is the rent"),
         (asks(**bare), f"{asks_nothing} Send it again with a blank line and a question after it."),
     ):
@@ -589,7 +581,8 @@ def test_a_stream_tells_how_long_it_takes(
 
 def _told_first(self: Any, joined: Any, prefill: Any = running.RunningAnswers._prefill) -> None:
     """The reference engine loads no blocks one by one."""
-    between_pieces(1, 29)
+    for done in (1, 2):
+        between_pieces(done, 29)
     prefill(self, joined)
 
 

@@ -88,7 +88,7 @@ def test_raw_messages_of_every_version(client: TestClient, version: str) -> None
     raw = Raw(client, version)
     listed = {tool["name"]: tool for tool in raw.send("tools/list")["tools"]}
     assert listed.keys() > READING and listed["search"]["annotations"]["readOnlyHint"] is True
-    result = raw.send("tools/call", name="search", arguments={"q": QUESTION, "limit": 1})
+    result = raw.send("tools/call", name="search", arguments={"q": QUESTION, "k": 1})
     found = result["structuredContent"]
     assert json.loads(result["content"][0]["text"]) == found and not result.get("isError")
     [passage] = found["results"]

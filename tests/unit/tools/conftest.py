@@ -10,7 +10,7 @@ import pytest
 from conftest import LEASE, RECIPE
 
 from sedem import Document, SeDeM
-from sedem.tools.banks import BuiltBank
+from sedem.reading.followed import OpenBank
 from sedem.tools.toolbox import Toolbox
 
 
@@ -26,7 +26,7 @@ def lease(model: SeDeM, tmp_path: Path) -> Path:
 @pytest.fixture
 def toolbox(model: SeDeM, lease: Path) -> Toolbox:
     """Tools over that bank, which may write notes."""
-    return Toolbox([BuiltBank(lease, "lease")], lambda: model, writable=True)
+    return Toolbox([OpenBank(lease, "lease")], lambda: model, writable=True)
 
 
 @pytest.fixture
@@ -36,6 +36,6 @@ def make_toolbox(model: SeDeM, tmp_path: Path) -> Callable[..., Toolbox]:
     def make(*documents: Document, **options: Any) -> Toolbox:
         place = tmp_path / "made.bank"
         model.read(documents).save(place)
-        return Toolbox([BuiltBank(place, "made")], lambda: model, **options)
+        return Toolbox([OpenBank(place, "made")], lambda: model, **options)
 
     return make

@@ -16,8 +16,8 @@ from conftest import LEASE, RECIPE
 
 from sedem import Document, MemoryBank, SeDeM
 from sedem.errors import BankError, ConfigError, DataError, UnknownDocumentError
+from sedem.reading.followed import OpenBank
 from sedem.tools import toolbox as tools
-from sedem.tools.banks import BuiltBank
 from sedem.tools.toolbox import MOST, Limits, Toolbox
 
 QUESTION = "What is the rent?"
@@ -129,18 +129,18 @@ def test_nothing_found_and_still_reading_differ(
     MemoryBank.open(lease).remove("lease.txt", "kitchen/recipe.txt")
     assert toolbox.search(QUESTION).status == "nothing found"
     assert toolbox.documents().status == "nothing found"
-    monkeypatch.setattr(BuiltBank, "reading", lambda self: "still reading 3 files of 'lease'")
+    monkeypatch.setattr(OpenBank, "reading", lambda self: "still reading 3 files of 'lease'")
     found = toolbox.search(QUESTION)
     assert found.status == "still reading" and found.notes == ["still reading 3 files of 'lease'"]
     assert toolbox.search(QUESTION, "attic/").status == "still reading"
-    monkeypatch.setattr(BuiltBank, "snapshot", lambda self: None)
+    monkeypatch.setattr(OpenBank, "snapshot", lambda self: None)
     assert toolbox.search(QUESTION).status == "still reading"
 
 
 def test_a_doubtful_or_outdated_passage_is_told(
     toolbox: Toolbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(BuiltBank, "changed", lambda self, document: document == "lease.txt")
+    monkeypatch.setattr(OpenBank, "changed", lambda self, document: document == "lease.txt")
     found = toolbox.search(QUESTION, "lease.txt")
     assert all(one.changed for one in found.results)
     assert "some files have changed since they were read" in found.notes[0]
@@ -232,7 +232,7 @@ def test_a_question_goes_to_the_bank_that_knows_most(
     model.read([Document("other.txt", "Other text, which says something else.")]).save(
         tmp_path / "other.bank"
     )
-    both = Toolbox([BuiltBank(tmp_path / "other.bank", "other"), *toolbox.banks], lambda: model)
+    both = Toolbox([OpenBank(tmp_path / "other.bank", "other"), *toolbox.banks], lambda: model)
     best = both.search(QUESTION, k=1).results[0]
     asked = both.request(QUESTION)
     assert asked is not None and asked[0].name == best.document.partition("/")[0]
@@ -313,7 +313,7 @@ def test_a_damaged_bank_is_told_and_the_others_answer(
     toolbox: Toolbox, model: SeDeM, tmp_path: Path
 ) -> None:
     (tmp_path / "bad.bank").write_bytes(b"SQLite format 3\0" + bytes(4096))
-    bad = BuiltBank(tmp_path / "bad.bank", "bad")
+    bad = OpenBank(tmp_path / "bad.bank", "bad")
     found = Toolbox([bad, *toolbox.banks], lambda: model).search(QUESTION)
     assert found.results and re.search("bad.bank.*", found.notes[0])
     with pytest.raises(BankError, match=r"bad\.bank"):
@@ -324,14 +324,14 @@ def test_a_file_that_cannot_be_read_is_told_once_and_in_every_list(
     toolbox: Toolbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = ["'a.txt' is binary", "'b.txt' is empty"]
-    monkeypatch.setattr(BuiltBank, "unreadable", lambda self: bad[:1])
+    monkeypatch.setattr(OpenBank, "unreadable", lambda self: bad[:1])
     assert toolbox.search(QUESTION).notes[0] == bad[0]
     assert bad[0] not in toolbox.search(QUESTION).notes + toolbox.read("lease.txt").notes
     assert toolbox.documents().notes == toolbox.documents().notes == bad[:1]
-    monkeypatch.setattr(BuiltBank, "unreadable", lambda self: bad)
+    monkeypatch.setattr(OpenBank, "unreadable", lambda self: bad)
     assert [one for one in toolbox.search(QUESTION).notes if one in bad] == bad[1:]
     # What is wrong with a whole folder is in every result.
-    monkeypatch.setattr(BuiltBank, "reading", lambda self: "the folder is empty")
+    monkeypatch.setattr(OpenBank, "reading", lambda self: "the folder is empty")
     for _ in range(2):
         for result in (toolbox.search(QUESTION), toolbox.documents(), toolbox.read("lease.txt")):
             assert "the folder is empty" in result.notes
@@ -348,7 +348,7 @@ def test_the_same_name_in_two_banks_needs_the_banks_name(
     toolbox: Toolbox, model: SeDeM, tmp_path: Path
 ) -> None:
     model.read([Document("lease.txt", "Another lease.")]).save(tmp_path / "other.bank")
-    both = Toolbox([*toolbox.banks, BuiltBank(tmp_path / "other.bank", "other")], lambda: model)
+    both = Toolbox([*toolbox.banks, OpenBank(tmp_path / "other.bank", "other")], lambda: model)
     with pytest.raises(UnknownDocumentError, match=r"'lease/lease\.txt', 'other/lease\.txt'; give"):
         both.read("lease.txt")
     assert both.read("other/lease.txt").text == "Another lease."

@@ -96,30 +96,30 @@ BOTH_WARMUPS = {"learning_rates": {"a": 1}, "steps": 9, "warmup": 3, "warmup_rat
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        *((key, 0, f"{key} is 0; it must be above 0") for key in ABOVE_0),
-        *((key, -1, f"{key} is -1; it must be 0 or more") for key in FROM_0),
-        ("optimization.warmup_ratio", 1, "optimization.warmup_ratio is 1; it must be below 1"),
-        ("losses.recall", 1.5, "losses.recall is 1.5; it must be from 0 to 1"),
-        ("optimization.learning_rates", {}, "optimization.learning_rates is empty"),
-        ("data.training", [], "data.training is empty"),
-        ("data.budgets", [], "data.budgets is empty"),
-        ("data.budgets", [2, 0], r"data.budgets\[1\] is 0; it must be above 0"),
-        ("data.training", [{"path": "a", "repeat": 0}], r"\[0\].repeat is 0; it must be above 0"),
+        *((key, 0, f"{key} is 0; input should be greater than 0") for key in ABOVE_0),
+        *((key, -1, f"{key} is -1; input should be greater") for key in FROM_0),
+        ("optimization.warmup_ratio", 1, "optimization.warmup_ratio is 1; input should be less"),
+        ("losses.recall", 1.5, "losses.recall is 1.5; input should be less"),
+        ("optimization.learning_rates", {}, "optimization.learning_rates is {}; dictionary"),
+        ("data.training", [], r"data.training is \[\]; tuple should have"),
+        ("data.budgets", [], r"data.budgets is \[\]; tuple should have"),
+        ("data.budgets", [2, 0], r"data.budgets\[1\] is 0; input should be greater than 0"),
+        ("data.training", [{"path": "a", "repeat": 0}], r"\[0\].repeat is 0; input should be"),
         # Of another type
-        ("losses", None, "losses: keys are needed here, got None"),
-        ("text.exclude_titles", "Trier", "exclude_titles is 'Trier'; a list is needed"),
-        ("optimization.batch_size", True, "batch_size is True; a whole number is needed"),
-        ("optimization.bf16", "no thanks", "bf16 is 'no thanks'; true or false is needed"),
-        ("optimization.weight_decay", False, "weight_decay is False; a number is needed"),
-        ("optimization.schedule", "cosinus", "it can be linear, cosine or constant_with_warmup"),
-        ("optimization.backbone_dtype", "int8", "backbone_dtype is 'int8'; it can be bfloat16"),
-        ("data.training", {"path": "a.jsonl"}, "training is .*; a list is needed"),
-        ("data.training", ["a.jsonl"], r"training\[0\]: keys are needed here, got 'a.jsonl'"),
-        ("data.training", [{"path": "a", "label": "evidnce"}], "label is 'evidnce'; it can be evi"),
+        ("losses", None, "losses is None; input should be a valid dict"),
+        ("text.exclude_titles", "Trier", "exclude_titles is 'Trier'; input should be a valid"),
+        ("optimization.batch_size", True, "batch_size is True; input should be a valid int"),
+        ("optimization.bf16", "no thanks", "bf16 is 'no thanks'; input should be a valid bool"),
+        ("optimization.weight_decay", False, "weight_decay is False; input should be a valid"),
+        ("optimization.schedule", "cosinus", "'linear', 'cosine' or 'constant_with_warmup'"),
+        ("optimization.backbone_dtype", "int8", "backbone_dtype is 'int8'; input should be"),
+        ("data.training", {"path": "a.jsonl"}, "training is .*; input should be a valid tuple"),
+        ("data.training", ["a.jsonl"], r"training\[0\] is 'a.jsonl'; input should be a valid dict"),
+        ("data.training", [{"path": "a", "label": "evidnce"}], "label is 'evidnce'; input should"),
         ("data.budgets", [1, "some"], r"budgets\[1\] is 'some'; "),
-        ("losses.conditioning", "golden", "conditioning is 'golden'; it can be selected, mixed"),
+        ("losses.conditioning", "golden", "conditioning is 'golden'; input should be 'selected"),
         # Unknown keys
-        ("text", {}, "recipe.yaml: text: missing key 'path'"),
+        ("text", {}, "recipe.yaml: text.path: field required"),
         ("text.zzz", 1, "unknown key 'zzz'; known are path, field, join"),
         ("data.training", [{"path": "a", "repeats": 2}], r"\[0\].*unknown key 'repeats'.*'repeat'"),
         # Together
@@ -281,7 +281,7 @@ def test_null_removes_an_inherited_key(tmp_path: Path) -> None:
     assert recipe.losses.regress == 0.0
     # Without an inherited value, null is a value like any other.
     wrong = {"base": "base.yaml", "data": None, "optimization": {"warmup": None}}
-    with pytest.raises(ConfigError, match=r"optimization\.warmup is None; a whole number is"):
+    with pytest.raises(ConfigError, match=r"optimization\.warmup is None; input should be a"):
         load_recipe(Stage1Recipe, save_at(tmp_path / "wrong.yaml", wrong))
 
 

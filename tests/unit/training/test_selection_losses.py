@@ -49,7 +49,7 @@ def test_forced_evidence_comes_first_then_the_best_scores(
 
 
 def test_an_unknown_conditioning_is_refused() -> None:
-    with pytest.raises(ConfigError, match="conditioning is 'golden'; it can be selected, mixed"):
+    with pytest.raises(ConfigError, match="conditioning is 'golden'; input should be 'selected'"):
         ConditionedLosses(conditioning="golden")  # type: ignore[arg-type]
 
 

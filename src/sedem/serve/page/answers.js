@@ -2,12 +2,12 @@
 
 import { by, make } from "./dom.js";
 import { isQuoted, place } from "./reader.js";
-import { confidenceWords, count, cutter, duration, score } from "./text.js";
+import { confidenceWords as inWords, count, cutter, duration, score } from "./text.js";
 
 const list = by("answers");
 const OPEN = 5; // sources that are shown at once
 const SHARED = 3; // words of the question that are shown with a source
-const BEFORE = 60; // characters of a source before the answer's words
+const BEFORE = 40; // characters of a source before the answer's words
 const TIMES = [
   ["ttft_ms", "First token"],
   ["select_ms", "selection"],
@@ -60,7 +60,7 @@ export class Card {
     this.chips.replaceChildren(...this.chipTexts(k).map(chip));
     const best = Math.max(...citations.map((one) => one.score ?? 0), 1e-6);
     this.buttons = citations.map((citation) => this.source(citation, best));
-    this.sure.replaceChildren(...confidenceLine(confidence));
+    this.sure.replaceChildren(...likeliness(confidence));
     const items = this.buttons.map((button) => make("li", {}, button));
     const more = items.splice(OPEN);
     this.found.replaceChildren(
@@ -75,9 +75,7 @@ export class Card {
   }
 
   source(citation, best) {
-    const bar = make("span", { class: "bar", ariaHidden: "true" }, make("span"));
     const share = Math.max(0, Math.min(1, (citation.score ?? 0) / best));
-    bar.firstChild.style.setProperty("--share", share);
     return make(
       "button",
       { type: "button", class: "source", on: { click: () => this.show(this, citation) } },
@@ -86,9 +84,9 @@ export class Card {
       make("span", { class: "name" }, make("bdi", {}, citation.document)),
       make("span", { class: "unseen" }, "score "),
       make("span", { class: "score" }, score(citation.score)),
-      bar,
+      barOf(share),
       make("span", { class: "place" }, [place(citation), ...shared(citation)].join(" · ")),
-      make("span", { class: "excerpt" }, citation.text.trim() || citation.note || ""),
+      make("span", { class: "excerpt" }, beginning(citation) || citation.note || ""),
     );
   }
 
@@ -99,6 +97,7 @@ export class Card {
   /** The answer is whole; it may be a quotation from one of the sources. */
   finish(sedem) {
     this.done = true;
+    this.last = sedem;
     this.citations = sedem.citations ?? this.citations;
     this.citations.forEach((citation, index) => {
       if (!isQuoted(citation)) return;
@@ -107,29 +106,51 @@ export class Card {
     this.said.removeAttribute("aria-busy");
     this.timings = sedem.timings ?? {};
     if (!this.said.textContent) this.said.append(make("em", {}, "The model said nothing."));
-    if (typeof sedem.answer_confidence === "number") {
-      const other = sedem.alternative ? `. Perhaps: ${sedem.alternative}` : "";
-      this.sure.append(
-        note(`The answer is ${sedem.certainty} (${score(sedem.answer_confidence * (sedem.confidence ?? 1))})${other}`),
-      );
+    const { answer_confidence: right, confidence: found, alternative, sentences = [] } = sedem;
+    if (typeof right === "number") {
+      const words = `The answer is ${sedem.certainty}`;
+      this.sure.replaceChildren(...likeliness(right * (found ?? 1), words));
+      if (typeof found === "number") this.sure.append(note(`${inWords(found)} (${score(found)})`));
     }
+    if (alternative) this.sure.append(make("p", { class: "other" }, `Or: ${alternative}`));
+    if (sentences.length) this.sure.append(...this.decided(sentences));
     this.costs.replaceChildren(
       make(
-        "dl",
-        { class: "timings" },
-        ...TIMES.map(([name, label]) =>
-          make("div", {}, make("dt", {}, label), make("dd", {}, duration(this.timings[name]))),
-        ),
+        "p",
+        { class: "note timings" },
+        TIMES.map(([name, label]) => `${label} ${duration(this.timings[name])}`).join(" · "),
       ),
       ...(sedem.finish_reason === "length" ? [note("The answer was cut off at its limit.")] : []),
-      ...(sedem.sentences?.length
-        ? [note(`Decided by the text of ${sedem.sentences.map(cited).join("; ")}`)]
-        : []),
       ...(sedem.cut ?? []).map(note),
       ...(sedem.unsupported?.length
         ? [note(`Not in the sources: ${sedem.unsupported.join(", ")}`)]
         : []),
     );
+  }
+
+  /** The sentences that were read again as text, and decided. */
+  decided(sentences) {
+    const items = sentences.map((one) => {
+      const inside = this.citations
+        .filter(({ document }) => document === one.document)
+        .toSorted((a, b) => a.start - b.start)
+        .map(({ text, start }) =>
+          cutter(text, start)(Math.max(start, one.start), Math.max(start, one.end)),
+        );
+      return make("li", {}, make("q", {}, inside.join("").trim()), ` ${place(one)}`);
+    });
+    return [make("h3", {}, "Decided by the text of"), make("ul", { class: "decided" }, ...items)];
+  }
+
+  /** What is kept of it over a reload of the page. */
+  content() {
+    const { question, settings, last } = this;
+    return { question, settings, said: this.said.textContent, last };
+  }
+
+  /** Whether it answers the same question, so that the two can be compared. */
+  repeats(other) {
+    return this.question.toLowerCase() === other?.question.toLowerCase();
   }
 
   /** The answer ends before its end. */
@@ -141,25 +162,16 @@ export class Card {
 
   /** Say how this answer differs from the one before it. */
   compare(before) {
-    if (!this.done || !before?.done) return;
+    if (!this.done || !this.repeats(before)) return;
     const old = new Set(before.citations.map(key));
     const added = this.citations.filter((one) => !old.has(key(one)));
     const dropped = before.citations.length - (this.citations.length - added.length);
     this.citations.forEach((citation, index) => {
       this.buttons[index].classList.toggle("new", added.includes(citation));
     });
-    const parts = [
-      this.said.textContent === before.said.textContent ? "the same words" : "new wording",
-      added.length || dropped
-        ? [added.length && count(added.length, "new source"), dropped && `${dropped} left out`]
-            .filter(Boolean)
-            .join(", ")
-        : "the same sources",
-    ];
-    const time = this.timings.total_ms - before.timings.total_ms;
-    const word = time < 0 ? "faster" : "slower";
-    if (Number.isFinite(time)) parts.push(`${duration(Math.abs(time))} ${word}`);
-    const words = `Compared with before: ${parts.join("; ")}.`;
+    const same = this.said.textContent === before.said.textContent;
+    const parts = [same ? "the same words" : "new wording", count(added.length, "new source")];
+    const words = `Compared with before: ${parts.join(", ")}, ${dropped} left out.`;
     this.costs.append(make("p", { class: "difference" }, words));
   }
 
@@ -168,17 +180,33 @@ export class Card {
     this.element.classList.toggle("active", is);
   }
 
-  /** Make it the previous answer, which stays beside the new one. */
-  retire() {
-    this.title.textContent = "Before";
-    this.element.classList.add("before");
+  /** It is the newest answer, or the one "Before" it, or an "Earlier" one. */
+  call(title) {
+    this.title.textContent = title;
+    this.element.classList.toggle("before", title !== "Answer");
+    return this.element;
+  }
+
+  /** It behind its question; its sources are shown once it is opened. */
+  folded() {
+    const said = make("span", {}, this.said.textContent);
+    const details = make(
+      "details",
+      {},
+      make("summary", {}, `${this.question} `, said),
+      this.call("Earlier"),
+    );
+    details.addEventListener("toggle", () => details.open && this.show(this, null));
+    return make("li", {}, details);
   }
 }
 
 /** What a source has in common with the question: its rarest words. */
-const cited = (sentence) => `${sentence.document}, ${place(sentence)}`;
-
 const shared = ({ words = [] }) => (words.length ? [words.slice(0, SHARED).join(", ")] : []);
+
+/** The text of a source; a word that it may begin inside of is left out. */
+const beginning = ({ text, start }) =>
+  (start ? text.replace(/^[\p{Ll}\p{N}]\S*\s+/u, "… ") : text).trim();
 
 /** The words of an answer, and the text of the source around them. */
 function quotation({ text, start, end, answer_spans: spans }) {
@@ -196,18 +224,27 @@ function quotation({ text, start, end, answer_spans: spans }) {
   return [...shown, cut(at, end)];
 }
 
-/** Show the present answer, and the one before it if there is one. */
-export function showCards(...cards) {
-  list.replaceChildren(...cards.filter(Boolean).map((card) => card.element));
+/** Show the answers, the newest first; one before to the same question stays beside it. */
+export function showCards([card, ...earlier]) {
+  const shown = card ? [card.call("Answer")] : [];
+  if (card?.repeats(earlier[0])) shown.push(earlier.shift().call("Before"));
+  list.replaceChildren(...shown);
+  by("earlier-answers").hidden = !earlier.length;
+  by("earlier-list").replaceChildren(...earlier.map((one) => one.folded()));
 }
 
 const chip = (text) => make("span", { class: "chip" }, text);
 const note = (text) => make("p", { class: "note" }, text);
 
-function confidenceLine(confidence) {
-  if (confidence === null) return [];
+/** A probability in words, with its number and a bar. */
+function likeliness(probability, words = inWords(probability)) {
+  if (probability === null) return [];
+  const line = make("p", {}, make("strong", {}, words), ` (${score(probability)})`);
+  return [make("div", { class: "confidence" }, line, barOf(probability))];
+}
+
+function barOf(share) {
   const bar = make("span", { class: "bar", ariaHidden: "true" }, make("span"));
-  bar.firstChild.style.setProperty("--share", confidence);
-  const words = `${confidenceWords(confidence)}: confidence ${confidence.toFixed(2)}`;
-  return [make("div", { class: "confidence" }, make("p", {}, words), bar)];
+  bar.firstChild.style.setProperty("--share", share);
+  return bar;
 }

@@ -12,9 +12,7 @@ export class ApiError extends Error {
 const UNREACHABLE = "The server cannot be reached. Check that it runs and that you are connected.";
 const SENTENCES = {
   401: "The server does not accept your key any more.",
-  413: "That is more than the server takes at once. Split it, or give less.",
   429: "The server has more questions than it can answer now. Try again in a moment.",
-  503: "The server cannot answer now. Try again in a moment.",
 };
 
 /** Send a request; returns the response if it is a success. */

@@ -6,10 +6,16 @@ import { announce, by, clearNotice, make, showProblem } from "./dom.js";
 import { isQuoted } from "./reader.js";
 import { confidenceWords, count } from "./text.js";
 
-const BUDGETS = ["1", "2", "4", "8", "all", "auto"];
-const CONDITIONS = [["memory", "Memory"], ["text", "Text"], ["both", "Both"]];
-const SELECTIONS = [["states", "Meaning"], ["words", "Words"], ["both", "Both"]];
-const ANSWERS = [["span", "Quote"], ["free", "Free"], ["auto", "Either"]];
+const GROUPS = [
+  ["k", "Blocks to use (K)", ["1", "2", "4", "8", "all", "auto"]],
+  ["condition", "Read them as", ["memory", "text", "both"]],
+  ["selection", "Find them by", ["states", "words", "both"]],
+  ["answer", "Answer with", ["span", "free", "auto"]],
+];
+const LABELS = { states: "meaning", span: "quote" };
+const USUAL = ["2", "memory", "states", "free"]; // if no model says it
+const KEPT = "sedem-answers-1"; // where a tab keeps its answers; another number is another form
+const MOST = 20; // answers that are kept of a bank
 
 export class Asking {
   constructor(reader) {
@@ -17,11 +23,9 @@ export class Asking {
     this.bank = null;
     this.model = "";
     this.own = {};
-    this.card = this.before = this.running = null;
-    choices("k-choice", "k", BUDGETS.map((one) => [one, one]), "2");
-    choices("condition-choice", "condition", CONDITIONS, "memory");
-    choices("selection-choice", "selection", SELECTIONS, "states");
-    choices("answer-choice", "answer", ANSWERS, "free");
+    this.cards = []; // of the bank, the newest first
+    this.running = null;
+    by("groups").prepend(...GROUPS.map(choices));
     by("ask").addEventListener("submit", (event) => {
       event.preventDefault();
       this.ask();
@@ -32,8 +36,8 @@ export class Asking {
       event.preventDefault();
       by("ask").requestSubmit();
     });
-    by("min-confidence").addEventListener("input", showLeast);
-    showLeast(); // a browser may have kept its value
+    by("groups").addEventListener("input", showSettings);
+    document.querySelector(".sign-out").addEventListener("submit", () => sessionStorage.clear());
   }
 
   /** Learn the model's name and what it does by itself. */
@@ -44,25 +48,58 @@ export class Asking {
     this.model = model.id;
     by("model").textContent = model.id;
     const own = (this.own = model.sedem ?? {});
-    check("k", String(own.k));
-    for (const name of ["condition", "selection", "answer"]) check(name, own[name]);
+    for (const [name] of GROUPS) check(name, String(own[name]));
     if (own.confidence === false) by("min-confidence").disabled = true;
+    this.least = by("min-confidence").value = Math.round(20 * (own.min_confidence ?? 0)) * 5;
+    showSettings(); // a browser may have kept the minimum confidence
   }
 
-  /** Ask another bank from now on. */
+  /** Ask another bank from now on; its answers are shown again. */
   use(bank) {
     if (bank === this.bank) return;
     this.stop();
     this.bank = bank;
     by("asked-bank").textContent = bank;
-    this.card = this.before = null;
-    showCards();
+    this.cards = (kept()[bank] ?? []).map(({ question, settings, said, last }) => {
+      const card = this.newCard(question, settings);
+      card.add(said);
+      card.sources(last);
+      card.finish(last);
+      return card;
+    });
+    this.cards[0]?.compare(this.cards[1]);
+    showCards(this.cards);
+  }
+
+  newCard(question, settings) {
+    const card = new Card(question, settings, (one, citation) => this.light(one, citation));
+    card.bank = this.bank;
+    return card;
+  }
+
+  /** Keep the answers for a reload of the page, as many of the newest as there is room for. */
+  keep() {
+    const answers = this.cards.slice(0, MOST).map((card) => card.content());
+    for (let others = kept(); ; others = {}) {
+      try {
+        sessionStorage.setItem(KEPT, JSON.stringify({ ...others, [this.bank]: answers }));
+        return;
+      } catch (error) {
+        if (error.name !== "QuotaExceededError") throw error;
+        if (!answers.pop()) return;
+      }
+    }
+  }
+
+  /** Forget the answers from a bank that is deleted. */
+  forget(bank) {
+    sessionStorage.setItem(KEPT, JSON.stringify({ ...kept(), [bank]: undefined }));
   }
 
   settings() {
     const form = new FormData(by("ask"));
     const k = form.get("k");
-    const least = Number(by("min-confidence").value) / 100;
+    const least = Number(by("min-confidence").value);
     return {
       k: /^\d+$/.test(k) ? Number(k) : k,
       condition: form.get("condition"),
@@ -71,7 +108,8 @@ export class Asking {
         ? {}
         : { selection: form.get("selection") }),
       answer: form.get("answer"),
-      ...(least ? { min_confidence: least } : {}),
+      // The model's own threshold is finer, and spares sources with the question's words.
+      ...(least === this.least ? {} : { min_confidence: least / 100 }),
     };
   }
 
@@ -79,15 +117,16 @@ export class Asking {
     const question = by("question").value.trim();
     if (!question || this.running) return;
     clearNotice();
-    const card = new Card(question, this.settings(), (one, citation) => this.light(one, citation));
-    card.bank = this.bank;
+    const card = this.newCard(question, this.settings());
     const controller = new AbortController();
     this.running = controller;
-    this.place(card);
+    this.cards = [card, ...this.cards.filter((one) => one.done)];
+    showCards(this.cards);
+    announce("Answering");
     busy(true);
     try {
       await this.stream(card, controller.signal);
-      card.compare(this.before);
+      if (card.bank === this.bank) this.keep();
       const said = [`Answer: ${card.said.textContent}`, count(card.citations.length, "source")];
       if (card.confidence !== null) said.splice(1, 0, confidenceWords(card.confidence));
       announce(`${said.join(". ")}.`);
@@ -99,20 +138,13 @@ export class Asking {
     }
   }
 
-  /** Put a card first; the answer before it stays beside it. */
-  place(card) {
-    if (this.card?.citations.length) this.before = this.card;
-    this.before?.retire();
-    this.card = card;
-    showCards(card, this.before);
-    announce("Answering");
-  }
-
   async stream(card, signal) {
     const { question, settings } = card;
+    const before = this.cards.find((one) => one !== card && one.done);
+    const turns = before ? [before.question, before.said.textContent, question] : [question];
     const body = {
       model: this.model,
-      messages: [{ role: "user", content: question }],
+      messages: turns.map((content, n) => ({ role: n === 1 ? "assistant" : "user", content })),
       stream: true,
       bank: card.bank,
       ...settings,
@@ -131,6 +163,7 @@ export class Asking {
       if (choice?.delta?.content) card.add(choice.delta.content);
     }
     card.finish(last);
+    card.compare(this.cards[1]);
     if (last.citations?.some(isQuoted)) this.light(card);
   }
 
@@ -152,11 +185,11 @@ export class Asking {
   }
 
   /** Show the sources of an answer in the document, and the scores of all blocks. */
-  async light(card, citation = null) {
-    if (card.bank !== this.bank) return;
+  async light(card = this.cards[0], citation = null) {
+    if (!card || card.bank !== this.bank) return;
     const other = this.lit !== card;
     this.lit = card;
-    for (const one of [this.card, this.before]) one?.active(one === card);
+    for (const one of this.cards) one.active(one === card);
     this.reader.cite(card.citations);
     if (other) this.reader.score(card.scores ?? []);
     const quoted = card.citations.find(isQuoted);
@@ -180,17 +213,14 @@ export class Asking {
   }
 }
 
-function choices(into, name, options, chosen) {
-  by(into).replaceChildren(
-    ...options.map(([value, label]) =>
-      make(
-        "label",
-        {},
-        make("input", { type: "radio", name, value, checked: value === chosen }),
-        make("span", {}, label),
-      ),
-    ),
-  );
+const kept = () => JSON.parse(sessionStorage.getItem(KEPT) ?? "{}");
+
+function choices([name, legend, options]) {
+  const labels = options.map((value) => {
+    const input = make("input", { type: "radio", name, value, checked: USUAL.includes(value) });
+    return make("label", {}, input, LABELS[value] ?? value);
+  });
+  return make("fieldset", {}, make("legend", {}, legend), ...labels);
 }
 
 function check(name, value) {
@@ -198,9 +228,15 @@ function check(name, value) {
   if (found) found.checked = true;
 }
 
-function showLeast() {
+/** Say the settings in the line that they are folded behind. */
+function showSettings() {
   const value = Number(by("min-confidence").value);
   by("min-confidence-shown").textContent = value ? `${value} %` : "any";
+  const chosen = document.querySelectorAll("#groups input:checked");
+  const shown = [...chosen].map((one) => one.parentElement.textContent);
+  shown[0] = `K ${shown[0]}`;
+  if (value) shown.push(`at least ${value} %`);
+  by("settings-shown").textContent = shown.join(" · ");
 }
 
 function busy(is) {

@@ -48,22 +48,15 @@ export function showProblem(error, again = null) {
     return;
   }
   notice(error.message, again ? "Try again" : "", again);
-  if (again && error.retryAfter) waitUntil(Date.now() + error.retryAfter * 1000);
+  if (again && error.retryAfter) wait(error.retryAfter);
 }
 
 /** Hold the button back until the server takes questions again. */
-function waitUntil(time) {
-  const button = by("notice-action");
-  const waiting = act;
-  button.disabled = true;
-  const tick = () => {
-    if (act !== waiting) return;
-    const seconds = Math.ceil((time - Date.now()) / 1000);
-    button.disabled = seconds > 0;
-    button.textContent = seconds > 0 ? `Try again in ${seconds} s` : "Try again";
-    if (seconds > 0) setTimeout(tick, 250);
-  };
-  tick();
+function wait(seconds, waiting = act) {
+  if (act !== waiting) return;
+  by("notice-action").disabled = seconds > 0;
+  by("notice-action").textContent = seconds > 0 ? `Try again in ${seconds} s` : "Try again";
+  if (seconds > 0) setTimeout(wait, 1000, seconds - 1, waiting);
 }
 
 by("notice-close").addEventListener("click", clearNotice);

@@ -5,13 +5,13 @@ import { Asking } from "./ask.js";
 import { bankInAddress, putInAddress, showBanks } from "./banks.js";
 import { announce, by, clearNotice, confirmed, notice, showProblem } from "./dom.js";
 import { Reader } from "./reader.js";
-import { acceptFiles, chooseBank, hideReading, upload, watch } from "./upload.js";
+import { acceptFiles, chooseBank, hideReading, offerEncodings, upload, watch } from "./upload.js";
 
 const reader = new Reader();
 const asking = new Asking(reader);
 let banks = [];
 let chosen; // its name; null if there is none to choose
-let watching = null;
+let watching = null; // the bank whose reading is shown, and how to stop that
 let writable = true; // whether the key may add and delete
 
 const bank = (name = chosen) => banks.find((one) => one.name === name);
@@ -42,9 +42,9 @@ function show() {
 
 /** Choose a bank: show its documents, and follow its reading if it is not read yet. */
 async function choose(name) {
-  if (name !== chosen) {
+  const other = name !== chosen;
+  if (other) {
     clearNotice();
-    stopWatching();
     chosen = name;
     putInAddress(name);
     document.title = name ? `${name} · sedem` : "sedem";
@@ -54,7 +54,9 @@ async function choose(name) {
   const there = bank();
   if (there?.status === "building") follow(name);
   if (there?.status === "failed") notice(failure(there));
-  if (there?.documents) await load(name);
+  if (!there?.documents) return;
+  await load(name);
+  if (other) asking.light();
 }
 
 const load = (name) =>
@@ -66,27 +68,37 @@ const failure = ({ failed = [], error }) =>
   "Reading failed.";
 
 function stopWatching() {
-  watching?.abort();
+  watching?.controller.abort();
   watching = null;
   hideReading();
 }
 
+/** Show the reading into a bank, while this one or another is asked. */
 async function follow(name) {
-  if (watching) return;
-  const controller = new AbortController();
-  watching = controller;
+  if (watching?.name === name) return;
+  stopWatching();
+  const own = (watching = { name, controller: new AbortController() });
+  const grown = () => refresh().then(() => name === chosen && load(name));
   try {
-    const last = await watch(name, controller.signal, () => refresh().then(() => load(name)));
-    if (watching !== controller) return;
+    const last = await watch(name, own.controller.signal, grown);
+    if (watching !== own) return;
     stopWatching();
     await refresh();
     if (last.status === "ready") announce(`${name} is ready. You can ask now.`);
+    const offered = offerEncodings(name, last, (file) => read(name, [file]));
+    const notes = last.notes?.filter((note) => !offered.includes(note)).map((note) => `${note}.`);
+    const told = last.error ? [failure(last)] : (notes ?? []);
+    const asks = asking.running || document.activeElement === by("question");
+    if (name !== chosen && bank()?.documents && asks) {
+      if (last.status === "ready") told.unshift(`${name} is ready.`);
+      notice(told.join(" "), "Show it", () => choose(name));
+      return;
+    }
     await choose(name);
-    if (last.error) notice(failure(last));
-    else if (last.notes?.length) notice(`${last.notes.join(". ")}.`);
+    if (told.length) notice(told.join(" "));
     else if (document.activeElement === document.body) by("question").focus();
   } catch (error) {
-    if (error.name === "AbortError" || watching !== controller) return;
+    if (error.name === "AbortError" || watching !== own) return;
     stopWatching();
     showProblem(error, start);
   }
@@ -98,14 +110,17 @@ async function take(files) {
     return;
   }
   const name = await chooseBank(files, banks, chosen);
-  if (!name) return;
+  if (name) await read(name, files);
+}
+
+async function read(name, files) {
   clearNotice();
   stopWatching();
-  by("empty").hidden = true;
+  by("empty").hidden = by("encodings").hidden = true;
   try {
     await upload(name, files);
     await refresh();
-    await choose(name);
+    if (!bank()?.documents) await choose(name);
     await follow(name);
   } catch (error) {
     show();
@@ -113,10 +128,11 @@ async function take(files) {
   }
 }
 
-async function remove(question, path) {
+async function remove(question, path, removed = () => {}) {
   if (!(await confirmed(question))) return;
   try {
     await send(path, { method: "DELETE" });
+    removed();
     await refresh();
     await choose(bank() ? chosen : (banks[0]?.name ?? null));
   } catch (error) {
@@ -144,7 +160,11 @@ async function start() {
 acceptFiles(take);
 addEventListener("hashchange", () => bank(bankInAddress()) && choose(bankInAddress()));
 by("delete-bank").addEventListener("click", () => {
-  remove(`Delete the bank ${chosen}?`, bankPath(chosen));
+  const name = chosen;
+  remove(`Delete the bank ${name}?`, bankPath(name), () => {
+    asking.forget(name);
+    if (watching?.name === name) stopWatching();
+  });
 });
 by("remove-document").addEventListener("click", () => {
   const { name, index } = reader.current;

@@ -6,6 +6,8 @@ import { Heat, warmth } from "./heat.js";
 import { count, cutter, number, score } from "./text.js";
 
 const PART = 400_000; // characters of a long document that are shown at once
+const LONGEST = 64; // characters of a word that no mark cuts
+const WORD = /[^\s\p{sc=Han}\p{sc=Hira}\p{sc=Kana}\p{sc=Thai}\p{sc=Laoo}\p{sc=Khmr}\p{sc=Mymr}]+$/u;
 const text = by("text");
 const select = by("document-select");
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
@@ -40,7 +42,8 @@ export class Reader {
 
   /** Take the documents of a bank and show the first, or the one that was shown. */
   async load(bank) {
-    const shown = bank === this.bank ? this.current?.name : null;
+    const { name: shown } = (bank === this.bank && this.current) || {};
+    const [start, top] = [this.start, text.scrollTop];
     if (bank !== this.bank) this.clear();
     this.bank = bank;
     const { data } = await getJson(bankPath(bank, "documents"));
@@ -48,7 +51,9 @@ export class Reader {
     this.documents = data;
     this.list();
     const again = data.find((one) => one.name === shown) ?? data[0];
-    if (again) await this.open(again.index);
+    if (!again) return;
+    await this.open(again.index, again.name === shown ? start : 0);
+    if (again.name === shown) text.scrollTop = top;
   }
 
   /** The documents to choose from, with the sources that each has. */
@@ -93,13 +98,15 @@ export class Reader {
     const parts = [];
     let done = first;
     for (const [from, to] of spans) {
-      const [start, end] = [Math.max(from, done), Math.min(to, last)];
-      if (end <= start) continue;
-      if (start > done) parts.push(...pieces(done, start, pages, cut));
-      const element = make("span", { class: "block" }, ...pieces(start, end, pages, cut));
-      this.blocks.push({ start, end, element, text: () => cut(start, end) });
+      const [start, end] = [Math.max(from, first), Math.min(to, last)];
+      const [begin, stop] = [start, end].map((at) => wordBefore(at, first, last, cut));
+      const shown = [Math.max(begin, done), stop];
+      if (end <= start || stop <= shown[0]) continue;
+      if (shown[0] > done) parts.push(...pieces(done, shown[0], pages, cut));
+      const element = make("span", { class: "block" }, ...pieces(...shown, pages, cut));
+      this.blocks.push({ start, end, shown, element, text: () => cut(...shown) });
       parts.push(element);
-      done = end;
+      done = stop;
     }
     if (done < last) parts.push(...pieces(done, last, pages, cut));
     text.replaceChildren(...parts);
@@ -153,7 +160,8 @@ export class Reader {
 
   /** Make the words of an answer that stand in a block strong. */
   quote(block, quoted) {
-    const { start, end, element } = block;
+    const [start, end] = block.shown;
+    const { element } = block;
     const inside = quoted
       .map(([from, to]) => [Math.max(start, from), Math.min(end, to)])
       .filter(([from, to]) => from < to);
@@ -200,6 +208,13 @@ export class Reader {
     const end = text.scrollTop + text.clientHeight;
     this.heat.view(text.scrollTop / height, Math.min(1, end / height));
   }
+}
+
+/** Where a mark begins or ends that would cut a word: before the word. */
+function wordBefore(at, first, last, cut) {
+  if (at <= first || at >= last || !WORD.test(cut(at, at + 1))) return at;
+  const [part] = cut(Math.max(first, at - LONGEST), at).match(WORD) ?? [""];
+  return [...part].length < LONGEST ? at - [...part].length : at;
 }
 
 /** Text from start to end, with an empty element where a page begins. */

@@ -31,7 +31,6 @@ export const count = (value, what) => `${number(value)} ${what}${value === 1 ? "
 
 export function duration(milliseconds) {
   if (milliseconds === undefined || milliseconds === null) return "–";
-  if (milliseconds < 10) return `${milliseconds.toFixed(1)} ms`;
   if (milliseconds < 1000) return `${Math.round(milliseconds)} ms`;
   return `${(milliseconds / 1000).toFixed(2)} s`;
 }

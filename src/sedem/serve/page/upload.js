@@ -4,10 +4,13 @@ import { bankPath, events, send } from "./api.js";
 import { announce, by, make } from "./dom.js";
 import { SLUG, count, number, slug } from "./text.js";
 
-const CELLS = 240; // squares at most
-const CELL = 500; // characters of a square, about a block, while there are fewer squares
+const ENCODINGS =
+  "windows-1252 windows-1250 windows-1251 koi8-r windows-1253 windows-1254 windows-1255 " +
+  "windows-1256 shift_jis euc-jp gb18030 big5 euc-kr macintosh ibm866 utf-16le utf-16be";
+const SAMPLE = 2 ** 16; // bytes that are looked at for words to show
 const BATCH = 2 ** 25; // bytes of a request, unless one file is larger
 const dialog = by("upload");
+const sent = new Map(); // files by their banks and the names of their documents
 
 /** Let people choose or drop files; `take(files)` is called with them. */
 export function acceptFiles(take) {
@@ -94,6 +97,7 @@ export async function upload(bank, files) {
     for (const body of forms(files)) {
       await send(bankPath(bank, "documents"), { method: "POST", body });
     }
+    for (const file of files) sent.set(`${bank}/${file.name.normalize("NFC")}`, file);
   } catch (error) {
     hideReading();
     throw error;
@@ -141,20 +145,54 @@ function showReading(bank, progress, verb = "Reading") {
   if (characters) parts.push(`${number(read)} of ${count(characters, "character")}`);
   if (blocks) parts.push(count(blocks, "block"));
   by("reading-text").textContent = parts.join(" · ");
-  fill(read, characters);
-}
-
-/** One square for each piece of the documents; those that are read are filled. */
-function fill(read, characters) {
-  const box = by("reading-blocks");
-  const cells = Math.min(CELLS, Math.ceil(characters / CELL));
-  while (box.childElementCount > cells) box.lastChild.remove();
-  while (box.childElementCount < cells) box.append(make("span"));
-  const full = characters ? Math.floor((read / characters) * cells) : 0;
-  [...box.children].forEach((cell, index) => cell.classList.toggle("read", index < full));
 }
 
 export function hideReading() {
   by("reading").hidden = true;
-  by("reading-blocks").replaceChildren();
 }
+
+/**
+ * Offer encodings for files of which the server does not know it; `again(file)` is called with one
+ * that is written again, as UTF-8. A file that was sent before a reload is not here any more.
+ * Returns what the server said of these files.
+ */
+export function offerEncodings(bank, { notes = [], failed = [] }, again) {
+  const UNSURE = /^'(.*?)' (does not say its encoding|holds binary data)/s;
+  const file = (one) => sent.get(`${bank}/${one.match(UNSURE)?.[1]}`);
+  const offered = [...notes, ...failed.map((one) => one.error)].filter(file);
+  by("encoding-files").replaceChildren(
+    ...offered.map((one) => encodingItem(file(one), one, again)),
+  );
+  by("encodings").hidden = !offered.length;
+  return offered;
+}
+
+function encodingItem(file, told, again) {
+  const guess = told.match(/read as cp(125\d)/)?.[1] ?? "1252";
+  const select = make(
+    "select",
+    {},
+    ...ENCODINGS.split(" ").map((name) => make("option", { selected: name.endsWith(guess) }, name)),
+  );
+  const words = make("output", { class: "hint" });
+  const show = async () => {
+    const text = await decoded(file.slice(0, SAMPLE), select.value);
+    words.textContent = text.match(/.{0,60}[^\0-\x7f].{0,60}/u)?.[0] ?? text.slice(0, 120);
+  };
+  select.addEventListener("change", show);
+  show();
+  const read = async () => {
+    again(new File([await decoded(file, select.value)], file.name));
+  };
+  return make(
+    "li",
+    { class: "line" },
+    make("label", {}, `${told} `, select),
+    make("button", { type: "button", on: { click: read } }, "Read again"),
+    words,
+  );
+}
+
+const decoded = async (file, encoding) => new TextDecoder(encoding).decode(await file.arrayBuffer());
+
+by("encodings-close").addEventListener("click", () => (by("encodings").hidden = true));

@@ -17,7 +17,7 @@ from sedem.errors import BankError
 from sedem.reading import building as building_module
 from sedem.serve import building
 from sedem.serve.building import Builder
-from sedem.serve.database import FullDiskError
+from sedem.serve.errors import FullDiskError
 from sedem.serve.library import Library
 from sedem.serve.settings import Settings
 from sedem.untrusted import StoppedError
@@ -54,9 +54,9 @@ def test_a_deleted_document_stands_in_no_file_of_the_server(
     settings: Settings, model: SeDeM, server: tuple[Library, Builder]
 ) -> None:
     library, builder = server
-    entry = library.get("flat")
+    entry = library.writable("flat")
     assert entry.bank is not None
-    size, memory = BankFile(entry.file).size, entry.bank.memory(range(len(entry.bank)))
+    size, memory = BankFile(entry.path).size, entry.bank.memory(range(len(entry.bank)))
     assert stands(LEASE[:40], settings.folder)
     library.remove_document("flat", "long.txt")
     upload(library, "flat", {"lease.txt": "Nothing is rented."})
@@ -65,8 +65,8 @@ def test_a_deleted_document_stands_in_no_file_of_the_server(
     library.remove_document("flat", "lease.txt")
     finish(builder)
     assert not stands("rented", settings.folder)
-    assert stored_names(entry.file) == ["recipe.txt"]
-    assert BankFile(entry.file).size < size
+    assert stored_names(entry.path) == ["recipe.txt"]
+    assert BankFile(entry.path).size < size
     assert entry.bank.documents[0].text == RECIPE
     # The recipe is the second document.
     first = len(memory) - len(entry.bank)
@@ -119,7 +119,7 @@ def test_running_answers_keep_what_they_have_not_read_yet(
     server: tuple[Library, Builder], model: SeDeM
 ) -> None:
     library, builder = server
-    entry = library.get("flat")
+    entry = library.writable("flat")
     assert entry.bank is not None
     expected = model.answer(entry.bank, "How much is the rent?", k=2)
     before = entry.bank.snapshot()
@@ -127,17 +127,17 @@ def test_running_answers_keep_what_they_have_not_read_yet(
     between = entry.bank.snapshot()
     library.remove_document("flat", "long.txt")
     finish(builder)
-    assert stored_names(entry.file) == [*TEXTS]
+    assert stored_names(entry.path) == [*TEXTS]
     assert model.answer(before, "How much is the rent?", k=2).text == expected.text
     assert {one.name: one.text for one in before.documents} == TEXTS
     del before
     finish(builder)
-    assert stored_names(entry.file) == ["recipe.txt", "long.txt"]
+    assert stored_names(entry.path) == ["recipe.txt", "long.txt"]
     assert {one.name for one in between.documents} == {"recipe.txt", "long.txt"}
     assert between.memory(range(len(between))).isfinite().all()
     del between
     finish(builder)
-    assert stored_names(entry.file) == ["recipe.txt"]
+    assert stored_names(entry.path) == ["recipe.txt"]
 
 
 def test_a_purge_that_fails_is_not_tried_again(
@@ -146,7 +146,7 @@ def test_a_purge_that_fails_is_not_tried_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     library, builder = server
-    entry, tries = library.get("flat"), []
+    entry, tries = library.writable("flat"), []
 
     def refused(file: BankFile) -> None:
         tries.append(file)
@@ -170,18 +170,19 @@ def test_a_full_disk_is_one_warning_in_the_log(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    _, builder = server
+    library, builder = server
     left = [FullDiskError() for _ in range(5)]
+    upload(library, "flat", {"new.txt": RECIPE})
 
-    def turn() -> bool:
+    def turn(bank: object) -> None:
         if not left:
             builder._stop.set()
-            return False
+            return
         raise left.pop()
 
     monkeypatch.setattr(building, "RETRY_SECONDS", 0.0)
     monkeypatch.setattr(building, "IDLE_SECONDS", 0.0)
-    monkeypatch.setattr(builder, "turn", turn)
+    monkeypatch.setattr(builder, "_read", turn)
     builder._run()
     told = [one for one in caplog.records if "reading files failed" in one.getMessage()]
     assert [one.levelname for one in told] == ["WARNING"]
@@ -192,33 +193,39 @@ def test_a_deleted_bank_is_removed_when_no_answer_reads_it(
     settings: Settings, server: tuple[Library, Builder]
 ) -> None:
     library, builder = server
-    entry = library.get("flat")
+    entry = library.writable("flat")
     assert entry.bank is not None
     snapshot = entry.bank.snapshot()
     library.delete("flat")
     finish(builder)
-    assert not library.entries() and entry.file.exists()
+    assert not library.entries() and entry.path.exists() and not entry.folder.exists()
     # Nothing of the snapshot was read before.
     assert {one.name: one.text for one in snapshot.documents} == TEXTS
     del snapshot
     finish(builder)
     assert banks(settings) == set()
+    assert not stands(RECIPE[:40], settings.folder)
 
 
 def test_the_next_server_removes_what_a_killed_one_left(
     settings: Settings, model: SeDeM, server: tuple[Library, Builder]
 ) -> None:
     library, _ = server
-    entry = library.get("flat")
+    entry = library.writable("flat")
     assert entry.bank is not None
     kept, folder = banks(settings), settings.folder / "banks"
     # Deleted just before the kill; it was compacted before that, and had derived data.
-    beside = "a-00000000.bank-wal", "b-00000000.bank.kept", "d-00000000.bank.codes-wal"
+    beside = (
+        "a-00000000.bank.sources",
+        "a-00000000.bank-wal",
+        "b-00000000.bank.kept",
+        "d-00000000.bank.codes-wal",
+    )
     for name in ("a-00000000.bank", *beside):
         (folder / name).write_bytes(b"of a deleted bank")
     (folder / "converted.bank").write_bytes(b"of the operator")
     library.close()
     again = Library(settings, model)
     assert banks(settings) - kept == {"converted.bank"}
-    assert again.get("flat").status == "ready"
+    assert again.get("flat").progress().status == "ready"
     again.close()

@@ -18,10 +18,11 @@ from filelock import FileLock
 from sedem import Document, MemoryBank, SeDeM
 from sedem.bank.file import BankFile
 from sedem.errors import BankError, DataError
-from sedem.reading import building
-from sedem.tools import banks
-from sedem.tools.banks import BuiltBank, FolderBank, StoppedError, banks_at, following
+from sedem.reading import building, followed
+from sedem.reading.followed import FollowedBank, OpenBank, Reader
+from sedem.tools.banks import banks_at, following, reader_of
 from sedem.tools.toolbox import Toolbox
+from sedem.untrusted import StoppedError
 
 
 @pytest.fixture
@@ -36,9 +37,15 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def open_folder(folder: Path, tmp_path: Path) -> Callable[[], FolderBank]:
+def open_folder(folder: Path, tmp_path: Path) -> Callable[[], FollowedBank]:
     """Return a function that opens the folder as a new process does."""
-    return lambda: FolderBank(folder, tmp_path / "home", "tiny", "papers")
+    return lambda: FollowedBank(tmp_path / "home" / "papers.bank", folder, "papers")
+
+
+@pytest.fixture
+def read(model: SeDeM) -> Reader:
+    """What reads documents into banks."""
+    return reader_of(model)
 
 
 @pytest.fixture
@@ -47,7 +54,16 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
-def names(bank: BuiltBank) -> list[str]:
+@pytest.fixture
+def lease(model: SeDeM, tmp_path: Path) -> Path:
+    """A bank of two documents, in a file."""
+    place = tmp_path / "lease.bank"
+    documents = [Document("lease.txt", LEASE), Document("kitchen/recipe.txt", RECIPE)]
+    model.read(documents).save(place)
+    return place
+
+
+def names(bank: OpenBank) -> list[str]:
     snapshot = bank.snapshot()
     return [] if snapshot is None else sorted(snapshot.documents.names)
 
@@ -63,7 +79,7 @@ def change(path: Path, text: str) -> None:
 
 
 def test_what_another_process_commits_is_seen(model: SeDeM, lease: Path) -> None:
-    bank = BuiltBank(lease, "lease")
+    bank = OpenBank(lease, "lease")
     assert names(bank) == ["kitchen/recipe.txt", "lease.txt"]
     MemoryBank.open(lease).append(model.read([Document("new.txt", "New text.")]))
     assert "new.txt" in names(bank)
@@ -77,13 +93,13 @@ def test_what_another_process_commits_is_seen(model: SeDeM, lease: Path) -> None
 
 
 def test_a_folder_is_read_and_not_touched(
-    model: SeDeM, folder: Path, open_folder: Callable[[], FolderBank], tmp_path: Path
+    read: Reader, folder: Path, open_folder: Callable[[], FollowedBank], tmp_path: Path
 ) -> None:
     before, bank = contents(folder), open_folder()
     assert bank.snapshot() is None and bank.reading() == "still reading 2 files of 'papers'"
-    bank.catch_up(model, Event())
+    bank.catch_up(read, Event())
     assert names(bank) == ["kitchen/recipe.md", "lease.txt"] and bank.reading() == ""
-    bank.add(model, Document("a.note", "A note."))
+    bank.add(read, Document("a.note", "A note."))
     bank.remove("a.note")
     assert contents(folder) == before
     home = tmp_path / "home"
@@ -93,7 +109,11 @@ def test_a_folder_is_read_and_not_touched(
 
 
 def test_a_forgotten_note_and_a_deleted_file_stand_nowhere(
-    model: SeDeM, folder: Path, open_folder: Callable[[], FolderBank], tmp_path: Path
+    read: Reader,
+    model: SeDeM,
+    folder: Path,
+    open_folder: Callable[[], FollowedBank],
+    tmp_path: Path,
 ) -> None:
     bank = open_folder()
     toolbox = Toolbox([bank], lambda: model, writable=True)
@@ -102,7 +122,7 @@ def test_a_forgotten_note_and_a_deleted_file_stand_nowhere(
         files = (path.read_bytes() for path in (tmp_path / "home").rglob("*") if path.is_file())
         return any(text.encode() in content for content in files)
 
-    bank.catch_up(model, Event())
+    bank.catch_up(read, Event())
     toolbox.remember("The door code is zqseven.", "door")
     assert toolbox.search("door code").results and stands("zqseven") and stands(LEASE[:40])
     toolbox.remember("The door code is zqeight.", "door")
@@ -110,17 +130,17 @@ def test_a_forgotten_note_and_a_deleted_file_stand_nowhere(
     toolbox.forget("door")
     assert not stands("eight")
     change(folder / "lease.txt", "Another text.")
-    bank.catch_up(model, Event())
+    bank.catch_up(read, Event())
     assert not stands(LEASE[:40]) and stands("Another text.")
     (folder / "lease.txt").unlink()
-    bank.catch_up(model, Event())
+    bank.catch_up(read, Event())
     assert not stands("Another text.") and names(bank) == ["kitchen/recipe.md"]
 
 
 def test_a_file_that_was_only_begun_and_then_deleted_stands_nowhere(
-    model: SeDeM,
+    read: Reader,
     folder: Path,
-    open_folder: Callable[[], FolderBank],
+    open_folder: Callable[[], FollowedBank],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(building, "COMMIT", 500)
@@ -135,23 +155,23 @@ def test_a_file_that_was_only_begun_and_then_deleted_stands_nowhere(
     bank = open_folder()
     with monkeypatch.context() as patched, pytest.raises(StoppedError):
         patched.setattr(BankFile, "append_part", stopped)
-        bank.catch_up(model, Event())
+        bank.catch_up(read, Event())
     begun = BankFile(bank.path).unfinished()
     assert begun
     for name in begun:
         (folder / name).unlink()
     bank = open_folder()
-    bank.catch_up(model, Event())
+    bank.catch_up(read, Event())
     assert BankFile(bank.path).unfinished() == []
     assert not {*begun}.intersection(names(bank))
 
 
 def test_changes_are_told_at_once_and_then_followed(
-    model: SeDeM, folder: Path, open_folder: Callable[[], FolderBank]
+    read: Reader, folder: Path, open_folder: Callable[[], FollowedBank]
 ) -> None:
     bank = open_folder()
-    bank.catch_up(model, Event())
-    bank.add(model, Document("a.note", "A note."))
+    bank.catch_up(read, Event())
+    bank.add(read, Document("a.note", "A note."))
     assert not bank.changed("lease.txt") and not bank.changed("a.note")
     change(folder / "lease.txt", "The rent is 950 euros.")
     (folder / "kitchen" / "recipe.md").unlink()
@@ -159,7 +179,7 @@ def test_changes_are_told_at_once_and_then_followed(
     assert bank.changed("lease.txt") and bank.changed("kitchen/recipe.md")
     # So does a process that starts only now.
     assert open_folder().changed("lease.txt")
-    bank.catch_up(model, Event())
+    bank.catch_up(read, Event())
     assert names(bank) == ["a.note", "lease.txt", "new.txt"] and not bank.changed("lease.txt")
     snapshot = bank.snapshot()
     assert snapshot is not None
@@ -168,109 +188,109 @@ def test_changes_are_told_at_once_and_then_followed(
 
 
 def test_a_restart_reads_no_file_again(
-    model: SeDeM, open_folder: Callable[[], FolderBank], monkeypatch: pytest.MonkeyPatch
+    read: Reader, open_folder: Callable[[], FollowedBank], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    open_folder().catch_up(model, Event())
+    open_folder().catch_up(read, Event())
 
-    def read(path: Path) -> Document:
+    def again(path: Path, **_: object) -> Document:
         raise AssertionError(f"{path} is read again")
 
-    monkeypatch.setattr(banks, "read_document", read)
+    monkeypatch.setattr(followed, "read_document", again)
     bank = open_folder()
-    bank.catch_up(model, Event())
+    bank.catch_up(read, Event())
     assert len(names(bank)) == 2
     # Without the stamps, files are compared with the bank, which keeps what is the same.
-    bank.path.with_suffix(".json").write_text("[]", "utf-8")
+    bank.path.with_name("papers.bank.sources").write_text("[]", "utf-8")
     monkeypatch.undo()
     version = bank.snapshot()
-    open_folder().catch_up(model, Event())
+    open_folder().catch_up(read, Event())
     assert bank.snapshot() is version
 
 
 def test_a_file_that_cannot_be_read_does_not_stop_the_others(
-    model: SeDeM, folder: Path, open_folder: Callable[[], FolderBank]
+    read: Reader, folder: Path, open_folder: Callable[[], FollowedBank]
 ) -> None:
     (folder / "binary.txt").write_bytes(b"\0\1\2")
     (folder / "empty.txt").write_text(" ", "utf-8")
     bank = open_folder()
-    bank.catch_up(model, Event())
+    bank.catch_up(read, Event())
     assert names(bank) == ["kitchen/recipe.md", "lease.txt"]
     told = " ".join(bank.unreadable())
     assert "binary.txt" in told and "empty.txt" in told and bank.reading() == ""
     change(folder / "empty.txt", "Now it has text.")
-    bank.catch_up(model, Event())
+    bank.catch_up(read, Event())
     assert "empty.txt" in names(bank) and "empty.txt" not in str(bank.unreadable())
 
 
 def test_a_document_that_the_model_rejects_does_not_stop_the_others(
-    model: SeDeM, open_folder: Callable[[], FolderBank], monkeypatch: pytest.MonkeyPatch
+    read: Reader, open_folder: Callable[[], FollowedBank], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add = BuiltBank.add
+    add = building.add_documents
 
-    def picky(self: BuiltBank, model: SeDeM, *documents: Document, progress: object) -> None:
-        if "lease.txt" in {one.name for one in documents}:
+    def picky(*given: Any) -> None:
+        if any(one.name == "lease.txt" for one in given[4]):
             raise DataError("'lease.txt' has no tokens")
-        add(self, model, *documents)
+        add(*given)
 
-    monkeypatch.setattr(BuiltBank, "add", picky)
+    monkeypatch.setattr(building, "add_documents", picky)
     bank = open_folder()
-    bank.catch_up(model, Event())
+    bank.catch_up(read, Event())
     assert names(bank) == ["kitchen/recipe.md"] and bank.reading() == ""
     assert bank.unreadable() == ["'lease.txt' has no tokens"]
 
 
 def test_what_is_read_can_be_asked_while_the_rest_is_read(
-    model: SeDeM, open_folder: Callable[[], FolderBank], monkeypatch: pytest.MonkeyPatch
+    read: Reader, open_folder: Callable[[], FollowedBank], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(banks, "GROUP_CHARACTERS", 1)
+    monkeypatch.setattr(followed, "GROUP_CHARACTERS", 1)
     bank, stop, seen = open_folder(), Event(), list[str]()
-    read = banks.read_document
+    parse = followed.read_document
 
-    def slow(path: Path) -> Document:
+    def slow(path: Path, **_: Any) -> Document:
         seen.extend(names(bank))
         if seen:
             assert bank.reading() == "still reading 1 files of 'papers'"
             stop.set()
-        return read(path)
+        return parse(path)
 
-    monkeypatch.setattr(banks, "read_document", slow)
+    monkeypatch.setattr(followed, "read_document", slow)
     with pytest.raises(StoppedError):
-        bank.catch_up(model, stop)
+        bank.catch_up(read, stop)
     assert seen == names(bank) == ["kitchen/recipe.md"]
-    bank.catch_up(model, Event())
+    bank.catch_up(read, Event())
     assert len(names(bank)) == 2
 
 
 def test_one_process_reads_and_the_other_sees_it(
-    model: SeDeM, open_folder: Callable[[], FolderBank]
+    read: Reader, open_folder: Callable[[], FollowedBank]
 ) -> None:
     first, second = open_folder(), open_folder()
     first.path.parent.mkdir()
-    with FileLock(first.path.with_suffix(".lock")):
-        Thread(target=second.catch_up, args=(model, Event())).start()
-        second.catch_up(model, Event())
-    first.catch_up(model, Event())
-    with FileLock(first.path.with_suffix(".lock")):
-        second.catch_up(model, Event())
+    with FileLock(first.path.with_name("papers.bank.lock")):
+        Thread(target=second.catch_up, args=(read, Event())).start()
+        second.catch_up(read, Event())
+    first.catch_up(read, Event())
+    with FileLock(first.path.with_name("papers.bank.lock")):
+        second.catch_up(read, Event())
     assert names(second) == names(first) and second.reading() == ""
     assert not second.changed("lease.txt")
 
 
 def test_a_folder_is_followed_until_the_end(
-    model: SeDeM, folder: Path, open_folder: Callable[[], FolderBank],
+    model: SeDeM, folder: Path, open_folder: Callable[[], FollowedBank],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(banks, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(banks, "LOOK_SHARE", 0)
+    monkeypatch.setattr(followed, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(followed, "LOOK_SHARE", 0)
     bank, read = open_folder(), Event()
-    commit = FolderBank._save
+    commit = FollowedBank._committed
 
-    def saved(self: FolderBank, stamps: dict[str, banks.Stamp]) -> None:
-        commit(self, stamps)
-        if "late.txt" in stamps:
+    def committed(self: FollowedBank, done: list[str]) -> None:
+        commit(self, done)
+        if "late.txt" in done:
             read.set()
 
-    monkeypatch.setattr(FolderBank, "_save", saved)
+    monkeypatch.setattr(FollowedBank, "_committed", committed)
     with following([bank], model):
         (folder / "late.txt").write_text("It came later.", "utf-8")
         assert read.wait(60)
@@ -278,7 +298,7 @@ def test_a_folder_is_followed_until_the_end(
 
 
 def test_a_folder_of_another_model_is_told(
-    model: SeDeM, open_folder: Callable[[], FolderBank], monkeypatch: pytest.MonkeyPatch
+    read: Reader, open_folder: Callable[[], FollowedBank], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bank, stop = open_folder(), Event()
 
@@ -287,7 +307,7 @@ def test_a_folder_of_another_model_is_told(
         raise BankError("another model made it")
 
     monkeypatch.setattr(bank, "catch_up", fail)
-    bank.follow(model, stop)
+    bank.follow(read, stop)
     assert "'papers' cannot be read into its bank: another model made it" in bank.reading()
 
 
@@ -295,7 +315,7 @@ PAPERS = ["disk/a.txt", "disk/b.txt", "one.txt", "two.txt", "three.txt", "linked
 
 
 @pytest.fixture
-def papers(folder: Path, open_folder: Callable[[], FolderBank]) -> Path:
+def papers(folder: Path, open_folder: Callable[[], FollowedBank]) -> Path:
     """The folder with other documents, one of them a link to a hidden file in it."""
     shutil.rmtree(folder)
     (folder / ".store").mkdir(parents=True)
@@ -325,11 +345,11 @@ UNPLUGGED: dict[str, tuple[Callable[[Path], object], int, str]] = {
 
 @pytest.mark.parametrize("how", UNPLUGGED)
 def test_what_is_out_of_reach_is_not_forgotten_until_it_is_back(
-    model: SeDeM, papers: Path, open_folder: Callable[[], FolderBank], how: str,
+    read: Reader, papers: Path, open_folder: Callable[[], FollowedBank], how: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     bank, (unplug, count, told) = open_folder(), UNPLUGGED[how]
-    bank.catch_up(model, Event())
+    bank.catch_up(read, Event())
     away = papers.with_name("away")
     shutil.copytree(papers, away, symlinks=True)
     unplug(papers)
@@ -337,7 +357,7 @@ def test_what_is_out_of_reach_is_not_forgotten_until_it_is_back(
     for one in (bank, open_folder()):
         for _ in range(2):
             assert told in one.reading() or one is bank
-            one.catch_up(model, Event())
+            one.catch_up(read, Event())
             assert names(one) == sorted(PAPERS)
             kept = f"what was read of {count} files of 'papers' is kept until they are back"
             assert told in one.reading() and kept in one.reading()
@@ -349,13 +369,13 @@ def test_what_is_out_of_reach_is_not_forgotten_until_it_is_back(
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
         shutil.copy2(source, target, follow_symlinks=False)
-        open_folder().catch_up(model, Event())
+        open_folder().catch_up(read, Event())
         assert names(bank) == sorted(PAPERS)
-    monkeypatch.setattr(banks, "read_document", None)  # nothing is read again
-    bank.catch_up(model, Event())
+    monkeypatch.setattr(followed, "read_document", None)  # nothing is read again
+    bank.catch_up(read, Event())
     assert names(bank) == sorted(PAPERS) and bank.reading() == "" and not bank.changed("one.txt")
     (papers / "one.txt").unlink()
-    bank.catch_up(model, Event())
+    bank.catch_up(read, Event())
     assert names(bank) == sorted({*PAPERS} - {"one.txt"})
 
 
@@ -374,33 +394,33 @@ DELETED: dict[str, tuple[Callable[[Path], object], list[str]]] = {
 
 @pytest.mark.parametrize("how", DELETED)
 def test_what_somebody_deletes_or_moves_is_forgotten(
-    model: SeDeM, papers: Path, open_folder: Callable[[], FolderBank], how: str
+    read: Reader, papers: Path, open_folder: Callable[[], FollowedBank], how: str
 ) -> None:
     bank, (delete, left) = open_folder(), DELETED[how]
-    bank.catch_up(model, Event())
+    bank.catch_up(read, Event())
     delete(papers)
-    bank.catch_up(model, Event())
+    bank.catch_up(read, Event())
     assert names(bank) == sorted(left) and bank.reading() == ""
 
 
 def test_a_file_that_is_deleted_as_soon_as_its_folder_is_back_is_forgotten(
-    model: SeDeM, papers: Path, open_folder: Callable[[], FolderBank]
+    read: Reader, papers: Path, open_folder: Callable[[], FollowedBank]
 ) -> None:
     bank = open_folder()
-    bank.catch_up(model, Event())
+    bank.catch_up(read, Event())
     papers.rename(papers.with_name("away"))
-    bank.catch_up(model, Event())
+    bank.catch_up(read, Event())
     assert names(bank) == sorted(PAPERS)
     papers.with_name("away").rename(papers)
     (papers / "one.txt").unlink()
-    open_folder().catch_up(model, Event())
+    open_folder().catch_up(read, Event())
     assert names(bank) == sorted({*PAPERS} - {"one.txt"})
 
 
-def test_a_place_that_is_away_opens_if_it_was_read(model: SeDeM, folder: Path, home: Path) -> None:
+def test_a_place_that_is_away_opens_if_it_was_read(read: Reader, folder: Path, home: Path) -> None:
     [bank] = banks_at([str(folder)], home, "tiny")
-    assert isinstance(bank, FolderBank)
-    bank.catch_up(model, Event())
+    assert isinstance(bank, FollowedBank)
+    bank.catch_up(read, Event())
     shutil.rmtree(folder)
     [again] = banks_at([str(folder)], home, "tiny")
     assert names(again) == ["kitchen/recipe.md", "lease.txt"]
@@ -408,49 +428,50 @@ def test_a_place_that_is_away_opens_if_it_was_read(model: SeDeM, folder: Path, h
 
 
 def test_a_file_that_goes_while_it_is_read_is_read_when_it_is_back(
-    model: SeDeM, folder: Path, open_folder: Callable[[], FolderBank],
+    read: Reader, folder: Path, open_folder: Callable[[], FollowedBank],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    def unplugged(path: Path) -> Document:
+    def unplugged(path: Path, **_: object) -> Document:
         path.rename(path.with_suffix(".away"))
         raise DataError("it is gone")
 
     bank = open_folder()
     with monkeypatch.context() as patch:
-        patch.setattr(banks, "read_document", unplugged)
-        bank.catch_up(model, Event())
+        patch.setattr(followed, "read_document", unplugged)
+        bank.catch_up(read, Event())
     assert names(bank) == [] and bank.unreadable() == []
     (folder / "lease.away").rename(folder / "lease.txt")
-    bank.catch_up(model, Event())
+    bank.catch_up(read, Event())
     assert names(bank) == ["lease.txt"]
 
 
 @pytest.mark.parametrize("when", ["while", "after"])
 def test_what_is_added_is_read_before_what_still_waits(
-    model: SeDeM, folder: Path, open_folder: Callable[[], FolderBank],
+    read: Reader, folder: Path, open_folder: Callable[[], FollowedBank],
     monkeypatch: pytest.MonkeyPatch, when: str,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(banks, "GROUP_CHARACTERS", 1)
-    monkeypatch.setattr(banks, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(banks, "LOOK_SHARE", 0)
-    bank, stop, order, add = open_folder(), Event(), list[str](), BuiltBank.add
+    monkeypatch.setattr(followed, "GROUP_CHARACTERS", 1)
+    monkeypatch.setattr(followed, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(followed, "LOOK_SHARE", 0)
+    bank, stop, order = open_folder(), Event(), list[str]()
+    commit = FollowedBank._committed
     for number in range(5):
         (folder / f"m{number}.txt").write_text(f"Text {number}.", "utf-8")
 
-    def slow(self: BuiltBank, model: SeDeM, *documents: Document, progress: object) -> None:
-        add(self, model, *documents)
-        order.extend(one.name for one in documents)
+    def slow(self: FollowedBank, done: list[str]) -> None:
+        commit(self, done)
+        order.extend(done)
         if len(order) == (2 if when == "while" else 7):
             (folder / "z.txt").write_text("A late text.", "utf-8")
         time.sleep(0.05)
         if len(order) == 8:
             stop.set()
 
-    monkeypatch.setattr(BuiltBank, "add", slow)
+    monkeypatch.setattr(FollowedBank, "_committed", slow)
     began = time.monotonic()
-    bank.follow(model, stop)
-    assert order.index("z.txt") == (2 if when == "while" else 7)
-    assert time.monotonic() - began < 20
+    bank.follow(read, stop)
+    assert order.index("z.txt") <= (4 if when == "while" else 7)
+    assert time.monotonic() - began < 60
 
 
 def test_places_are_named_after_their_files(folder: Path, lease: Path, tmp_path: Path) -> None:
@@ -458,14 +479,110 @@ def test_places_are_named_after_their_files(folder: Path, lease: Path, tmp_path:
     places = [str(lease), str(folder), f"{folder}/", "s3://bucket/far.bank"]
     opened = banks_at(places, home, "tiny")
     assert [one.name for one in opened] == ["lease", "papers", "papers-2", "far"]
-    assert [type(one) for one in opened] == [BuiltBank, FolderBank, FolderBank, BuiltBank]
+    assert [type(one) for one in opened] == [OpenBank, FollowedBank, FollowedBank, OpenBank]
     (folder / "bank.json").write_text("{}", "utf-8")  # a bank in parts
-    assert type(banks_at([str(folder)], home, "tiny")[0]) is BuiltBank
+    assert type(banks_at([str(folder)], home, "tiny")[0]) is OpenBank
     with pytest.raises(DataError, match="there is no bank and no folder 'nowhere'"):
         banks_at(["nowhere"], home, "tiny")
     assert not home.exists()
 
 
-def test_each_model_has_its_own_bank_of_a_folder(folder: Path, tmp_path: Path) -> None:
-    first, second = (FolderBank(folder, tmp_path, name, "papers") for name in ("a", "b"))
-    assert first.path != second.path
+@pytest.mark.parametrize("spelling", ["papers", "papers/", "kitchen/../papers", "linked"])
+def test_a_bank_belongs_to_its_folder_and_its_model(
+    folder: Path, tmp_path: Path, spelling: str
+) -> None:
+    (tmp_path / "kitchen").mkdir()
+    (tmp_path / "other" / "papers").mkdir(parents=True)
+    (tmp_path / "linked").symlink_to(folder)
+    home = tmp_path / "home"
+    [alone] = banks_at([str(folder)], home, "tiny")
+    company = [str(tmp_path / "other" / "papers"), f"{tmp_path}/{spelling}"]
+    assert banks_at(company, home, "tiny")[1].place == alone.place
+    assert banks_at([str(folder)], home, "other")[0].place != alone.place
+
+
+def test_a_moved_file_keeps_its_memory_and_a_touched_one_is_not_read(
+    read: Reader, folder: Path, open_folder: Callable[[], FollowedBank],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    bank = open_folder()
+    bank.catch_up(read, Event())
+    monkeypatch.delattr(building, "read")  # nothing is computed
+    (folder / "lease.txt").rename(folder / "kitchen" / "contract.txt")
+    (folder / "copy.md").write_text(RECIPE, "utf-8")
+    bank.catch_up(read, Event())
+    assert names(bank) == ["copy.md", "kitchen/contract.txt", "kitchen/recipe.md"]
+    snapshot = bank.snapshot()
+    assert snapshot is not None and {one.text for one in snapshot.documents} == {LEASE, RECIPE}
+    monkeypatch.delattr(followed, "read_document")
+    os.utime(folder / "copy.md", ns=(1, 1))
+    assert bank.changed("copy.md")
+    bank.catch_up(read, Event())
+    assert not bank.changed("copy.md") and bank.reading() == ""
+
+
+@pytest.mark.parametrize("how", ["a start", "a check"])
+def test_an_edit_that_keeps_size_and_time_is_found(
+    read: Reader, folder: Path, open_folder: Callable[[], FollowedBank], how: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(followed, "CHECK_SECONDS", 600.0 if how == "a start" else 0.0)
+    monkeypatch.setattr(followed, "CHECK_SHARE", 0.0)
+    bank, path = open_folder(), folder / "lease.txt"
+    bank.catch_up(read, Event())
+    stamp = path.stat()
+    path.write_text(LEASE.replace("rent", "wine"), "utf-8")
+    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    bank = open_folder() if how == "a start" else bank
+    bank.catch_up(read, Event())
+    snapshot = bank.snapshot()
+    assert snapshot is not None
+    assert "wine" in next(one.text for one in snapshot.documents if one.name == "lease.txt")
+
+
+@pytest.mark.parametrize("spent", [0.0, 0.3, 40.0])
+def test_the_next_look_is_near_however_long_opening_a_bank_and_looking_takes(
+    open_folder: Callable[[], FollowedBank], monkeypatch: pytest.MonkeyPatch, spent: float
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(followed.time, "monotonic", lambda: clock[0])
+    bank, files, snapshot = open_folder(), FollowedBank._files, FollowedBank.snapshot
+
+    def slow(self: FollowedBank, of: Any, seconds: float) -> Any:
+        clock[0] += seconds
+        return of(self)
+
+    monkeypatch.setattr(FollowedBank, "_files", lambda self: slow(self, files, spent))
+    monkeypatch.setattr(FollowedBank, "snapshot", lambda self: slow(self, snapshot, 60.0))
+    bank.look()
+    assert bank._next_look - clock[0] == min(max(2.0, 20 * spent), 10.0)
+
+
+def test_what_comes_while_a_long_document_is_read_is_told(
+    read: Reader, folder: Path, open_folder: Callable[[], FollowedBank],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(followed, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(followed, "LOOK_SHARE", 0)
+    bank, told = open_folder(), list[str]()
+
+    def slowly(place: Path, documents: Any, progress: Callable[[int], None], **more: Any) -> None:
+        if not told:
+            progress(0)
+            (folder / "new.txt").write_text("New text.", "utf-8")
+            progress(1)
+            told.append(bank.reading())
+        read(place, documents, progress, **more)
+
+    bank.catch_up(slowly, Event())  # type: ignore[arg-type]
+    assert told == ["still reading 3 files of 'papers'"]
+
+
+def test_a_name_that_is_not_utf_8_is_named(
+    read: Reader, folder: Path, open_folder: Callable[[], FollowedBank]
+) -> None:
+    os.close(os.open(os.fsencode(folder) + b"/caf\xe9.txt", os.O_CREAT))
+    bank = open_folder()
+    bank.catch_up(read, Event())
+    [told] = bank.unreadable()
+    assert "names that are not UTF-8" in told and r"caf\udce9.txt" in told

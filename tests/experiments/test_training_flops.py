@@ -1,21 +1,26 @@
-"""The cost of training is what torch counts in one real step, and what the recipes say."""
+"""The FLOPs of training are what torch counts in one real step, times what the recipes say."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from experiments.system.training_flops import (
+    Shapes,
+    examples_of_run,
+    run_flops,
+    stage1_flops,
+    stage2_flops,
+)
 from sedem import SeDeM, SedemConfig
 from sedem.backbone.loading import open_backbone
-from sedem.bench.training_cost import Assumed, Shapes, stage1_cost, stage2_cost, training_cost
 from sedem.errors import ConfigError
 from sedem.evaluation.cost import Workload
-from sedem.training.recipe import DataSource, Optimization, RunSettings, TextSource
+from sedem.training.recipe import DataSource, Optimization, RunSettings, TextSource, load_recipe
 from sedem.training.shipped_recipes import shipped_recipe
 from sedem.training.stage1 import Stage1, Stage1Losses
 from sedem.training.stage2 import Stage2, Stage2Losses
@@ -64,7 +69,7 @@ def test_flops_of_stage1_are_those_of_a_step(model: SeDeM, losses: dict[str, Any
         "continuation": torch.randint(2, 250, (BATCH, AFTER)),
     }
     found = counted(Stage1(model, weights), batch)
-    assert BATCH * stage1_cost(recipe, shapes(model)).flops.total() == pytest.approx(found, 0.03)
+    assert BATCH * stage1_flops(recipe, shapes(model)) == pytest.approx(found, 0.03)
 
 
 @pytest.mark.parametrize("losses", [{}, {"reconstruct": 0.0}], ids=str)
@@ -75,8 +80,8 @@ def test_flops_of_stage2_are_those_of_a_step(model: SeDeM, losses: dict[str, Any
     workload = Workload(context=BLOCKS * SEGMENT, question=QUESTION, answer=ANSWER)
     model.decoder.add_lora(model.config.lora_rank, model.config.lora_alpha)
     found = counted(Stage2(model, weights, None), stage2_batch(model))
-    work = stage2_cost(recipe, shapes(model), workload)
-    assert BATCH * work.flops.total() == pytest.approx(found, 0.05)
+    work = stage2_flops(recipe, shapes(model), workload)
+    assert BATCH * work == pytest.approx(found, 0.05)
 
 
 def stage2_batch(model: SeDeM) -> dict[str, Any]:
@@ -103,52 +108,30 @@ def stage2_batch(model: SeDeM) -> dict[str, Any]:
     }
 
 
-@cache
-def cost(name: str, *overrides: str, **assumed: Any) -> dict[str, Any]:
-    return training_cost(shipped_recipe(name), list(overrides), Assumed(**assumed))
+def recipe_of(kind: type[Any], name: str, *overrides: str) -> Any:
+    return load_recipe(kind, shipped_recipe(name), list(overrides))
 
 
-def test_steps_and_hours_of_the_paper_follow_from_its_tokens() -> None:
-    result = cost("paper/llama-3.2-1b/stage1")
-    windows = 300_000_000 // (128 + 64)
-    assert result["examples"] == 5 * windows
-    assert result["steps"] == 5 * -(-windows // 64)
-    assert result["hours"] == pytest.approx(result["flops"]["total"] / 400e12 / 3600)
+def test_the_examples_of_the_paper_follow_from_its_tokens_and_its_sets() -> None:
+    stage1 = recipe_of(Stage1Recipe, "paper/llama-3.2-1b/stage1")
+    assert examples_of_run(stage1) == 5 * (300_000_000 // (128 + 64))
+    stage2 = recipe_of(Stage2Recipe, "paper/llama-3.2-1b/stage2-hotpotqa", "model.lora_rank=0")
+    assert examples_of_run(stage2) == 3 * (90_447 - 500)
 
 
-def test_a_public_set_has_the_questions_that_its_recipe_leaves() -> None:
-    lora = "model.lora_rank=0"
-    result = cost("paper/llama-3.2-1b/stage2-hotpotqa", lora, tflops=200.0, gpus=8)
-    assert result["examples"] == 3 * (90_447 - 500)
-    assert result["hours"] == pytest.approx(result["flops"]["total"] / 1600e12 / 3600)
+def test_cached_states_are_computed_once() -> None:
+    workload, of_files = Workload(), "optimization.steps=100"
+    cached = recipe_of(Stage2Recipe, "nano/stage2", of_files)
+    plain = recipe_of(Stage2Recipe, "nano/stage2", of_files, "data.cache_states=false")
+    assert cached.data.cache_states
+    assert run_flops(cached, workload) == run_flops(plain, workload)
+    # Of a public set, it is known how many examples the steps read again.
+    name, cache = "paper/llama-3.2-1b/stage2-hotpotqa", "data.cache_states=true"
+    own = [recipe_of(Stage2Recipe, name, *more) for more in ((), (cache,))]
+    assert run_flops(own[1], workload) < run_flops(own[0], workload)
 
 
-def test_fewer_logits_at_once_take_less_memory() -> None:
-    name = "paper/llama-3.2-1b/stage1"
-    full, few = cost(name)["bytes"], cost(name, "optimization.logits_at_once=256")["bytes"]
-    assert few["logits"] * 16 == full["logits"]
-    assert full["memory"] - few["memory"] == full["logits"] - few["logits"]
-
-
-def test_divided_layers_take_less_memory_on_each_of_several_gpus() -> None:
-    name, switch = "paper/llama-3.2-3b/stage1", "optimization.shard_backbone=true"
-    whole = cost(name, gpus=8)["bytes"]["weights"]
-    assert cost(name, switch)["bytes"]["weights"] == whole
-    # Llama-3.2-3B: 28 equal layers in bfloat16 beside an embedding of 128,256 x 3,072, which is
-    # the head too. A GPU holds an eighth of the layers, and the one that runs.
-    embedding = 2 * 128_256 * 3072
-    expected = embedding + (whole - embedding) * (1 / 8 + 1 / 28)
-    assert cost(name, switch, gpus=8)["bytes"]["weights"] == pytest.approx(expected, rel=1e-4)
-
-
-def test_cached_states_are_on_disk_and_not_in_the_steps() -> None:
-    result = cost("nano/stage2")
-    assert result["bytes"]["cache_on_disk"] > 0
-    assert result["tokens"]["frozen"] == 0
-
-
-def test_a_baseline_and_an_epoch_of_unknown_length_are_refused() -> None:
-    with pytest.raises(ConfigError, match="trains the baseline 'icae'"):
-        cost("nano/icae-text")
-    with pytest.raises(ConfigError, match="give --examples N"):
-        cost("nano/stage2", "optimization.steps=null", "optimization.epochs=1")
+def test_an_epoch_of_unknown_length_is_refused() -> None:
+    entries = "optimization.steps=null", "optimization.epochs=1"
+    with pytest.raises(ConfigError, match="how many examples an epoch has"):
+        examples_of_run(recipe_of(Stage2Recipe, "nano/stage2", *entries))

@@ -1,0 +1,589 @@
+"""A bank as of its newest commit, and a bank that follows the files that it was read from.
+
+The folder is the queue: a file that is new or has changed waits, whatever wrote it, and what was
+read of a deleted file is removed. Files of a disk that is not there were not deleted. What is known
+of the files is kept beside the bank, in BANK.sources, which may be deleted: then every file is
+compared with the bank.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import math
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
+from fnmatch import fnmatch
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from filelock import FileLock, Timeout
+
+from sedem.durable_files import atomic_write, create_private, make_folders, sha256
+from sedem.errors import DataError, NoTextError, SedemError
+from sedem.reading.document_formats import told_empty
+from sedem.reading.documents import (
+    LeftOut,
+    files_in,
+    read_document,
+    source_text,
+    told_left_out,
+    unknown_type,
+)
+from sedem.types import Answer, Document
+from sedem.untrusted import (
+    DOCUMENT_BYTES,
+    StoppedError,
+    check_file,
+    exists,
+    is_folder,
+    read_json,
+)
+
+if TYPE_CHECKING:
+    # Importing these imports torch, and the first message of a client is answered without it.
+    from sedem.bank.memory_bank import MemoryBank, Snapshot
+    from sedem.bank.parts import Place
+    from sedem.reading.building import Report
+
+NOTE = ".note"
+"""Ending of the name of a note; no file of such a name is read, so the two are never confused."""
+GROUP_CHARACTERS = 10_000
+"""Least characters of a commit of a folder: what was read can be asked while the rest is read."""
+LOOK_SECONDS, LOOK_MOST = 2.0, 10.0
+"""How often a folder is compared with what was read of it, if that takes little and if it takes
+long."""
+LOOK_SHARE = 20
+"""Looking at a large folder takes one part in so many of the time, and so does what fails."""
+CHECK_SECONDS, CHECK_SHARE = 600.0, 50.0
+"""How often the content of all files is compared, which finds what keeps size and time."""
+
+NAMED = ("not readable", "names that are not UTF-8")
+"""Why files of a folder were left out that its owner may not expect."""
+
+Reader = Callable[..., "Report"]
+"""Reads documents into a bank: `building.build_bank` with its model and engine."""
+Stamp = tuple[int, int]
+"""Size and time of the last change of a file."""
+
+
+class Seen(NamedTuple):
+    """A file as it was when it was read; SHA-256 of its bytes, if that is known."""
+
+    size: int
+    changed: int
+    sha256: str
+    path: str
+
+
+class OpenBank:
+    """A bank as of its newest commit, whichever process made it; threads may share it.
+
+    Attributes:
+        writable: whether agents may keep notes in it.
+        roots: folders that the names of its documents may be relative to.
+        bank: what was read of it last; None before the first commit.
+    """
+
+    def __init__(self, place: Place, name: str) -> None:
+        self.place, self.name, self.writable = place, name, True
+        self.roots: Sequence[str] = (os.getcwd(),)
+        self.bank: MemoryBank | None = None
+        self._file: tuple[int, int] | None = None
+        self._opening = threading.Lock()
+
+    def snapshot(self) -> Snapshot | None:
+        """Return the bank as of its newest commit; None before the first one.
+
+        Raises:
+            BankError: it is damaged, or it cannot be read.
+        """
+        return self.newest()
+
+    def newest(self) -> Snapshot | None:
+        """Open what is at the bank's place now, which may be another bank; see `snapshot`."""
+        from sedem.bank.memory_bank import MemoryBank
+
+        with self._opening:
+            path = Path(self.place)
+            # An open file stays what it was, even when another one has its name.
+            found = path.stat() if path.is_file() else None
+            file = None if found is None else (found.st_dev, found.st_ino)
+            if self.bank is None or file != self._file:
+                bank = MemoryBank.open(self.place, source=source_text)
+                self.prepare(bank.snapshot())
+                self.bank, self._file = bank, file
+            self.bank.reload(self.prepare)
+            return self.bank.snapshot()
+
+    def prepare(self, snapshot: Snapshot) -> None:
+        """Prepare for questions to a new version, which stays hidden until this returns."""
+
+    def reading(self) -> str:
+        """Say what is still to be read into it, or why nothing can be; empty if nothing."""
+        return ""
+
+    def unreadable(self) -> list[str]:
+        """Return one sentence for each file that could not be read."""
+        return []
+
+    def remarks(self) -> list[str]:
+        """Say what was left out of documents, or guessed, when their files were read."""
+        if (snapshot := self.snapshot()) is None:
+            return []
+        return [told for at in range(len(snapshot.documents)) for told in _empty(snapshot, at)]
+
+    def changed(self, document: str) -> bool:
+        """Whether the file of a document has changed since it was read, or is gone."""
+        return False
+
+    def add(self, reader: Reader, *documents: Document) -> None:
+        """Add or replace documents; they are committed when this returns."""
+        reader(self.place, documents)
+        self.purge()
+
+    def remove(self, *documents: str) -> None:
+        """Remove documents, in one commit."""
+        from sedem.bank.parts import store_at
+
+        store_at(self.place).remove(*documents)
+        self.purge()
+
+    def purge(self) -> bool:
+        """Delete what was replaced or removed, unless an answer still reads it."""
+        if self.bank is None:
+            return False
+        self.newest()
+        return self.bank.purge()
+
+
+class Record:
+    """The files that the documents of a bank were read from, beside it.
+
+    Attributes:
+        files: each file as it was when it was read, by the name of its document.
+        lost: documents whose files are out of reach, until they are back.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.path = None if "://" in str(place) else Path(f"{Path(place)}.sources")
+        self._saved = ""
+        self.load()
+
+    def forget(self) -> None:
+        """Know nothing."""
+        self.files, self.lost = dict[str, Seen](), set[str]()
+        self._names: dict[str, str] = {}
+
+    def load(self) -> None:
+        """Read what was saved; nothing is known if that cannot be read."""
+        self.forget()
+        try:
+            stored = read_json(self.path or Path(), DataError, DOCUMENT_BYTES)
+            self.files = {str(name): Seen(*seen) for name, seen in stored["files"].items()}
+            self.lost = {str(name) for name in stored["lost"]}
+        except (OSError, DataError, AttributeError, KeyError, TypeError, ValueError):
+            pass
+        self._names = {seen.path: name for name, seen in self.files.items()}
+
+    def save(self) -> None:
+        """Write it, if it has changed."""
+        content = json.dumps({"files": self.files, "lost": sorted(self.lost)})
+        if self.path is None or content == self._saved:
+            return
+        with atomic_write(self.path) as beside:
+            create_private(beside)
+            beside.write_text(content, encoding="utf-8")
+        self._saved = content
+
+    def name_of(self, path: Path) -> str:
+        """Return the name of a file's document, wherever and however a command spells its path.
+
+        It is the path as it was given first, unless another file has that name.
+        """
+        at = canonical(path)
+        name = self._names.get(at) or os.path.normpath(path)
+        other = self.files.get(name)
+        if other is not None and other.path != at and exists(Path(other.path)):
+            name = at
+        self.files[name], self._names[at] = Seen(*(stamp_of(path) or (0, 0)), "", at), name
+        return name
+
+    def gone(
+        self, names: Sequence[str], sources: Sequence[Path], found: Mapping[str, Path]
+    ) -> list[str]:
+        """Return the documents whose files were deleted from folders or patterns.
+
+        Args:
+            names: all documents of the bank.
+            found: the files that are there, by the names of their documents.
+        """
+        places = [
+            os.path.join(glob.escape(os.path.realpath(one)), "*")
+            if is_folder(one)
+            else canonical(one).replace("**/", "*")
+            for one in sources
+        ]
+        held = {}
+        for name in names:
+            # A bank of an earlier release does not know its files.
+            at = self.files[name].path if name in self.files else canonical(Path(name))
+            known = name in self.files or (not name.endswith(NOTE) and not unknown_type(name))
+            if known and any(fnmatch(at, place) for place in places):
+                held[name] = Path(at)
+        missing = {name: path for name, path in held.items() if not exists(path)}
+        self.keep_lost(missing, len(held), {stamp_of(path) for path in found.values()})
+        return [name for name in missing if name not in self.lost]
+
+    def with_notes(self, answer: Answer) -> Answer:
+        """Return an answer that says which of its sources have no file any more."""
+        cited = dict.fromkeys(citation.document for citation in answer.citations)
+        gone = (n for n in cited if n in self.files and not exists(Path(self.files[n].path)))
+        return replace(answer, cut=(*answer.cut, *(f"the file of '{n}' is gone" for n in gone)))
+
+    def keep_lost(
+        self, missing: Mapping[str, Path], held: int, there: Collection[Stamp | None]
+    ) -> None:
+        """See which of the missing files were not deleted, it seems.
+
+        They are all if most of the files that are `held` are missing; and those behind a link or in
+        an inner folder that cannot be read or is empty. A file that was moved is not lost: one of
+        its size and time is `there`. What is lost stays so until it is back.
+        """
+        gone = {
+            name: path
+            for name, path in missing.items()
+            if not (name in self.files and self.files[name][:2] in there) and not exists(path)
+        }
+        if len(gone) > 1 and 2 * len(gone) > held:
+            self.lost = set(gone)
+            return
+        folders = {name: _nearest(path) for name, path in gone.items()}
+        count = Counter(folders.values())
+        away = {one for one in count if one[1] is None or (one[1] == 0 and count[one] > 1)}
+        self.lost = {name for name in gone if name in self.lost or folders[name] in away}
+
+    def told(self, bank: str, why: str = "", of: str = "") -> str:
+        """Say which files are out of reach, and why; empty if none is."""
+        files = f"{len(self.lost):,} files{of}"
+        return (
+            f"{why or f'{files} are missing all at once'}; what was read of {files} is kept until "
+            f"they are back; if you deleted them, run sedem bank rm '{bank}' NAME"
+            if self.lost
+            else why
+        )
+
+
+class FollowedBank(OpenBank):
+    """A bank that follows the files of a folder, which are only read.
+
+    Args:
+        place: file of the bank.
+    """
+
+    def __init__(self, place: Path, folder: Path, name: str) -> None:
+        super().__init__(place, name)
+        self.path, self.folder = place, folder.resolve()
+        self.roots = os.path.abspath(folder), str(self.folder)
+        self.record = Record(place)
+        self._found: dict[str, tuple[Path, Stamp]] = {}
+        self._held: set[str] = set()
+        self._waiting: dict[str, None] | None = None
+        self._seen: dict[str, Seen] = {}
+        self._live = 0
+        self._failed: dict[str, tuple[Stamp, str]] = {}
+        self._left_out: LeftOut = {}
+        self._notes: dict[str, tuple[str, ...]] = {}
+        self._away = self._trouble = ""
+        self._next_look = self._next_check = self._next_save = 0.0
+        self._state = threading.RLock()
+
+    def newest(self) -> Snapshot | None:
+        """Return what is read so far; None before the first commit."""
+        from sedem.bank.parts import store_at
+
+        return super().newest() if store_at(self.place).exists() else None
+
+    def reading(self) -> str:
+        """Say how many files are still to be read, and what is wrong with the folder."""
+        if self._waiting is None:
+            self.look()
+        waiting = len(self._waiting or ())
+        told = f"still reading {waiting:,} files of '{self.name}'" if waiting else ""
+        away = self.record.told(str(self.place), self._away, f" of '{self.name}'")
+        return "; ".join(filter(None, [told, away, self._trouble]))
+
+    def unreadable(self) -> list[str]:
+        """Return why files could not be read."""
+        left_out = {why: names for why, names in self._left_out.items() if why in NAMED}
+        told = f"files of '{self.name}' were not read{told_left_out(left_out)}" if left_out else ""
+        return [*(why for _, why in [*self._failed.values()]), *filter(None, [told])]
+
+    def remarks(self) -> list[str]:
+        """Return pages without text, and what was said of the files that this process read."""
+        told = (note for notes in [*self._notes.values()] for note in notes)
+        return list(dict.fromkeys([*super().remarks(), *told]))
+
+    def changed(self, document: str) -> bool:
+        """Whether a file is another one now than when it was read, or is gone."""
+        seen = self.record.files.get(document)
+        stamp = None if seen is None else seen[:2]
+        return not document.endswith(NOTE) and stamp_of(self.folder / document) != stamp
+
+    # Following
+
+    def follow(self, read: Reader, stop: threading.Event) -> None:
+        """Read the folder, and then what changes in it, until `stop` is set."""
+        while not stop.is_set():
+            began = time.monotonic()
+            try:
+                self.catch_up(read, stop, briefly=True)
+                self._trouble = ""
+                wait = 0.0 if self._waiting else self._next_look - time.monotonic()
+            except StoppedError:
+                return
+            except (SedemError, OSError) as error:
+                self._trouble = f"'{self.name}' cannot be read into its bank: {error}"
+                wait = max(LOOK_SECONDS, LOOK_SHARE * (time.monotonic() - began))
+            stop.wait(max(0.0, wait))
+
+    def catch_up(self, read: Reader, stop: threading.Event, *, briefly: bool = False) -> None:
+        """Read what is new or changed, and remove what was deleted.
+
+        Of several processes, one reads and the others see what it commits.
+
+        Args:
+            briefly: return when the folder is to be looked at again, even if not all is read.
+
+        Raises:
+            StoppedError: `stop` was set.
+            SedemError: the bank cannot be written, or another model made it.
+        """
+        make_folders(self.path.parent, 0o700)
+        self.look()
+        until = time.monotonic() + (LOOK_SECONDS if briefly else math.inf)
+        try:
+            with self._alone():
+                self._read_waiting(read, stop, until)
+                if not self._waiting and time.monotonic() > self._next_check:
+                    self._check(stop)
+                    self._read_waiting(read, stop, until)
+                self._remove_deleted()
+                self.purge()
+        except Timeout:
+            self.record.load()
+            self.look()
+
+    def _alone(self) -> AbstractContextManager[object]:
+        return FileLock(f"{self.path}.lock", timeout=0)
+
+    def look(self) -> None:
+        """Compare the folder with what was read of it.
+
+        What is new comes first, so that it need not wait for what is still to be read.
+        """
+        names = self._names()
+        with self._state:
+            began = time.monotonic()
+            if self._away:
+                self.record.lost = set()  # a whole folder comes back at once, files do not
+            self._found = self._files()
+            wait = min(max(LOOK_SECONDS, LOOK_SHARE * (time.monotonic() - began)), LOOK_MOST)
+            self._held = {name for name in names if self._is_read_from_a_file(name)}
+            known = {name: seen[:2] for name, seen in self.record.files.items()}
+            known = {name: stamp for name, stamp in known.items() if name in self._held}
+            known |= {name: stamp for name, (stamp, _) in self._failed.items()}
+            order = {name: place for place, name in enumerate(self._waiting or ())}
+            different = [name for name, (_, at) in self._found.items() if known.get(name) != at]
+            different.sort(key=lambda name: order.get(name, -1))
+            self._waiting = dict.fromkeys(different)
+            self._see_lost({one: self.folder / one for one in self._held - self._found.keys()})
+            self._next_look = time.monotonic() + wait
+
+    def _names(self) -> list[str]:
+        """Return the documents of the bank, also those that were only begun."""
+        snapshot = self.newest()
+        if snapshot is None:
+            return []
+        return [*snapshot.documents.names, *chain(*(v.file.unfinished() for v in snapshot.views))]
+
+    def _is_read_from_a_file(self, name: str) -> bool:
+        return not name.endswith(NOTE)
+
+    def _see_lost(self, missing: Mapping[str, Path]) -> None:
+        if self._away:
+            self.record.lost = set(missing)
+        else:
+            there = {stamp for _, stamp in self._found.values()}
+            self.record.keep_lost(missing, len(self._held), there)
+
+    def _files(self) -> dict[str, tuple[Path, Stamp]]:
+        """Return all files that can be read, by the names of their documents."""
+        self._left_out = {}
+        try:
+            # Else a folder that cannot be listed looks like an empty one.
+            with os.scandir(self.folder) as entries:
+                self._away = "" if any(entries) else f"the folder of '{self.name}' is empty"
+            paths = files_in([self.folder], left_out=self._left_out)
+        except OSError as error:
+            self._away = f"the folder of '{self.name}' cannot be read: {error.strerror or error}"
+            return {}
+        except DataError:
+            return {}  # there is none
+        stamps = {
+            path.relative_to(self.folder).as_posix(): (path, stamp_of(path)) for path in paths
+        }
+        return {name: (path, at) for name, (path, at) in stamps.items() if at is not None}
+
+    def _read_waiting(self, read: Reader, stop: threading.Event, until: float) -> None:
+        def progress(done: int) -> None:
+            if stop.is_set():
+                raise StoppedError
+            self._live = done
+            if time.monotonic() > self._next_look:
+                self.look()  # so that what comes while a long document is read is told
+
+        documents, self._live = self._documents(stop, until), 0
+        if (first := next(documents, None)) is not None:
+            read(
+                self.place,
+                chain([first], documents),
+                progress,
+                committed=self._committed,
+                failed=self._fail,
+                commit=GROUP_CHARACTERS,
+            )
+
+    def _documents(self, stop: threading.Event, until: float) -> Iterator[Document]:
+        """Read the files that wait, until there is none or it is time to return."""
+        tried = set[str]()
+        while not tried or time.monotonic() < until:
+            if stop.is_set():
+                raise StoppedError
+            with self._state:
+                name = next((one for one in self._waiting or () if one not in tried), None)
+                if name is None:
+                    return
+                path, stamp = self._found[name]
+            tried.add(name)
+            self._failed.pop(name, None)
+            before = self.record.files.get(name)
+            try:
+                self._seen[name] = Seen(*stamp, _digest(path), str(path))
+                if before and name in self._held and before.sha256 == self._seen[name].sha256:
+                    self._committed([name])  # it was only touched
+                    continue
+                document = self._document(name, path, stop)
+            except (DataError, OSError) as error:
+                self._fail(name, error)
+            else:
+                self._notes[name] = document.notes
+                yield document
+
+    def _document(self, name: str, path: Path, stop: threading.Event) -> Document:
+        return replace(read_document(path, stopped=stop.is_set), name=name)
+
+    def _committed(self, names: Iterable[str]) -> None:
+        """See that documents are in the bank."""
+        with self._state:
+            for name in names:
+                self.record.files[name] = self._seen.pop(name)
+                self._done(name)
+            began = time.monotonic()
+            if began > self._next_save:
+                self.record.save()
+                self._next_save = began + LOOK_SHARE * (time.monotonic() - began)
+
+    def _fail(self, name: str, error: Exception) -> None:
+        """See that a file cannot be read, unless it is gone meanwhile."""
+        with self._state:
+            if name in self._found and (stamp := stamp_of(self._found[name][0])) is not None:
+                self._failed[name] = stamp, str(error)
+            self._done(name)
+
+    def _done(self, name: str) -> None:
+        if self._waiting is not None:
+            self._waiting.pop(name, None)
+
+    def _check(self, stop: threading.Event) -> None:
+        """Let files wait whose content has changed although their size and time have not."""
+        began = time.monotonic()
+        for name, (path, stamp) in self._found.items():
+            seen = self.record.files.get(name)
+            if stop.is_set():
+                raise StoppedError
+            with suppress(DataError, OSError):
+                if seen and seen[:2] == stamp and _digest(path) != seen.sha256:
+                    del self.record.files[name]
+        now = time.monotonic()
+        self._next_check = now + max(CHECK_SECONDS, CHECK_SHARE * (now - began))
+        self.look()
+
+    def _remove_deleted(self) -> None:
+        with self._state:
+            gone = [
+                one for one in self._held if one not in self._found and one not in self.record.lost
+            ]
+            if gone:
+                self.remove(*gone)
+            stays = self.record.lost.union(self._found)
+            known = self.record.files
+            self.record.files = {name: seen for name, seen in known.items() if name in stays}
+            self._failed = {name: why for name, why in self._failed.items() if name in stays}
+            self._notes = {name: notes for name, notes in self._notes.items() if name in stays}
+            if not self._away:
+                self.record.save()
+
+
+def canonical(path: Path) -> str:
+    """Return the one path of a file; a link is a file of its own in its folder."""
+    return os.path.join(os.path.realpath(path.parent), path.name)
+
+
+def _digest(path: Path) -> str:
+    check_file(path, DataError, DOCUMENT_BYTES)
+    return sha256(path)
+
+
+def _nearest(path: Path) -> tuple[Path, int | None]:
+    """Return the nearest folder of a missing file that is there, and how much it holds.
+
+    That is None if the file may be out of reach: behind a link, or in a folder without a list.
+    """
+    for folder in [] if path.is_symlink() else path.parents:
+        try:
+            return folder, len(os.listdir(folder))
+        except FileNotFoundError:
+            continue
+        except OSError:
+            break
+    return path, None
+
+
+def stamp_of(path: Path) -> Stamp | None:
+    """Return the size and time of a file; None if it is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
+
+def _empty(snapshot: Snapshot, index: int) -> tuple[str, ...]:
+    """Name the pages of a document that have no text."""
+    documents = snapshot.documents
+    pages, characters = documents.pages(index), documents.characters(index)
+
+    def part(place: slice) -> str:
+        return documents.text(index, place.start, place.stop)
+
+    try:
+        return told_empty(documents.name(index), pages, characters, part) if pages else ()
+    except NoTextError:  # its file is gone
+        return ()
