@@ -143,6 +143,7 @@ class Citation:
             without common ones.
         answer_spans: what a quoted answer takes from this span: the first character of each part in
             the document, and the character after it.
+        also: other documents of the same text; a text is selected once.
     """
 
     rank: int
@@ -157,6 +158,7 @@ class Citation:
     word_score: float | None = None
     words: tuple[str, ...] = ()
     answer_spans: tuple[tuple[int, int], ...] = ()
+    also: tuple[str, ...] = ()
 
 
 Span = tuple[str, int, int]

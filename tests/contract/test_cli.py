@@ -38,7 +38,7 @@ ANSWER_KEYS = {"answer", "citations", "k", "blocks", "timings", "model", "finish
 }  # fmt: skip
 CITATION_KEYS = {
     "rank", "document", "start", "end", "score", "text", "page", "note",
-    "state_score", "word_score", "words", "answer_spans",
+    "state_score", "word_score", "words", "answer_spans", "also",
 }  # fmt: skip
 
 

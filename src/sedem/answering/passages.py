@@ -201,4 +201,5 @@ def _citation(bank: Snapshot, scores: Scores, hit: _Hit, rank: int) -> Citation:
         None if scores.states is None else float(scores.states[hit.block]),
         None if words is None else float(words.scores[hit.block]),
         () if words is None else words.matching(hit.block),
+        also=documents.copies(hit.document),
     )

@@ -373,7 +373,7 @@ def combine_hops(
     words_N = nothing_N if scores.words is None else scores.words.scores
     named_N = nothing_N if named is None else named.scores
     total_N = model.second_hop(again_N, states_N, words_N, named_N)
-    total_N = of_documents(request.bank, request.documents, total_N)
+    total_N = of_documents(request, total_N)
     return replace(scores, total=reordered(scores.total, total_N, first))
 
 
@@ -738,21 +738,31 @@ def combine(
 ) -> Scores:
     """Return the scores of a request from those by states and by words, where it has them."""
     total_N = combined_scores(states_N, None if words is None else words.scores, model.config)
-    return Scores(of_documents(request.bank, request.documents, total_N), states_N, words)
+    return Scores(of_documents(request, total_N), states_N, words)
 
 
-def of_documents(
-    bank: BankReader, documents: Sequence[int | str] | None, scores_N: Tensor
-) -> Tensor:
-    """Return the scores of some documents' blocks; -inf for all other blocks.
+def of_documents(request: Request, scores_N: Tensor) -> Tensor:
+    """Return the scores of blocks of the documents that a request asks for; -inf for all others.
+
+    Of documents of the same text, the first one counts, but not in a ranking of every block.
 
     Raises:
         ConfigError, UnknownDocumentError: as `document_indexes`.
     """
-    if documents is None:
+    bank = request.bank
+    if request.documents is not None:
+        wanted = document_indexes(bank, request.documents)
+        among_N = torch.from_numpy(np.isin(bank.blocks.documents, wanted))
+        scores_N = scores_N.masked_fill(~among_N, -torch.inf)
+    firsts_n = bank.documents.firsts
+    if request.ranking or firsts_n is None:
         return scores_N
-    wanted = document_indexes(bank, documents)
-    among_N = torch.from_numpy(np.isin(bank.blocks.documents, wanted))
+    # Equal texts have equal blocks, so a block and its copies begin at the same character.
+    rows = np.flatnonzero(scores_N.numpy() > -np.inf)
+    firsts, starts = firsts_n[bank.blocks.documents[rows]], bank.blocks.starts[rows]
+    kept = rows[np.unique(np.stack([firsts, starts]), axis=1, return_index=True)[1]]
+    among_N = torch.zeros(len(scores_N), dtype=torch.bool)
+    among_N[kept] = True
     return scores_N.masked_fill(~among_N, -torch.inf)
 
 

@@ -164,7 +164,8 @@ class BankReader(ABC):
             text, note = "", str(missing)
         name, pages = documents.name(block.document), documents.pages(block.document)
         page = page_of(pages, block.start)
-        return Citation(rank, name, block.start, block.end, score, text, page, note)
+        also = documents.copies(block.document)
+        return Citation(rank, name, block.start, block.end, score, text, page, note, also=also)
 
     def block_text(self, index: int) -> str:
         """Return the text behind a block.

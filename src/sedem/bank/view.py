@@ -43,6 +43,8 @@ Source = Callable[[str], str | None]
 
 SOURCES = 4
 """Number of texts read from their sources that stay in RAM: an answer cites few documents."""
+COPIES = 10
+"""Documents of the same text that a citation names."""
 ROWS = 50_000
 """Rows that are converted to columns at once."""
 _LIVE = "FROM documents WHERE added <= ? AND (removed IS NULL OR removed > ?) ORDER BY id"
@@ -267,6 +269,30 @@ class Documents(Sequence[Document]):
                 raise view.compacted()
             names += (checked_text(view.file, "name", name) for (name,) in found)
         return names
+
+    @cached_property
+    def firsts(self) -> NDArray[np.int64] | None:
+        """Index of the first document of the same text, for each `[n]`; None if all differ.
+
+        Documents of different parts of a bank are not compared.
+        """
+        if len(self._views) != 1:
+            return None
+        [view] = self._views
+        with view.file.reading() as connection:
+            found = query(connection, f"SELECT sha256 {_LIVE}", *[view.head.version] * 2)
+        if len(found) != view.head.documents:
+            raise view.compacted()
+        seen: dict[str, int] = {}
+        firsts = [seen.setdefault(one, index) for index, (one,) in enumerate(found)]
+        return np.array(firsts, np.int64) if len(seen) < len(found) else None
+
+    def copies(self, index: int) -> tuple[str, ...]:
+        """Names of the other documents of the same text, at most `COPIES`."""
+        if self.firsts is None:
+            return ()
+        same = np.flatnonzero(self.firsts == self.firsts[index]).tolist()
+        return tuple(self.name(one) for one in same if one != index)[:COPIES]
 
     def name(self, index: int) -> str:
         """Name of a document."""

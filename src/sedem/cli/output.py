@@ -232,7 +232,8 @@ def print_sources(answer: Answer) -> None:
         score = "" if citation.score is None else f" ({citation.score:.1f}{words})"
         page = "" if citation.page is None else f", page {citation.page:,}"
         place = f"{citation.document}{page}:{citation.start}-{citation.end}"
-        write(f"  [{citation.rank}] {place}{score}  {shown}".rstrip())
+        also = f" (also in {', '.join(citation.also)})" if citation.also else ""
+        write(f"  [{citation.rank}] {place}{printable(also)}{score}  {shown}".rstrip())
     for sentence in notes:
         write(f"  note: {sentence}")
     write()

@@ -61,7 +61,7 @@ LOOK_SECONDS, LOOK_MOST = 2.0, 10.0
 long."""
 LOOK_SHARE = 20
 """Looking at a large folder takes one part in so many of the time, and so does what fails."""
-CHECK_SECONDS, CHECK_SHARE = 600.0, 50.0
+CHECK_SECONDS = 600.0
 """How often the content of all files is compared, which finds what keeps size and time."""
 
 NAMED = ("not readable", "names that are not UTF-8")
@@ -296,6 +296,7 @@ class FollowedBank(OpenBank):
         self._held: set[str] = set()
         self._waiting: dict[str, None] | None = None
         self._seen: dict[str, Seen] = {}
+        self._unchecked: list[str] = []
         self._live = 0
         self._failed: dict[str, tuple[Stamp, str]] = {}
         self._left_out: LeftOut = {}
@@ -343,23 +344,26 @@ class FollowedBank(OpenBank):
         while not stop.is_set():
             began = time.monotonic()
             try:
-                self.catch_up(read, stop, briefly=True)
+                more = self.catch_up(read, stop, briefly=True)
                 self._trouble = ""
-                wait = 0.0 if self._waiting else self._next_look - time.monotonic()
+                wait = 0.0 if more else self._next_look - time.monotonic()
             except StoppedError:
                 return
             except (SedemError, OSError) as error:
                 self._trouble = f"'{self.name}' cannot be read into its bank: {error}"
-                wait = max(LOOK_SECONDS, LOOK_SHARE * (time.monotonic() - began))
+                wait = _pause(time.monotonic() - began)
             stop.wait(max(0.0, wait))
 
-    def catch_up(self, read: Reader, stop: threading.Event, *, briefly: bool = False) -> None:
+    def catch_up(self, read: Reader, stop: threading.Event, *, briefly: bool = False) -> bool:
         """Read what is new or changed, and remove what was deleted.
 
         Of several processes, one reads and the others see what it commits.
 
         Args:
-            briefly: return when the folder is to be looked at again, even if not all is read.
+            briefly: return soon, even if not all is read.
+
+        Returns:
+            Whether there is more to do now.
 
         Raises:
             StoppedError: `stop` was set.
@@ -371,14 +375,15 @@ class FollowedBank(OpenBank):
         try:
             with self._alone():
                 self._read_waiting(read, stop, until)
-                if not self._waiting and time.monotonic() > self._next_check:
-                    self._check(stop)
-                    self._read_waiting(read, stop, until)
+                self._check(stop, until)
+                self._read_waiting(read, stop, until)
                 self._remove_deleted()
                 self.purge()
+                return bool(self._waiting or self._unchecked)
         except Timeout:
             self.record.load()
             self.look()
+            return False
 
     def _alone(self) -> AbstractContextManager[object]:
         return FileLock(f"{self.path}.lock", timeout=0)
@@ -394,7 +399,7 @@ class FollowedBank(OpenBank):
             if self._away:
                 self.record.lost = set()  # a whole folder comes back at once, files do not
             self._found = self._files()
-            wait = min(max(LOOK_SECONDS, LOOK_SHARE * (time.monotonic() - began)), LOOK_MOST)
+            wait = _pause(time.monotonic() - began)
             self._held = {name for name in names if self._is_read_from_a_file(name)}
             known = {name: seen[:2] for name, seen in self.record.files.items()}
             known = {name: stamp for name, stamp in known.items() if name in self._held}
@@ -425,17 +430,19 @@ class FollowedBank(OpenBank):
 
     def _files(self) -> dict[str, tuple[Path, Stamp]]:
         """Return all files that can be read, by the names of their documents."""
-        self._left_out = {}
+        left_out: LeftOut = {}
         try:
             # Else a folder that cannot be listed looks like an empty one.
             with os.scandir(self.folder) as entries:
                 self._away = "" if any(entries) else f"the folder of '{self.name}' is empty"
-            paths = files_in([self.folder], left_out=self._left_out)
+            paths = files_in([self.folder], left_out=left_out)
         except OSError as error:
             self._away = f"the folder of '{self.name}' cannot be read: {error.strerror or error}"
             return {}
         except DataError:
             return {}  # there is none
+        finally:
+            self._left_out = left_out
         stamps = {
             path.relative_to(self.folder).as_posix(): (path, stamp_of(path)) for path in paths
         }
@@ -511,19 +518,23 @@ class FollowedBank(OpenBank):
         if self._waiting is not None:
             self._waiting.pop(name, None)
 
-    def _check(self, stop: threading.Event) -> None:
+    def _check(self, stop: threading.Event, until: float) -> None:
         """Let files wait whose content has changed although their size and time have not."""
-        began = time.monotonic()
-        for name, (path, stamp) in self._found.items():
-            seen = self.record.files.get(name)
+        if not self._unchecked and time.monotonic() > self._next_check:
+            self._unchecked = [*self._found]
+            self._next_check = time.monotonic() + CHECK_SECONDS
+        changed = False
+        while self._unchecked and time.monotonic() < until:
             if stop.is_set():
                 raise StoppedError
+            name = self._unchecked.pop()
+            path, stamp = self._found.get(name, (Path(), None))
+            seen = self.record.files.get(name)
             with suppress(DataError, OSError):
                 if seen and seen[:2] == stamp and _digest(path) != seen.sha256:
-                    del self.record.files[name]
-        now = time.monotonic()
-        self._next_check = now + max(CHECK_SECONDS, CHECK_SHARE * (now - began))
-        self.look()
+                    changed = self.record.files.pop(name) is seen
+        if changed:
+            self.look()
 
     def _remove_deleted(self) -> None:
         with self._state:
@@ -539,6 +550,10 @@ class FollowedBank(OpenBank):
             self._notes = {name: notes for name, notes in self._notes.items() if name in stays}
             if not self._away:
                 self.record.save()
+
+
+def _pause(spent: float) -> float:
+    return min(max(LOOK_SECONDS, LOOK_SHARE * spent), LOOK_MOST)
 
 
 def canonical(path: Path) -> str:

@@ -194,12 +194,14 @@ class UploadBank(ServedBank, FollowedBank):
         self._before = 0
         self._unpurged: object = None
         self._next_check = math.inf  # nobody edits a file there
+        created = stamp_of(self.folder / CREATED) or (0, 0)
+        self._created_at = created[1] // 10**9
         self.look()
 
     @property
     def created_at(self) -> int:
         """When it was created, in seconds since 1970."""
-        return int((self.folder / CREATED).stat().st_mtime)
+        return self._created_at
 
     # Its files
 
@@ -257,15 +259,17 @@ class UploadBank(ServedBank, FollowedBank):
         """Whether there may be something to do."""
         return bool(self._waiting) or time.monotonic() > self._next_look
 
-    def catch_up(self, read: Reader, stop: threading.Event, *, briefly: bool = False) -> None:
+    def catch_up(self, read: Reader, stop: threading.Event, *, briefly: bool = False) -> bool:
         """Read what is new, and remove what was deleted; as in `FollowedBank`."""
         try:
-            super().catch_up(read, stop, briefly=briefly)
+            more = super().catch_up(read, stop, briefly=briefly)
             self._trouble = ""
+            return more
         except BankMismatchError as error:
             for name in [*(self._waiting or ())]:
                 if name not in self.record.files:
                     self._fail(name, error)
+            return False
         except (SedemError, OSError) as error:
             self._trouble = told(self.name, error)
             raise
@@ -288,7 +292,7 @@ class UploadBank(ServedBank, FollowedBank):
 
     def _files(self) -> dict[str, tuple[Path, Stamp]]:
         found: dict[str, tuple[Path, Stamp]] = {}
-        if self.ended.is_set():
+        if self.deleted:
             raise StoppedError
 
         def failed(error: OSError) -> None:

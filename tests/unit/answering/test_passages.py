@@ -10,8 +10,10 @@ import torch
 from conftest import LEASE, RECIPE
 
 from sedem import Document, MemoryBank, SeDeM
+from sedem.answering.decoding import Decoding
 from sedem.answering.passages import LENGTH, LONGEST, REACH
 from sedem.errors import BankMismatchError, ConfigError, DataError, UnknownDocumentError
+from sedem.guidance.scores import Budget
 
 QUESTION = "What is the rent?"
 
@@ -135,3 +137,25 @@ def test_what_cannot_be_searched_is_refused(model: SeDeM, bank: MemoryBank) -> N
         SeDeM(model.config.with_changes(compression=8), model.encoder, model.decoder).search(
             bank, QUESTION
         )
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, "all"])
+def test_equal_texts_are_selected_and_cited_once(model: SeDeM, k: Budget) -> None:
+    once = [Document("a.txt", LEASE), Document("b.txt", RECIPE)]
+    copies = [Document(name, LEASE) for name in ("c.txt", "d.txt")]
+    bank, alone = model.read([once[0], copies[0], once[1], copies[1]]), model.read(once)
+    settings = Decoding(max_new_tokens=1)
+    found = model.answer(bank, QUESTION, k=k, decoding=settings).citations
+    expected = model.answer(alone, QUESTION, k=k, decoding=settings).citations
+    assert [(c.document, c.start) for c in found] == [(c.document, c.start) for c in expected]
+    for one in found:
+        assert one.also == (("c.txt", "d.txt") if one.document == "a.txt" else ())
+    passages = model.search(bank, QUESTION, k=9)
+    assert [(p.document, p.text) for p in passages] == [
+        (p.document, p.text) for p in model.search(alone, QUESTION, k=9)
+    ]
+    # A copy that is asked for by its name is there.
+    [best, *_] = model.answer(
+        bank, QUESTION, k=k, documents=["d.txt", "c.txt"], decoding=settings
+    ).citations
+    assert best.document == "c.txt" and best.also == ("a.txt", "d.txt")

@@ -527,7 +527,6 @@ def test_an_edit_that_keeps_size_and_time_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(followed, "CHECK_SECONDS", 600.0 if how == "a start" else 0.0)
-    monkeypatch.setattr(followed, "CHECK_SHARE", 0.0)
     bank, path = open_folder(), folder / "lease.txt"
     bank.catch_up(read, Event())
     stamp = path.stat()
