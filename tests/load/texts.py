@@ -10,7 +10,7 @@ from load.client import QUEUE_FULL, ask, bodies, clients
 from load.disconnects import settle
 from load.target import TEXTS, Target
 
-MEMORY = 2**30
+MEMORY = 2**31
 """Bytes that the server may take."""
 READERS, CHARACTERS = 4, 3_500
 

@@ -131,6 +131,7 @@ class SedemMethod:
                 selection=self.settings.selection,
                 hops=self.settings.hops,
                 answer=self.settings.answer,
+                min_confidence=0.0,  # every question is answered, as the other methods do
             )
             requests.append(request)
         return requests
