@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 from sedem.bank.memory_bank import Snapshot
 from sedem.bank.parts import Place, is_remote
 from sedem.durable_files import make_folders, sync_folder
-from sedem.errors import BankError, BankMismatchError, SedemError
+from sedem.errors import BankError, BankMismatchError, SedemError, UnknownDocumentError
 from sedem.reading.document_formats import parse_file
 from sedem.reading.followed import FollowedBank, OpenBank, Reader, Stamp, stamp_of
 from sedem.serve.errors import bad_request, full_disk, is_full
@@ -241,8 +241,9 @@ class UploadBank(ServedBank, FollowedBank):
             for one in known:
                 one.pop(name, None)
             self._held.discard(name)
-            if name in self._known():
-                self.remove(name)
+            if Path(self.place).exists():
+                with suppress(UnknownDocumentError):  # a part of it may have been read
+                    self.remove(name)
             return there
 
     def _known(self) -> list[str]:

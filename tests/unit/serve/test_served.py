@@ -105,9 +105,10 @@ def test_what_was_read_of_a_document_before_a_stop_is_deleted_with_it(
         with monkeypatch.context() as patched, pytest.raises(StoppedError):
             patched.setattr(BankFile, "append_part", stopped)
             upload(library, "flat", {"long.txt": 16 * LEASE})
-            finish(builder)
+            bank = library.writable("flat")
+            bank.catch_up(builder._reader, bank.ended)
     with opened(settings, model) as (library, builder):
-        file = library.get("flat").file
+        file = library.writable("flat").path
         assert BankFile(file).unfinished() == ["long.txt"]
         library.remove_document("flat", "long.txt")
         finish(builder)
