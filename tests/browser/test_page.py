@@ -13,6 +13,7 @@ from browser.visitor import PHONE, Opener, Served, ask, fold, upload
 from playwright.sync_api import Locator, Page, Route, expect
 
 from sedem import Document
+from sedem.serve.served import UploadBank
 
 QUESTION = "In what year was Ulysses launched?"
 PIES = "🥧🥧 Pies of the valley. 🥧 All of them are baked on Friday.\n\n" * 12
@@ -210,16 +211,15 @@ def test_an_unsure_answer_says_how_sure_and_what_else_and_who_decided(page: Page
 
 
 def test_asking_goes_on_while_documents_are_read(
-    page: Page, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    builder, go_on = served.service.builder, threading.Event()
-    parse = builder.parse
+    go_on, parse = threading.Event(), UploadBank._document
 
-    def slow(*given: object) -> Document:
+    def slow(bank: UploadBank, name: str, path: Path, stop: threading.Event) -> Document:
         assert go_on.wait(60)
-        return parse(*given)
+        return parse(bank, name, path, stop)
 
-    monkeypatch.setattr(builder, "parse", slow)
+    monkeypatch.setattr(UploadBank, "_document", slow)
     file = tmp_path / "later.txt"
     file.write_text("The lighthouse was built in 1877.")
     upload(page, file)
