@@ -79,9 +79,15 @@ def bank(here: Path) -> Path:
 
 
 def bytes_of(place: Path) -> dict[str, bytes]:
-    """The files of a folder, or the file of a bank and what lies beside it."""
+    """The files of a folder, or the file of a bank and what lies beside it.
+
+    This process may have a bank open; then its log lies there, too, and is empty.
+    """
     found = place.rglob("*") if place.is_dir() else place.parent.glob(f"{place.name}*")
-    return {str(path): path.read_bytes() for path in found if path.is_file()}
+    files = {str(path): path.read_bytes() for path in found if path.is_file()}
+    is_open = {path for path in files if path.endswith("-shm")}
+    is_open |= {path for path, content in files.items() if path.endswith("-wal") and not content}
+    return {path: content for path, content in files.items() if path not in is_open}
 
 
 # Help and processes
