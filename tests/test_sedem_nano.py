@@ -148,7 +148,7 @@ def test_two_thousand_blocks_take_one_cache_which_is_freed() -> None:
     once = model.read([Document("0.txt", text)])
     bank = model.read([Document("start.txt", text)])
     while len(bank) < 2000:
-        bank.append(same_blocks(once, [Document(f"{len(bank)}.txt", text)]))
+        bank.append(same_blocks(once, [Document(f"{len(bank)}.txt", f"{text} {len(bank)}")]))
     model.answer(bank, QUESTIONS[0], k=2)
     before, peak = own_bytes(), 0
     stream = model.stream(bank, QUESTIONS[0], k="all", decoding=Decoding(8))

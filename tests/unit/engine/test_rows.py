@@ -342,7 +342,7 @@ def test_k_goes_beyond_the_positions_of_the_decoder(
     wide, step = set[int](), StaticRows.step
     monkeypatch.setattr(StaticRows, "step", lambda r, ids: wide.add(len(r.wide)) or step(r, ids))
     model, eager = (opened(config, n, block_context="independent") for n in ("static", "eager"))
-    bank = model.read([Document(f"{number}.txt", LEASE) for number in range(30)])
+    bank = model.read([Document(f"{n}.txt", f"{LEASE} {n:02}") for n in range(30)])
     limit = Decoding(4)
     questions = QUESTIONS[:2]
     answers = model.answer(bank, questions, k="all", decoding=limit)
