@@ -103,7 +103,8 @@ class BankFile:
         """Return a bank in RAM with the content of a file."""
         file = cls()
         assert file._open is not None
-        file._open.deserialize("main", content)
+        # A file in RAM has no log, which bytes 18 and 19 of a bank's header ask for.
+        file._open.deserialize("main", content[:18] + b"\1\1" + content[20:])
         return file
 
     def __reduce__(self) -> tuple[Any, ...]:
