@@ -210,6 +210,24 @@ def test_an_unsure_answer_says_how_sure_and_what_else_and_who_decided(page: Page
     expect(card.locator("q")).to_have_text("Bell A rang at noon.")
 
 
+def test_a_follow_up_brings_the_question_before_and_its_answer(page: Page) -> None:
+    ask(page, QUESTION, k="2")
+    expect(page.locator(".said")).to_have_text("1990")
+    bodies: list[str] = []
+    page.on("request", lambda sent: bodies.append(sent.post_data or ""))
+    ask(page, "And who launched it?", k="2")
+    expect(page.locator(".said").first).not_to_be_empty()
+    [body] = [body for body in bodies if "messages" in body]
+    told = [(one["role"], one["content"]) for one in json.loads(body)["messages"]]
+    assert told == [("user", QUESTION), ("assistant", "1990"), ("user", "And who launched it?")]
+    # One that stands alone does not need them, and nothing is said of that.
+    with page.expect_response("**/v1/chat/completions") as reply:
+        ask(page, "Which ship?", k="2")
+    reply.value.finished()
+    expect(page.locator(".timings").first).to_be_visible()
+    expect(page.get_by_text("was not used")).to_have_count(0)
+
+
 def test_asking_goes_on_while_documents_are_read(
     page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

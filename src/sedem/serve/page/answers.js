@@ -121,7 +121,8 @@ export class Card {
         TIMES.map(([name, label]) => `${label} ${duration(this.timings[name])}`).join(" · "),
       ),
       ...(sedem.finish_reason === "length" ? [note("The answer was cut off at its limit.")] : []),
-      ...(sedem.cut ?? []).map(note),
+      // The page sends the question before by itself, which need not be used.
+      ...(sedem.cut ?? []).filter((one) => !/^message \d/.test(one)).map(note),
       ...(sedem.unsupported?.length
         ? [note(`Not in the sources: ${sedem.unsupported.join(", ")}`)]
         : []),
