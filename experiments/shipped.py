@@ -164,18 +164,3 @@ def slot_types(scale: Scale) -> Iterator[Number]:
         cell = replace(model, slots=slots, limit=limit)
         yield from entries(slots, cell, ("bytes a token", "bytes_per_token", 0))
         yield from scores(slots, scale.sets[key].title, cell, ("f1", "em", "recall@2"))
-
-
-@study(
-    "Answers with kept keys and values in fewer bytes",
-    "The paper gives no numbers. Answers have at most 32 new tokens.",
-)
-def kept_types(scale: Scale) -> list[Number]:
-    """F1, or EM of exact facts, by type and K, on the sets of the ablations."""
-    types = {"": "as computed (float32)", "bfloat16": "bfloat16", "int8": "int8", "fp8": "fp8"}
-    return [
-        by_k(label, scale, guided_answers(scale, key, kept=kept), k, f", K={k}")
-        for kept, label in types.items()
-        for key in scale.ablation
-        for k in BUDGETS
-    ]

@@ -166,7 +166,6 @@ def _by_way(
         dtype=dtype,
         max_new_tokens=answer_tokens(cell, scale),
         batch=BATCH,
-        kept_dtype=cell.kept or None,
     )
     method = open_sedem(settings)
     assert isinstance(method, SedemMethod)
@@ -200,7 +199,6 @@ def _by_way(
             "tau": None if guidance is None else float(guidance.tau),
             "condition": cell.condition or config.condition,
             "dtype": dtype,
-            "kept_dtype": cell.kept or None,
             "max_new_tokens": settings.max_new_tokens,
             "examples": len(examples),
         },

@@ -53,7 +53,6 @@ class Cell:
         limit: number of questions; None means the set's own.
         form: a key of `models.FORMS`; empty means the paper's form.
         condition: form in which the decoder reads blocks; empty means the model's own.
-        kept: type in which keys and values of blocks are kept; empty means unchanged.
         answer: for "constant", the answer; empty means the best one on training questions.
     """
 
@@ -74,7 +73,6 @@ class Cell:
     limit: int | None = None
     form: str = ""
     condition: str = ""
-    kept: str = ""
     answer: str = ""
 
     @property
@@ -97,7 +95,6 @@ class Cell:
             f"n{self.limit}" if self.limit else "",
             self.form,
             self.condition,
-            f"kept-{self.kept}" if self.kept else "",
             self.answer,
         ]
         return ".".join(part for part in parts if part)
