@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from experiments.quality import LIMITS, by_k, guided_answers
-from experiments.system.answers import HOP_BUDGETS, HOPS
+from experiments.system.answers import HOP_BUDGETS, HOPS, NEW_USER
 from experiments.system.cells import Cell
 from experiments.system.models import guided_model
 from experiments.system.scales import SMOL, Scale
@@ -121,6 +121,30 @@ def second_hop(scale: Scale) -> Iterator[Number]:
                 columns.append((f"K={k}: all the evidence, %", f"all_found.{way}"))
                 columns.append((f"K={k}: F1", f"answers.{way}.f1"))
             yield from entries(f"{scale.sets[key].title}, {label}", cell, *columns)
+
+
+@study(
+    "A new user's questions",
+    "The paper gives no numbers. Files as a household and a club have them: a lease, minutes, an "
+    "invoice, an offer in Word, e-mails, a table, a book, other languages and encodings.",
+    about="{questions} questions to {documents} documents.",
+)
+def new_user(scale: Scale) -> Iterator[Number]:
+    """Counts of what is found, right and said honestly, with the defaults and at K=4."""
+    if SMOL not in scale.shipped:
+        return
+    cell = Cell("new-user", variant=guided_model(scale, SMOL))
+    for way in NEW_USER:
+        yield from entries(
+            f"sedem-smol, {way}",
+            cell,
+            ("answerable", f"ways.{way}.answerable", 0),
+            ("evidence cited", f"ways.{way}.found", 0),
+            ("right", f"ways.{way}.right", 0),
+            ("declined", f"ways.{way}.declined", 0),
+            ("with an invented word", f"ways.{way}.invented", 0),
+            ("not answerable or about everything, and said so", f"ways.{way}.honest", 0),
+        )
 
 
 @study(

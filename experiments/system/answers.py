@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -108,6 +110,54 @@ whether their best sentences are read a second time."""
 def ways(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     """Scores of every one of `WAYS`, and paired differences to the first."""
     return _by_way(cell, scale, data, "ways", WAYS, examples_of(cell, scale, data))
+
+
+HOUR = ROOT / "tests" / "hour"
+NEW_USER: dict[str, dict[str, Any]] = {"as set": {}, "K=4": {"k": 4}}
+"""Ways in which a new user's questions are asked, with options of `SeDeM.answer`."""
+
+
+def new_user(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    """What a new user's questions about a folder of files get, as people ask them.
+
+    A question is found if a source of the document that answers it has an accepted answer. It is
+    right if the answer has one, and, if the documents do not answer or only some of what it asks
+    about was read, if the reply says so.
+    """
+    lines = (HOUR / "questions.jsonl").read_text(encoding="utf-8").splitlines()
+    asked = [json.loads(line) for line in lines][: 2 if scale.stand_in else None]
+    model = SeDeM.from_pretrained(checkpoint_of(cell, scale, data))
+    bank = model.read(HOUR / "docs")
+    found: dict[str, dict[str, Any]] = {}
+    for way, options in NEW_USER.items():
+        counts, wrong = Counter[str](), list[dict[str, str]]()
+        for one in tqdm(asked, desc=f"{cell.name}, {way}", unit="question"):
+            context = {"context": one["context"]} if "context" in one else {}
+            answer = model.answer(bank, one["question"], **options, **context)
+            sources = [
+                c.text for c in answer.citations if c.document.endswith(one.get("document", " "))
+            ]
+            honest = answer.finish_reason == "unanswerable" or any(map(_is_part, answer.cut))
+            right = _has(one["answers"], [answer.text]) if one["answers"] else honest
+            counts["answerable"] += bool(one["answers"])
+            counts["found"] += _has(one["answers"], sources)
+            counts["right"] += bool(one["answers"]) and right
+            counts["honest"] += not one["answers"] and right
+            counts["declined"] += bool(one["answers"]) and answer.finish_reason == "unanswerable"
+            counts["invented"] += bool(answer.unsupported)
+            if not right:
+                wrong.append({"question": one["question"], "answer": answer.text})
+        found[way] = {**counts, "wrong": wrong}
+    return {"ways": found, "questions": len(asked), "documents": len(bank.documents)}
+
+
+def _has(accepted: Sequence[str], texts: Sequence[str]) -> bool:
+    return any(one.casefold() in text.casefold() for one in accepted for text in texts)
+
+
+def _is_part(note: str) -> bool:
+    """Whether a note says that only some of the blocks were read."""
+    return re.search(r"\d+ of [\d,]+ blocks", note) is not None
 
 
 HOP_BUDGETS = (4, 8)

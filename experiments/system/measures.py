@@ -32,6 +32,7 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
     "budgets": answers.budgets,
     "ways": answers.ways,
     "hops": answers.hops,
+    "new-user": answers.new_user,
     "lengths": answers.lengths,
     "memory": learning.memory,
     "loss": learning.loss,

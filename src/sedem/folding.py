@@ -48,6 +48,32 @@ _ALIKE = str.maketrans(
         "œ": "oe",
     }
 )
+_COMMON = tuple(
+    frozenset(words.split())
+    for words in (
+        "a about all am an and any are as at be been but by can could did do does each for from "
+        "had has have he her here him his how i if in into is it its may me might much many "
+        "must my no not of on or our shall she should so some than that the their them then "
+        "there these they this those to us was we were what when where which who whom whose why "
+        "will with would you your",
+        "aber als am an auch auf aus bei bin bis das dass dem den der des die dies diese dieser "
+        "ein eine einem einen einer es fur hat hatte ich ihr im in ist kann mein mit muss nach "
+        "nicht oder sein sie sind so soll uber um und uns unser von vor wann war waren warum "
+        "was welche welchem welchen welcher welches wem wen wenn wer werden wie wieviel wird "
+        "wir wo wurde zu zum zur",
+        "a au aux avec c ce ces cet cette combien comment d dans de des du elle en est et etait "
+        "il ils j je l la le les leur lequel laquelle m ma mon n ne nous on ont ou par pas pour "
+        "pourquoi qu quand que quel quelle quelles quels qui quoi s sa se ses son sont sur un "
+        "une vous y",
+        "a al como con cual cuales cuando cuanta cuantas cuanto cuantos de del donde el ella en "
+        "era es esta este fue ha han la las lo los me mi no o para pero por porque que quien "
+        "quienes se ser si sin son su sus un una y",
+        "a ai al alla chi che come con cosa cui da dal dei del della di dove e era gli ha hanno "
+        "i il in io la le lo ma mi nel nella non o per perche piu qual quale quali quando "
+        "quanta quante quanti quanto se si sono su sul sulla suo sua un una uno",
+    )
+)
+"""Folded words of grammar in English, German, French, Spanish and Italian."""
 LONGEST = 34
 """Characters of the longest number or code that is known in one piece: an IBAN."""
 
@@ -219,6 +245,15 @@ def asked_words(question: str) -> list[Asked]:
     for asked in (asked for one in written(question) for asked in _asked(question, one)):
         found.setdefault(asked.keys, asked)
     return list(found.values())
+
+
+def common_words(question: str) -> frozenset[str]:
+    """Return the folded words of grammar of the language that a question seems to be in.
+
+    In a folder of many languages, or of numbers, "the" and "for" would seem rare and telling.
+    """
+    keys = {term.key for term in terms_of(question)}
+    return max(_COMMON, key=lambda words: len(words & keys))
 
 
 def _asked(text: str, one: Written) -> Iterator[Asked]:

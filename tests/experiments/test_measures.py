@@ -40,7 +40,7 @@ def test_every_kind_has_a_study() -> None:
     # paper has its learning rates.
     assert set(MEASURES) == set(KINDS) | {
         *("peers", "beside-llama-cpp", "ways", "hops", "search"),
-        *("answer-times", "passages", "tool-servers"),
+        *("answer-times", "passages", "tool-servers", "new-user"),
     }
 
 

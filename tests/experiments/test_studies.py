@@ -29,6 +29,7 @@ OF_SMALL_BACKBONES = (
     "answering_times",
     "passage_search",
     "tool_servers",
+    "new_user",
 )
 
 

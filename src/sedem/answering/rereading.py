@@ -113,7 +113,8 @@ def find_quotation(
     Raises:
         NoTextError: the bank does not hold the text of a block.
     """
-    limit, quotes = decoding.max_new_tokens, answer_by(model, prepared.request) == "span"
+    limit, about_all = decoding.max_new_tokens, ABOUT_ALL.search(prepared.request.question)
+    quotes = about_all is not None or answer_by(model, prepared.request) == "span"
     # Memory looks at every word of the blocks. If it is sure, that is the answer.
     memory, decider = SpanSearch(model, rows, row, prepared, limit, logits_V), model.second_reading
     spans = memory.ordered(memory.candidates())

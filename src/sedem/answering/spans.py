@@ -26,11 +26,11 @@ from sedem.answering.requests import Prepared
 from sedem.bank.memory_bank import BankReader
 from sedem.engine.device import in_pieces
 from sedem.engine.interface import Rows
-from sedem.folding import asked_words, shown, words_of
+from sedem.folding import asked_words, folded, shown, words_of
 from sedem.guidance.spans import (
     LEAST,
     SpanScorer,
-    ends_of,
+    borders_of,
     matches_of,
     span_features,
     total_weight,
@@ -57,6 +57,10 @@ ROWS = 3
 MOST = 8
 """Most spans of one answer."""
 _BLANK_LINE = re.compile(r"\n\s*\n")
+_CHOICE = re.compile(
+    r"\b(?:or|and|both|between|oder|und|ou|et|o|y|e)\b|[,;、，或和]|还是", re.IGNORECASE
+)
+"""How a question names what to choose from: then its own words may be the answer."""
 
 
 @dataclass(frozen=True)
@@ -77,24 +81,24 @@ class Passage:
     text: str
 
     @cached_property
-    def words(self) -> list[tuple[int, int]]:
-        """Where each word begins and ends."""
-        return words_of(self.text)
+    def borders(self) -> tuple[list[tuple[int, int]], set[int]]:
+        """The words that a span may begin with, and where it may end."""
+        return borders_of(self.text, words_of(self.text))
 
     @property
     def beginnings(self) -> list[tuple[int, int]]:
-        """The words that begin in the block."""
-        return [word for word in self.words if word[0] in self.inside]
+        """The words that a span may begin with in the block."""
+        return [word for word in self.borders[0] if word[0] in self.inside]
 
     @cached_property
     def sentences(self) -> list[int]:
         """Where its sentences begin, and where the text ends."""
         return sentences_of(self.text)
 
-    @cached_property
+    @property
     def ends(self) -> set[int]:
         """Where a span may end."""
-        return ends_of(self.text, self.words)
+        return self.borders[1]
 
 
 Start = tuple[int, int]
@@ -268,6 +272,8 @@ class SpanSearch:
             else {word.text: word.weight for word in words.words if len(word.blocks)}
         )
         self.weight = sum(question.values()) or 1.0
+        offers = _CHOICE.search(request.question) is not None
+        self.asked = set[str]() if offers else set(folded(request.question).split())
         self.matches = {one: matches_of(one.text, question) for one in in_pieces(passages)}
         scores_K = selection.scores.total[selection.ranked]
         tokens = max(1, len(model.encoder.token_ids(request.question)))
@@ -374,8 +380,13 @@ class SpanSearch:
             further = [one.beginning for one in self.ordered(longer)[:FURTHER]]
             if further:
                 found += self._read(further, self.longest)[0]
-        # What was read further begins with spans that are known.
-        return list({one.place: one for one in found}.values())
+        # What was read further begins with spans that are known. What only repeats the question,
+        # such as a heading, is no answer.
+        return [
+            one
+            for one in {one.place: one for one in found}.values()
+            if not self.asked.issuperset(folded(one.text).split())
+        ]
 
     def read(self, starts: Collection[Start]) -> list[Candidate]:
         """Return the short spans that begin at some places."""

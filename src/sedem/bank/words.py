@@ -24,12 +24,14 @@ from sedem.bank.database import damaged, query
 from sedem.bank.memory_bank import BankReader, Snapshot
 from sedem.bank.view import View
 from sedem.errors import BankError
-from sedem.folding import Asked, asked_words, folded, is_letter
+from sedem.folding import Asked, asked_words, common_words, folded, is_letter
 
 POSTINGS = 50_000
 """Blocks with a word that one question may read, rarest words first. It limits only large banks."""
 ALIKE = 0.95
 """Share of the best score from which blocks have the words of a question alike."""
+COMMON = math.log(2)
+"""Most weight of a word of grammar: that of a word in half of all blocks."""
 TELLING = 0.25
 """Least weight of a word that is shown with a block, as a share of the heaviest one's."""
 _FREQUENT: WeakKeyDictionary[View, set[tuple[str, int]]] = WeakKeyDictionary()
@@ -47,8 +49,9 @@ class Word:
     Attributes:
         blocks: indices of the blocks with it, in order `[n]`.
         scores: BM25 of the word in each of them `[n]`.
-        weight: its inverse document frequency.
+        weight: its inverse document frequency; `COMMON` at most for a word of grammar.
         parts: 2 for a number or code of several parts, which tells as much as two words.
+        common: whether it is a word of grammar.
     """
 
     text: str
@@ -56,6 +59,7 @@ class Word:
     scores: NDArray[np.float32]
     weight: float
     parts: int = 1
+    common: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,7 @@ class Words:
         words = []
         for word in self.words:
             held_n = np.isin(word.blocks, chosen_n)
-            weight = word.parts * word_weight(len(chosen_n), int(held_n.sum()))
+            weight = word.parts * word_weight(len(chosen_n), int(held_n.sum()), word.common)
             scores_n = word.scores[held_n] * np.float32(weight / word.weight)
             places_n = np.searchsorted(chosen_n, word.blocks[held_n])
             words.append(replace(word, blocks=places_n, scores=scores_n, weight=weight))
@@ -143,7 +147,7 @@ def score_words(bank: BankReader, question: str, postings: int | None = None) ->
     wanted = list({word.keys: word for word in held}.values())
     if postings is not None:
         wanted = _rarest(now, wanted, postings)
-    total = sum(map(len, now.views))
+    total, grammar = sum(map(len, now.views)), common_words(question)
     files = [_in_file(view, wanted) for view in now.views]
     words = []
     for number, word in enumerate(wanted):
@@ -152,16 +156,18 @@ def score_words(bank: BankReader, question: str, postings: int | None = None) ->
         )
         shares_n = np.concatenate([found[number][1] for found in files])
         parts = 1 + (" " in word.keys[0])
-        weight = parts * word_weight(total, len(blocks_n))
+        common = word.keys[0] in grammar
+        weight = parts * word_weight(total, len(blocks_n), common)
         held_n = (blocks_n >= 0) & (blocks_n < len(now))
         scores_n = (weight * shares_n[held_n]).astype(np.float32)
-        words.append(Word(word.text, blocks_n[held_n], scores_n, weight, parts))
+        words.append(Word(word.text, blocks_n[held_n], scores_n, weight, parts, common))
     return Words(tuple(words), len(now))
 
 
-def word_weight(total: int, count: int) -> float:
+def word_weight(total: int, count: int, common: bool = False) -> float:
     """The inverse document frequency of a word that stands in `count` of `total` blocks."""
-    return math.log(1 + (total - count + 0.5) / (count + 0.5))
+    weight = math.log(1 + (total - count + 0.5) / (count + 0.5))
+    return min(weight, COMMON) if common else weight
 
 
 def _held(now: Snapshot, word: Asked) -> Iterator[Asked]:

@@ -26,6 +26,12 @@ SECOND_FEATURES = (*FEATURES, "gap", "memory likelihood", "memory mean")
 """The same where both memory and text were read; see `second_features`."""
 
 _AFTER = re.compile(r"[%‰°)\]]*")
+_WHOLE = re.compile(
+    r"[^\s<>()\[\]{}\"',;:]+@[\w-]+(?:\.[\w-]+)+"
+    r"|(?:https?://|www\.)[^\s<>()\"']*[^\s<>()\"'.,;:!?]"
+    r"|(?<![\w\"])\d+(?:[.,/]\d+)*[\"\u2032\u2033](?!\w)"
+)
+"""Addresses, and lengths in inches and feet."""
 LEAST = -4.0
 """Least log-probability of a token that counts. If memory has lost the spelling of a name, one of
 its tokens seems all but impossible."""
@@ -39,9 +45,23 @@ ENDING = 3
 """Most letters in which two forms of a word differ at the end."""
 
 
-def ends_of(text: str, words: Sequence[tuple[int, int]]) -> set[int]:
-    """Return where a span may end: after a word, or after signs that belong to it."""
-    return {at for _, end in words for at in (end, _after(text, end))}
+def borders_of(
+    text: str, words: Sequence[tuple[int, int]]
+) -> tuple[list[tuple[int, int]], set[int]]:
+    """Return the words that a span may begin with, and where it may end.
+
+    It ends after a word, or after signs that belong to it. Addresses and lengths are not divided:
+    20" is not 20, unless the sign closes what is quoted on its line.
+    """
+    ends = {at for _, end in words for at in (end, _after(text, end))}
+    inside = set[int]()
+    for found in _WHOLE.finditer(text):
+        start, end = found.span()
+        if found[0].endswith('"') and text.count('"', text.rfind("\n", 0, start) + 1, start) % 2:
+            continue
+        ends.add(end)
+        inside.update(range(start + 1, end))
+    return [word for word in words if word[0] not in inside], ends - inside
 
 
 def _after(text: str, end: int) -> int:

@@ -140,7 +140,7 @@ def test_both_readings_give_a_span_the_probability_of_decoding_it(
         read = dict(zip(SECOND_FEATURES, features_CF.unbind(1), strict=True))
         known = {one.place: one.likelihood for one in memory.candidates()}
         checked = [number for number, one in enumerate(spans) if one.place in text.remembered]
-        assert len(checked) > 3
+        assert len(checked) >= 3
         for number in checked[::4]:
             span = spans[number]
             ids = model.decoder.token_ids(f" {span.text}")

@@ -20,6 +20,7 @@ from sedem.backbone.decoder import Backbone
 from sedem.engine.device import Clock
 from sedem.engine.interface import Rows
 from sedem.errors import ConfigError, NoTextError
+from sedem.folding import folded
 from sedem.guidance.spans import LEAST
 from sedem.reading.building import build_bank
 from sedem.reading.documents import DocumentFiles, source_text
@@ -79,6 +80,33 @@ def test_spans_begin_in_selected_blocks_and_end_with_words(model: SeDeM, bank: M
         assert not (text[-1].isalnum() and after.isalnum())
         before = document[start - 1 : start] if start else ""
         assert not (text[0].isalnum() and before.isalnum())
+
+
+@pytest.mark.parametrize(
+    ("question", "repeated"),
+    [
+        ("What is the deposit?", "deposit"),
+        ("WHAT RENT?", "rent"),
+        ("Who owns the flat in Mill Lane?", "Mill Lane"),
+    ],
+)
+def test_what_only_repeats_the_question_is_no_answer(
+    question: str, repeated: str, model: SeDeM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sedem.answering.spans.BEGINNINGS", 1_000)
+    monkeypatch.setattr("sedem.answering.spans.LOOK_AHEAD", 11)
+    bank = model.read(
+        [Document("lease.txt", "The rent of 9 and the deposit. A flat in Mill Lane.")]
+    )
+
+    def texts(asked: str) -> set[str]:
+        return {one.text for one in compared(model, Request(bank, asked, len(bank)))[1]}
+
+    words = set(folded(question).split())
+    found = texts(question)
+    assert found and not any(set(folded(one).split()) <= words for one in found)
+    # Where it names what to choose from, its words may be the answer.
+    assert repeated in texts(f"{question.rstrip('?')} or not?")
 
 
 def test_the_answer_is_cited_where_it_stands(model: SeDeM, bank: MemoryBank) -> None:

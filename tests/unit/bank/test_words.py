@@ -20,9 +20,9 @@ from sedem.bank.database import _WORDS_BEFORE, connect
 from sedem.bank.file import BankFile
 from sedem.bank.memory_bank import copy_to
 from sedem.bank.parts import PartFile, Parts
-from sedem.bank.words import TELLING, score_words
+from sedem.bank.words import COMMON, TELLING, score_words
 from sedem.errors import BankError, ConfigError
-from sedem.folding import asked_words
+from sedem.folding import asked_words, common_words
 from sedem.guidance.scores import Confidence
 
 DOCUMENTS = [
@@ -50,6 +50,8 @@ def bm25(spans: list[tuple[str, str]], question: str) -> list[float]:
     for word in dict.fromkeys(stems(question)):
         count = sum(word in name + text for name, text in columns)
         weight = math.log(1 + (len(spans) - count + 0.5) / (count + 0.5))
+        if word in common_words(question):
+            weight = min(weight, math.log(2))
         for number, row in enumerate(columns):
             for column in row:
                 times = column.count(word)
@@ -75,6 +77,24 @@ def test_scores_are_bm25_of_names_and_blocks(model: SeDeM) -> None:
     rarest_first = sorted(there, key=lambda word: -word.weight)
     assert found.matching(best) == tuple(w.text for w in rarest_first if w.weight >= least)
     assert found.matching(best)
+
+
+@pytest.mark.parametrize(
+    ("question", "text", "common"),
+    [
+        ("Which company was chosen for the pump?", "Aquafix was chosen for the pump.", "the"),
+        ("Wann werden die Tonnen geleert?", "Die Tonnen werden dienstags geleert.", "werden"),
+        ("Quelle est la capacité de la salle ?", "La salle est de 90 places.", "de"),
+    ],
+)
+def test_words_of_grammar_are_common_whatever_else_the_bank_has(
+    question: str, text: str, common: str, model: SeDeM
+) -> None:
+    numbers = [Document(f"log {n}", f"{n} {n + 1} {n + 2}") for n in range(30)]
+    bank = model.read([*numbers, Document("notes", text)])
+    weights = {word.text.casefold(): word.weight for word in score_words(bank, question).words}
+    assert weights[common] == COMMON
+    assert max(weights.values()) > 4 * COMMON
 
 
 def test_words_among_some_blocks_are_those_of_a_bank_of_them(model: SeDeM) -> None:

@@ -15,7 +15,7 @@ from sedem.guidance.spans import (
     SECOND_FEATURES,
     SecondReading,
     SpanScorer,
-    ends_of,
+    borders_of,
     matches_of,
     same_stem,
     second_features,
@@ -27,9 +27,34 @@ from sedem.guidance.spans import (
 
 def test_a_span_ends_after_a_word_and_after_signs_that_belong_to_it() -> None:
     text = "about 7 % (or 8%) of it"
-    ends = {text[:end] for end in ends_of(text, words_of(text))}
+    ends = {text[:end] for end in borders_of(text, words_of(text))[1]}
     assert {"about 7", "about 7 % (or 8", "about 7 % (or 8%)"} < ends
     assert not any(one.endswith(" ") for one in ends)
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        ("Write to dbus-security@lists.example.org, please.", "dbus-security@lists.example.org"),
+        ("It is at https://example.org/a_b/c-d?e=1. There.", "https://example.org/a_b/c-d?e=1"),
+        ("See (www.example.org/roses).", "www.example.org/roses"),
+        ('Item: Spare tube 20" | Qty: 4', '20"'),
+        ("A pipe of 1.5\u2033 fits.", "1.5\u2033"),
+    ],
+)
+def test_addresses_and_lengths_are_not_divided(text: str, whole: str) -> None:
+    begins, ends = borders_of(text, words_of(text))
+    start = text.index(whole)
+    end = start + len(whole)
+    assert [first for first, _ in begins if start <= first < end] == [start]
+    assert [one for one in ends if start < one <= end] == [end]
+
+
+def test_a_sign_that_closes_a_quotation_is_none_of_inches() -> None:
+    text = 'He said "it was 20" and left. A tube of 20" was'
+    _, ends = borders_of(text, words_of(text))
+    assert text.index("20") + 2 in ends
+    assert text.rindex("20") + 2 not in ends
 
 
 @pytest.mark.parametrize(
