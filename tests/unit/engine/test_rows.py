@@ -20,7 +20,7 @@ from sedem.engine import rows as engine_rows
 from sedem.engine.batch import Bucket, StaticBatch
 from sedem.engine.device import resident_bytes, round_up, watched
 from sedem.engine.interface import AnswerInputs
-from sedem.engine.kept import KeptBudget, half_of_memory
+from sedem.engine.kept import LEAST_FOR_REQUESTS, KeptBudget, half_of_memory
 from sedem.engine.rows import FIRST_STEPS, StaticRows, needed_bytes
 from sedem.errors import ConfigError, NoRoomError
 
@@ -434,8 +434,10 @@ def test_a_new_batch_takes_the_place_of_idle_ones_then_of_what_is_kept(
 
 def test_memory_is_what_the_open_model_leaves() -> None:
     taken = resident_bytes()
-    room = KeptBudget(memory=8 * taken).room()
-    assert room is not None and 5.5 * taken < room < 6.5 * taken
+    room = KeptBudget(memory=8 * taken + LEAST_FOR_REQUESTS).room()
+    assert room is not None and 5.5 * taken < room < 7.5 * taken
+    with pytest.raises(ConfigError, match="and requests need some"):
+        KeptBudget(memory=taken + LEAST_FOR_REQUESTS // 2).room()
     assert KeptBudget().room() is None
     with pytest.raises(ConfigError, match=r"the open model takes [\d,]+ .* give more than [\d,]+"):
         KeptBudget(memory=taken // 2).room()
