@@ -57,10 +57,11 @@ LONG_TEXT = 1024
 
 REFERS_BACK = re.compile(
     r"\b(?:he|him|his|she|her|hers|it|its|they|them|their|theirs|these|those|this)\b"
-    r"|^\W*(?:and|but|what about|how about)\b",
+    r"|\b(?:er|ihm|ihn|dessen|deren|davon|darin|elle|elles|lui|él|ella|ellos|ellas|lei|loro)\b"
+    r"|^\W*(?:and|but|what about|how about|und|aber|et|mais|y|pero|e|ma)\b",
     re.IGNORECASE,
 )
-"""How English questions refer to what was said before."""
+"""How questions refer to what was said before; measured on English ones alone."""
 CONTEXT, CONTEXT_BESIDE_NAMES = 0.6, 0.15
 """Weights of the words of what was said before, beside 1 for those of the question."""
 

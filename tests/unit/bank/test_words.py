@@ -272,7 +272,11 @@ def test_scores_are_what_the_model_selects_by(model: SeDeM) -> None:
         ("what about the deposit?", CONTEXT),
         ("When did she meet Anna?", CONTEXT_BESIDE_NAMES),
         ("What was its rent in 2019?", CONTEXT_BESIDE_NAMES),
+        ("Und was kostet er?", CONTEXT),
+        ("Et combien coûte-t-elle ?", CONTEXT),
+        ("¿Y cuánto cuesta?", CONTEXT),
         ("What is the rent?", 0.0),
+        ("Gibt es Parkplätze?", 0.0),
         ("Who signed the lease of Mill Lane 4?", 0.0),
     ],
 )
