@@ -12,6 +12,7 @@ from load.client import QUEUE_FULL, Reply, ask, bodies, clients, milliseconds, p
 from load.disconnects import settle
 from load.target import TEXTS, Target
 
+from sedem.bank.file import IDLE
 from sedem.demo import QUESTIONS
 
 MEMORY = 4 * 2**30
@@ -25,8 +26,8 @@ PAUSE = 0.2
 VANISH = 1.0
 """A stream vanishes after at most so many seconds."""
 UPLOADS = "mix"
-FEW = 4
-"""Descriptors that may come and go, such as those of a bank's journal."""
+FEW = 4 * IDLE
+"""Descriptors that may stay: connections of two banks, each to a file and its log."""
 LOOK_SECONDS = 0.1
 
 
