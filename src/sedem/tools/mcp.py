@@ -345,6 +345,9 @@ class ToolServer(MCPServer[None]):
             return arguments, []
         known = [*tool.input_schema["properties"]]
         given = {key: value for key, value in arguments.items() if value is not None}
+        # Nothing but a title may become the name of a note, which replaces the one that has it.
+        if "title" in given and "title" not in known and "name" in known and "name" not in given:
+            given["name"] = given.pop("title")
         for own in tool.input_schema.get("required", []):
             # Whatever it is called, it is the text that the tool needs.
             others = [one for one in given if one not in known]

@@ -167,7 +167,7 @@ async def test_the_text_that_a_tool_needs_may_have_any_name(
             assert (await call(client, "search", **guess))["results"] == expected["results"]
         for guess in ({"path": "lease.txt"}, {"target": "lease.txt", "length": "4000"}):
             assert (await call(client, "read", **guess))["text"] == LEASE
-        await call(client, "remember", name="a/b c", note="Checked.")
+        await call(client, "remember", title="a/b c", note="Checked.")
         assert (await call(client, "read", document="a/b c.note"))["text"] == "Checked."
 
 
