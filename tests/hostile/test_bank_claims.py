@@ -20,7 +20,7 @@ from stored_banks import META, append, facts
 from sedem import MemoryBank
 from sedem.bank.codes import CodesFile, CodeSpace, codes_path
 from sedem.bank.copies import backup
-from sedem.bank.database import connect
+from sedem.bank.database import connect, stored_page_size
 from sedem.bank.file import BankFile
 from sedem.bank.words import score_words
 from sedem.errors import BankError, DamagedBankError
@@ -201,7 +201,41 @@ def journal_of_a_creation(path: Path) -> None:
 JOURNAL = bytes.fromhex("d9d505f920a163d7")
 
 
+def journal_of(path: Path, number: int = 1, **changed: bytes) -> bytes:
+    """The journal of a process that was killed while it changed how a bank is written.
+
+    Args:
+        number: of the page.
+        changed: bytes of the page by their place in it, such as `at_28`.
+    """
+    content = path.read_bytes()
+    size = stored_page_size(content)
+    page = bytearray(content[:size])
+    for place, given in changed.items():
+        at = int(place.removeprefix("at_"))
+        page[at : at + len(given)] = given
+    check = sum(page[at] for at in range(size - 200, 0, -200))
+    header = struct.pack(">8s5I", JOURNAL, 1, 0, len(content) // size, 512, size)
+    return header.ljust(512, b"\0") + struct.pack(">I", number) + page + struct.pack(">I", check)
+
+
+def journal_with_another_size(path: Path) -> None:
+    Path(f"{path}-journal").write_bytes(journal_of(path, at_28=b"\0\0\0\1"))
+
+
+def journal_with_another_table(path: Path) -> None:
+    at = path.read_bytes().index(b"CREATE TABLE")
+    Path(f"{path}-journal").write_bytes(journal_of(path, **{f"at_{at}": b"DELETE"}))
+
+
+def journal_with_another_page(path: Path) -> None:
+    Path(f"{path}-journal").write_bytes(journal_of(path, number=2))
+
+
 BESIDE = (
+    journal_with_another_size,
+    journal_with_another_table,
+    journal_with_another_page,
     log_of_another_bank,
     log_of_a_database,
     log_of_an_earlier_copy,
@@ -242,6 +276,35 @@ def test_a_repair_or_an_old_journal_beside_a_bank_keeps_nobody_from_it(path: Pat
     use(path)
     append(BankFile(path), 5)
     assert "5.txt" in MemoryBank.open(path).documents.names
+
+
+@pytest.mark.parametrize("mode", [b"\1\1", b"\2\2"])
+@pytest.mark.parametrize("part", [100, 65536])
+def test_the_own_journal_of_a_killed_repair_is_replayed(mode: bytes, part: int, path: Path) -> None:
+    use(path)
+    before = journal_of(path)
+    Path(f"{path}-journal").write_bytes(before)
+    # What it had written of the first page, with another mode and counters.
+    content = path.read_bytes()
+    page = content[:18] + mode + content[20:24] + b"\0\0\1\0" + content[28:]
+    path.write_bytes(page[:part] + content[part:])
+    use(path)
+    append(BankFile(path), 5)
+    assert "5.txt" in MemoryBank.open(path).documents.names
+    assert not Path(f"{path}-journal").exists()
+
+
+def test_a_bank_is_opened_whose_first_page_with_its_id_was_written_in_part(path: Path) -> None:
+    append(BankFile(path), 2)
+    reader = connect(path)
+    reader.execute("SELECT * FROM bank").fetchall()
+    append(BankFile(path), 3)
+    id, content, log = BankFile(path).head().id.encode(), path.read_bytes(), Path(f"{path}-wal")
+    kept = log.read_bytes()
+    reader.close()
+    path.write_bytes(content.replace(id, id[:7] + bytes(len(id) - 7)))
+    log.write_bytes(kept)
+    assert "3.txt" in MemoryBank.open(path).documents.names
 
 
 def test_the_own_log_of_a_killed_writer_is_replayed(path: Path, tmp_path: Path) -> None:

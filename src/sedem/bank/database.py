@@ -11,6 +11,7 @@ import ctypes
 import logging
 import os
 import random
+import re
 import stat
 import struct
 import time
@@ -46,6 +47,7 @@ LOG_BYTES = 2**22
 """Most bytes of a log before it is written into its file, if no long read prevents that."""
 LOG_WAIT = 5_000
 """Milliseconds to wait for readers before a log is emptied."""
+_ID = re.compile("[0-9a-f]{32}")
 SUFFIXES = ("-wal", "-shm", "-journal")
 """What SQLite appends to the name of a file for those beside it."""
 
@@ -190,7 +192,8 @@ def _check_logs(path: Path) -> None:
     """Reject a log or journal that would put pages of another database into a bank.
 
     Every commit to a bank writes the page with its id, so its own log has the id. A bank has a log
-    from its creation on, so its own journal exists only while another process turns that on or off.
+    from its creation on, so its own journal is that of a process which turned that on or off, and
+    has the first page alone.
 
     Raises:
         BankError: there is one; nothing was changed.
@@ -209,16 +212,44 @@ def _check_logs(path: Path) -> None:
             id = str(alone.execute("SELECT id FROM bank").get)
     except (apsw.Error, UnicodeDecodeError):
         return  # it is no bank yet, or is being written
+    if not _ID.fullmatch(id):
+        return  # so far, its page is written in part
     until = time.monotonic() + JOURNAL_SECONDS
-    while is_used(journal) and time.monotonic() < until:
+    while is_used(journal) and not _is_journal_of(path, journal) and time.monotonic() < until:
         time.sleep(0.01)
     for one in filter(is_used, (log, journal)):
         with suppress(FileNotFoundError):
-            if one == journal or not _is_log_of(log, id.encode()):
+            own = _is_log_of(log, id.encode()) if one == log else _is_journal_of(path, journal)
+            if not own:
                 raise BankError(
                     f"'{one}' does not belong to the bank beside it; move it to another folder, "
                     "and open the bank again"
                 )
+
+
+def _is_journal_of(path: Path, journal: Path) -> bool:
+    """Whether a rollback journal would only put the way a file is written, and its counters, back.
+
+    https://sqlite.org/fileformat.html#the_rollback_journal: a header in a sector, and the number,
+    content and checksum of each page.
+    """
+    with suppress(FileNotFoundError), journal.open("rb") as log, path.open("rb") as file:
+        header, page = log.read(28), stored_page_size(file.read(18))
+        count, _, pages, sector, size = struct.unpack(">5I", header[8:].ljust(20, b"\0"))
+        file.seek(0)
+        log.seek(sector)
+        record, own = log.read(page + 9), file.read(page)
+        if (pages, size) != (os.path.getsize(path) // page, page) or len(record) > page + 8:
+            return False
+        return count == 0 or (
+            record[:4] == bytes([0, 0, 0, 1]) and _unchanging(record[4:-4]) == _unchanging(own)
+        )
+    return True
+
+
+def _unchanging(page: bytes) -> bytes:
+    """The first page of a file without how it is written, its counters, and its checksum."""
+    return page[:18] + page[20:24] + page[28:92] + page[100:-CHECKSUM_BYTES]
 
 
 def _is_log_of(log: Path, id: bytes) -> bool:
