@@ -117,11 +117,11 @@ class Words:
     def matching(self, block: int) -> tuple[str, ...]:
         """Words of the question that stand in a block or its document's name, rarest first.
 
-        Those are left out that are common beside the rarest one, such as "is".
+        Those are left out that are common beside the rarest one, and words of grammar such as "is".
         """
-        weights = (word.weight for word in self.words if len(word.blocks))
-        least = TELLING * max(weights, default=0.0)
-        found = [word for word in self.words if word.weight >= least and block in word.blocks]
+        own = [word for word in self.words if len(word.blocks) and not word.common]
+        least = TELLING * max((word.weight for word in own), default=0.0)
+        found = [word for word in own if word.weight >= least and block in word.blocks]
         return tuple(word.text for word in sorted(found, key=lambda word: -word.weight))
 
 
