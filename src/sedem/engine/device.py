@@ -28,9 +28,9 @@ ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBack
 IDLE_SECONDS = 0.01
 """A lock that stays free for this long is not needed by others; answer steps follow faster."""
 POLL_SECONDS = 0.001
-NICE = 10
-"""How far long work steps back from what others wait for. The system then gives it a tenth of a
-core that both want, so that it does not starve, and all that others leave."""
+NICE = 19
+"""How far long work steps back from what others wait for. The system then gives it a sixtieth of a
+core that both want, and all that others leave: a step of an answer never fills every core."""
 PIECE = 128
 """Items, such as words, that Python handles in a piece."""
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")

@@ -36,6 +36,9 @@ BACKLOG = 2048
 """Connections that the system holds for the server until it accepts them."""
 OPEN_FILES = 2**16
 """Files that the server may open: a bank takes three, and systems often allow 1024."""
+SWITCH_SECONDS = 0.0005
+"""How long a thread may run Python while another waits to. A step of an answer has hundreds of
+operations, each of which waits for Python afterwards, at worst as long as this."""
 
 Announce = Callable[[str, str | None], None]
 """Called with the address of the page, and the secret if one was generated for this run."""
@@ -55,6 +58,7 @@ def run(settings: Settings, announce: Announce) -> None:
     """
     keys, secret = keys_of(settings.key_file)
     logs.configure(settings.log_format, log_text=settings.log_text)
+    sys.setswitchinterval(SWITCH_SECONDS)
     listening = listen(settings.host, settings.port)
     try:
         app = create_app(settings, keys=keys)
