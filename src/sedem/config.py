@@ -274,13 +274,13 @@ class SedemConfig(Settings):
 
 def llama_1b(**changes: Any) -> SedemConfig:
     """The paper's Llama-3.2-1B setting; docs/deviations.md explains the layers."""
-    base = SedemConfig(encoder="meta-llama/Llama-3.2-1B", extract_layers=(11,), inject_layer=6)
+    base = SedemConfig(encoder="meta-llama/Llama-3.2-1B", extract_layers=(14,), inject_layer=6)
     return base.with_changes(**changes)
 
 
 def llama_3b(**changes: Any) -> SedemConfig:
-    """The paper's Llama-3.2-3B setting: 11 of 28 encoder layers, injection at 10."""
-    base = SedemConfig(encoder="meta-llama/Llama-3.2-3B", extract_layers=(11,), inject_layer=10)
+    """The paper's Llama-3.2-3B setting: 14 of 28 encoder layers, injection at 10."""
+    base = SedemConfig(encoder="meta-llama/Llama-3.2-3B", extract_layers=(14,), inject_layer=10)
     return base.with_changes(**changes)
 
 

@@ -28,7 +28,10 @@ ONE_OF_EACH = [
     "nano/stage2-guided",
     *(f"nano/{method}-questions" for method in TRAINED),
 ]
-FREE = ("k", "lora_rank", "lora_alpha", "block_context", "guidance", "condition", *FITTED)
+FREE = (
+    *("k", "lora_rank", "lora_alpha", "block_context", "guidance", "condition", "segmentation"),
+    *FITTED,
+)
 """Settings that a recipe may change from the checkpoint that it starts from."""
 
 

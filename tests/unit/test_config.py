@@ -25,7 +25,7 @@ def test_the_presets_are_the_papers_settings() -> None:
         assert config.slots_per_block == 32
         assert (config.selector_heads, config.k) == (4, 2)
         assert (config.lora_rank, config.lora_alpha) == (64, 128)
-        assert config.extract_layer == 11
+        assert config.extract_layer == 14
     assert (llama_1b().inject_layer, llama_3b().inject_layer) == (6, 10)
     assert llama_1b_to_3b().inject_layer == 10
     assert llama_1b_to_3b().cross_model and not llama_1b().cross_model

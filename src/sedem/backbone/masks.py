@@ -96,10 +96,10 @@ class KeyAxis:
             window: number of positions that a layer attends to; None for all earlier ones.
             block_BP: block of each of these positions, -1 for text; None if all are text.
         """
-        back_BPK = positions_BP[:, :, None] - self.positions[:, None, :]
-        seen_BPK = back_BPK >= 0
+        # Compared, not subtracted: differences of a long context would take eight times as much.
+        seen_BPK = positions_BP[:, :, None] >= self.positions[:, None, :]
         if window is not None:
-            seen_BPK &= back_BPK < window
+            seen_BPK &= (positions_BP - window)[:, :, None] < self.positions[:, None, :]
         if self.block is not None and block_BP is not None:
             own_BPK = block_BP[:, :, None] == self.block[:, None, :]
             of_text_B1K, of_memory_B1K = (self.block == -1)[:, None], (self.block >= 0)[:, None]

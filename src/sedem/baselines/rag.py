@@ -59,7 +59,7 @@ class RAGConfig(FullContextTunedConfig):
             start token and itself, and each has the positions from 1 on.
     """
 
-    extract_layer: WholeAbove0 = 11
+    extract_layer: WholeAbove0 = 14
     heads: WidthAbove0 = 4
     k: SelectionBudget = 2
     paragraph: WholeAbove0 = 512

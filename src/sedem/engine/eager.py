@@ -199,7 +199,7 @@ def condition(
         memory_BKJD: memory of the selected blocks, in the order in which the decoder sees them.
         slot_tokens_BKJ: real tokens behind each slot; 0 for all slots where there is no block.
         scores_BK: s_n of the blocks; -inf where there is no block.
-        cache: an empty cache to continue decoding from; None if nothing follows.
+        cache: an empty cache to continue decoding from; None if nothing follows, as in training.
     """
     config, decompressor = model.config, model.decompressor
     restored_BKUD = decompressor(memory_BKJD)
@@ -220,6 +220,8 @@ def condition(
         real_BKU.flatten(1),
         blocks=Blocks(number_BU, config.block_context, bias_BU),
         cache=cache,
+        # A batch to train on nearly always is, and its step waits for no device.
+        padded=True if cache is None else None,
     )
 
 

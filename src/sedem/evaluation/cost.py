@@ -297,11 +297,11 @@ def model_shapes(name: str) -> tuple[SedemConfig, PretrainedConfig, PretrainedCo
     if (folder / "sedem.safetensors").is_file():
         return _checkpoint_shapes(folder)
     shape = _auto_config(name)
-    # The proportions of the paper's 3B setting: layers 11 and 10 of 28.
+    # The proportions of the paper's 3B setting: layers 14 and 10 of 28.
     depth = shape.num_hidden_layers
     config = SedemConfig(
         encoder=name,
-        extract_layers=(max(1, round(depth * 11 / 28)),),
+        extract_layers=(max(1, depth // 2),),
         inject_layer=round(depth * 10 / 28),
     )
     return config, shape, shape

@@ -129,6 +129,7 @@ def prefill(
     *,
     blocks: Blocks | None = None,
     cache: DynamicCache | None = None,
+    padded: bool | None = None,
 ) -> Prefilled:
     """Run a prefix through all layers and inject the restored states at the injection layer.
 
@@ -143,12 +144,14 @@ def prefill(
         restored_valid_BU: False where a restored state is padding.
         blocks: how the states are divided into blocks; None is the paper's form.
         cache: an empty cache for later calls of `step`; None if there are none.
+        padded: whether any token or state is padding. None looks, which waits for the device.
     """
     blocks = blocks or Blocks(torch.zeros_like(restored_valid_BU, dtype=torch.long))
     together = blocks.context == "joint"
     apart_BU = blocks.number if blocks.context == "independent" else None
     prefix_BP, memory_BU = positions(valid_BP, restored_valid_BU, apart_BU)
-    padded = not (bool(valid_BP.all()) and bool(restored_valid_BU.all()))
+    if padded is None:
+        padded = not (bool(valid_BP.all()) and bool(restored_valid_BU.all()))
     span = ids_BP.shape[1] + restored_BUD.shape[1]
     lower = KeyAxis(prefix_BP, valid_BP, padded, span)
     hidden_BPD = backbone.run(

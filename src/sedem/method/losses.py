@@ -27,7 +27,7 @@ def direction_loss(restored_STD: Tensor, target_STD: Tensor, mask_ST: Tensor) ->
     """
     cosine_ST = F.cosine_similarity(restored_STD.float(), target_STD.float(), dim=-1)
     mean_S = (cosine_ST * mask_ST).sum(1) / mask_ST.sum(1).clamp_min(1)
-    return (1 - mean_S)[mask_ST.any(1)].mean()
+    return mean_where(1 - mean_S, mask_ST.any(1))
 
 
 def pooled_direction_loss(
@@ -77,7 +77,7 @@ def mean_over_rows(loss_BP: Tensor, labels_BP: Tensor) -> Tensor:
         labels_BP: `IGNORED` where a token has no label.
     """
     counts_B = (labels_BP != IGNORED).sum(1)
-    return _mean_where(loss_BP.sum(1) / counts_B.clamp_min(1), counts_B > 0)
+    return mean_where(loss_BP.sum(1) / counts_B.clamp_min(1), counts_B > 0)
 
 
 def distillation_loss(
@@ -90,7 +90,7 @@ def distillation_loss(
         teacher_BPV: logits of the same decoder on the raw context.
         temperature: tau of this loss, for both distributions.
     """
-    return divergences(student_BPV, teacher_BPV, temperature)[mask_BP].mean()
+    return mean_where(divergences(student_BPV, teacher_BPV, temperature), mask_BP)
 
 
 def divergences(student_PV: Tensor, teacher_PV: Tensor, temperature: float) -> Tensor:
@@ -116,7 +116,7 @@ def info_nce_loss(
     log_p_BN = logits_BN.log_softmax(-1).masked_fill(~evidence_BN, 0.0)
     positives_B = evidence_BN.sum(1)
     loss_B = -log_p_BN.sum(1) / positives_B.clamp_min(1)
-    return _mean_where(loss_B, positives_B > 0)
+    return mean_where(loss_B, positives_B > 0)
 
 
 def margin_loss(scores_BN: Tensor, evidence_BN: Tensor, blocks_BN: Tensor, margin: float) -> Tensor:
@@ -135,7 +135,7 @@ def margin_loss(scores_BN: Tensor, evidence_BN: Tensor, blocks_BN: Tensor, margi
     hinge_BNN = (margin - scores_BN[:, :, None] + scores_BN[:, None, :]).clamp_min(0)
     pairs_B = pair_BNN.sum((1, 2))
     loss_B = (hinge_BNN * pair_BNN).sum((1, 2)) / pairs_B.clamp_min(1)
-    return _mean_where(loss_B, pairs_B > 0)
+    return mean_where(loss_B, pairs_B > 0)
 
 
 def selection_loss(
@@ -156,7 +156,11 @@ def selection_loss(
     return contrast + margin_weight * margin_loss(scores_BN, evidence_BN, blocks_BN, margin)
 
 
-def _mean_where(loss_B: Tensor, counts_B: Tensor) -> Tensor:
+def mean_where(loss_B: Tensor, counts_B: Tensor) -> Tensor:
+    """Mean of the losses that count; zero if none does.
+
+    Losses are not picked by the mask, because their number would have to be known to the host.
+    """
     return torch.where(counts_B, loss_B, 0.0).sum() / counts_B.sum().clamp_min(1)
 
 
@@ -175,5 +179,4 @@ def state_regression_loss(
     """
     error_STD = (restored_STD.float() - own_STD.float()) / spread_D
     square_ST = error_STD.square().mean(-1)
-    mean_square = square_ST[mask_ST].mean()
-    return mean_square + direction_loss(restored_STD, own_STD, mask_ST)
+    return mean_where(square_ST, mask_ST) + direction_loss(restored_STD, own_STD, mask_ST)

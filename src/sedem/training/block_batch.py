@@ -49,9 +49,10 @@ class BlockBatch(TypedDict):
     question_states: NotRequired[Tensor]  # frozen states of the questions [X, B, Q, E]
 
 
-def real_tokens(batch: Mapping[str, Tensor]) -> int:
+def real_tokens(batch: Mapping[str, Tensor]) -> Tensor:
     """Number of tokens of segments, questions (encoder), prompts and answers (decoder)."""
-    return int(sum(batch[name].sum() for name in ("segment_mask", "question_mask", "valid")))
+    names = ("segment_mask", "question_mask", "valid")
+    return torch.stack([batch[name].sum() for name in names]).sum()
 
 
 class BlockCollator:

@@ -194,6 +194,7 @@ def _arguments(recipe: Recipe, output: Path, evaluates: bool, best: bool) -> Tra
         data_seed=optimization.seed,
         logging_steps=run.log_every,
         logging_first_step=True,
+        logging_nan_inf_filter=False,  # it reads the loss of every batch, and hides what is wrong
         save_steps=run.save_every,
         eval_strategy="steps" if evaluates_during_training else "no",
         eval_steps=run.eval_every or None,

@@ -74,7 +74,8 @@ class Predictions:
                 teacher_LV = head(other_LD)
             return divergences(head(own_LD), teacher_LV, temperature)
 
-        return self._in_chunks(of_chunk, self.states[mask_BP], teacher.states[mask_BP]).mean()
+        loss_L = self._in_chunks(of_chunk, self.states[mask_BP], teacher.states[mask_BP])
+        return loss_L.sum() / mask_BP.sum().clamp_min(1)
 
     def _in_chunks(self, of_chunk: Callable[..., Tensor], *rows: Tensor) -> Tensor:
         """The losses of all rows `[L]`, computed for a few rows at a time."""

@@ -10,7 +10,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from sedem.method.losses import selection_loss
+from sedem.method.losses import mean_where, selection_loss
 from sedem.training.block_batch import BlockBatch
 from sedem.validation import Flag, Number, NumberAbove0, Settings
 
@@ -85,5 +85,4 @@ def evidence_recall(scores_BN: Tensor, batch: BlockBatch) -> Tensor:
     """Among examples with evidence, the share with evidence in some of their K best blocks."""
     best_BK = scores_BN.topk(min(batch["budget"], scores_BN.shape[1])).indices
     evidence_BN = batch["evidence"]
-    found_B = evidence_BN.gather(1, best_BK).any(1)[evidence_BN.any(1)]
-    return found_B.float().mean() if len(found_B) else scores_BN.new_zeros(())
+    return mean_where(evidence_BN.gather(1, best_BK).any(1).float(), evidence_BN.any(1))

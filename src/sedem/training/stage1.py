@@ -7,7 +7,7 @@ tokens, P positions, D decoder width, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 import torch
@@ -32,6 +32,9 @@ class Stage1Losses(Settings):
         distill: lambda_distill; 0.5 is in a commented-out line of the paper's source.
         reconstruct: lambda_rec of stage 1; 1.0 in the same line.
         context: weight of L_ctx; the paper's is 1.
+        context_tokens: the next tokens that L_ctx scores. "continuation": those after the window.
+            "window": the window's own, each predicted after the restored states up to it. "both":
+            all of them. The paper's "context-window next-token loss" can mean each.
         regress: weight of the regression of restored states onto the decoder's own states at the
             injection layer. Ours, not the paper's; 0 turns it off.
         regress_first: share of the training, at its start, that uses only this regression. It
@@ -46,6 +49,7 @@ class Stage1Losses(Settings):
     pool_weight: Number = 1.0
     distill_temperature: NumberAbove0 = 1.0
     context: Number = 1.0
+    context_tokens: Literal["continuation", "window", "both"] = "continuation"
     regress: Number = 0.0
     regress_first: Share = 0.0
     recall: Share = 0.0
@@ -86,6 +90,13 @@ class Stage1(nn.Module):
             raise ConfigError(
                 f"losses.regress is {losses.regress}; encoder and decoder have different "
                 "tokenizers, so their states stand for different tokens: set it to 0"
+            )
+        restores_tokens = self.same_tokens and model.config.decompressor != "none"
+        if losses.context_tokens != "continuation" and not restores_tokens:
+            raise ConfigError(
+                f"losses.context_tokens is '{losses.context_tokens}', which needs a restored state "
+                "for each token of the decoder: encoder and decoder with one tokenizer, and a "
+                "decompressor; set it to 'continuation'"
             )
         if model.config.decompressor == "none":
             for name in ("distill", "reconstruct", "regress"):
@@ -148,13 +159,19 @@ class Stage1(nn.Module):
         hidden_BTE = model.mixture(states_XBTE.float())
         restored_BUD = model.decompressor(model.compressor(hidden_BTE, mask_BT))
         separator = len(model.decoder.token_ids(SEPARATOR))
-        predicted = self._student(restored_BUD, target_BA)
+        last_BPD, after = self._student(restored_BUD, target_BA), restored_BUD.shape[1] - 1
+        predicted = self._predictions(last_BPD[:, after:])
         labels_BA = target_BA.clone()
-        labels_BA[recalled_B, :separator] = IGNORED
-        parts = {"context": predicted.next_token_loss(labels_BA)}
+        labels_BA[:, :separator].masked_fill_(recalled_B[:, None], IGNORED)
+        if weights.context_tokens == "continuation":
+            parts = {"context": predicted.next_token_loss(labels_BA)}
+        else:
+            labels_BP = torch.cat([context[:, 1:], labels_BA], dim=1)
+            if weights.context_tokens == "window":
+                labels_BP[:, after:] = IGNORED
+            parts = {"context": self._predictions(last_BPD).next_token_loss(labels_BP)}
         taught_BA = labels_BA != IGNORED
-        # Without any token to learn from, the mean would be NaN.
-        if weights.distill and bool(taught_BA.any()):
+        if weights.distill:
             parts["distill"] = predicted.distillation_loss(
                 self._predictions(teacher_BAD), taught_BA, weights.distill_temperature
             )
@@ -176,9 +193,11 @@ class Stage1(nn.Module):
 
     def _with_recall(self, context: Tensor, continuation: Tensor) -> tuple[Tensor, Tensor]:
         """Continuations, some replaced by spans of their context, and a mask of those `[B]`."""
+        if not self.losses.recall:
+            return continuation, torch.zeros(len(context), dtype=torch.bool, device=context.device)
         length = continuation.shape[1]
         separator = torch.tensor(self.model.encoder.token_ids(SEPARATOR), device=context.device)
-        if self.losses.recall and length <= len(separator):
+        if length <= len(separator):
             raise ConfigError(
                 f"text.continuation is {length} tokens, but a separator of {len(separator)} tokens "
                 "comes first; make it longer, or set losses.recall to 0"
@@ -246,8 +265,11 @@ class Stage1(nn.Module):
     def _predictions(self, states_BPD: Tensor) -> Predictions:
         return Predictions(self.model.decoder.logits, states_BPD, self.logits_at_once)
 
-    def _student(self, restored_BUD: Tensor, target_BA: Tensor) -> Predictions:
-        """What the decoder predicts for the continuation, given only the restored states."""
+    def _student(self, restored_BUD: Tensor, target_BA: Tensor) -> Tensor:
+        """The decoder's last states `[B, U+A-1, D]` of the restored context and the continuation.
+
+        Only the restored states tell it of the context.
+        """
         model = self.model
         start_B1 = target_BA.new_full((len(target_BA), 1), model.decoder.bos_token_id)
         ids_BP = torch.cat([start_B1, target_BA[:, :-1]], dim=1)
@@ -259,7 +281,8 @@ class Stage1(nn.Module):
                 torch.ones_like(ids_BP, dtype=torch.bool),
                 restored_BUD,
                 torch.ones(restored_BUD.shape[:2], dtype=torch.bool, device=restored_BUD.device),
+                padded=False,
             )
         # The start token comes before the memory, so the last restored state predicts the first
         # token of the continuation.
-        return self._predictions(torch.cat([filled.restored[:, -1:], filled.prefix[:, 1:]], dim=1))
+        return torch.cat([filled.restored, filled.prefix[:, 1:]], dim=1)

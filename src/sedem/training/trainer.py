@@ -50,8 +50,8 @@ class Trainable(Protocol):
         """Collate items of the dataset into the arguments of `forward`."""
         ...
 
-    def tokens(self, batch: Mapping[str, Any]) -> int:
-        """Number of tokens of text in a batch, without padding."""
+    def tokens(self, batch: Mapping[str, Any]) -> int | Tensor:
+        """Number of tokens of text in a batch, without padding; on the batch's device."""
         ...
 
 
@@ -104,9 +104,10 @@ class SedemTrainer(Trainer):
     ) -> None:
         self.learning_rates = learning_rates
         self.keep = keep
-        # Sums of each part of the loss since the last log line, and of their weights
-        self.parts: dict[str, list[float]] = {}
-        self.tokens = 0
+        # Sums of each part of the loss since the last log line, and of their weights. They stay on
+        # the device until then, because a step that reads a number waits for all of its work.
+        self.parts: dict[str, list[Any]] = {}
+        self.tokens: int | Tensor = 0
         self.trainable = cast(Trainable, module)
         _check_rates(learning_rates, self.trainable.parameter_groups())
         super().__init__(module, args, data_collator=self.trainable.collate, **options)
@@ -196,14 +197,14 @@ class SedemTrainer(Trainer):
         weight = self._evaluated_examples()
         if model.training and self.state.max_steps:
             self.trainable.progress = self.state.global_step / self.state.max_steps
-            self.tokens += self.trainable.tokens(inputs)
+            self.tokens = self.tokens + self.trainable.tokens(inputs)
             # The loss is averaged over the batches of a step and then over steps; so are its parts.
             weight = 1 / self.current_gradient_accumulation_steps
         outputs = model(**inputs)
         for name, value in outputs.items():
             if name != "loss":
                 sums = self.parts.setdefault(name, [0.0, 0.0])
-                sums[0] += weight * float(value.detach())
+                sums[0] = sums[0] + weight * value.detach().double()
                 sums[1] += weight
         return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
 

@@ -368,10 +368,10 @@ def test_a_public_shape_is_benched_on_random_weights(monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 def random_plan(tiny_folder: Callable[..., str]) -> Plan:
-    """A folder of 14 layers, so that rag finds its eleventh."""
+    """A folder of 15 layers, so that rag finds its fourteenth."""
     return Plan(
         methods=("sedem", *TRAINED), contexts=(300,), runs=1, answer_tokens=3, device="cpu",
-        backbone=tiny_folder(depth=14, max_position_embeddings=2048),
+        backbone=tiny_folder(depth=15, max_position_embeddings=2048),
     )  # fmt: skip
 
 
@@ -397,8 +397,8 @@ def test_a_baseline_on_random_weights_has_the_papers_settings_and_adapters(
     config = reader.trained.config
     assert config.with_changes(backbone="x") == ICAEConfig(backbone="x")
     assert subject.backbone is reader.trained.backbone
-    # Two matrices on each of q and v in 14 layers.
-    assert len(reader.trained.backbone.lora_parameters()) == 2 * 2 * 14
+    # Two matrices on each of q and v in 15 layers.
+    assert len(reader.trained.backbone.lora_parameters()) == 2 * 2 * 15
 
 
 def test_a_baseline_whose_settings_do_not_fit_a_shape_is_left_out(
@@ -408,7 +408,7 @@ def test_a_baseline_whose_settings_do_not_fit_a_shape_is_left_out(
         random_plan.with_changes(methods=("full-context", "rag"), backbone=tiny_folder())
     )
     assert list(document["results"]) == ["full-context"]
-    assert "extract_layer is 11" in document["left_out"]["rag"]
+    assert "extract_layer is 14" in document["left_out"]["rag"]
 
 
 # Cold start

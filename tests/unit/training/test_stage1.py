@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -83,6 +83,11 @@ def naive_parts(
         q = (teacher[t] / losses.distill_temperature).softmax(0)
         p = (student[t] / losses.distill_temperature).softmax(0)
         divergence += float((q * (q / p).log()).sum()) / (len(target) - given)
+    if losses.context_tokens != "continuation":
+        own = model.decoder.logits(filled.restored[0, :-1])
+        after = counted if losses.context_tokens == "both" else []
+        pairs = zip(own, context[1:], strict=True)
+        counted = [-math.log(row.softmax(0)[token]) for row, token in pairs] + after
     wanted = [model.compressor.w_in(state) for state in hidden]
     direction = 1 - sum(
         float(F.cosine_similarity(a, b, dim=0)) for a, b in zip(restored, wanted, strict=True)
@@ -147,6 +152,20 @@ def test_losses_equal_those_written_out(
     assert float(found["loss"]) == pytest.approx(loss, rel=2e-4)
 
 
+@pytest.mark.parametrize("scored", ["window", "both"])
+@pytest.mark.parametrize("at_once", [None, 7])
+@torch.no_grad()
+def test_the_context_loss_may_score_the_tokens_of_the_window(
+    model: SeDeM, scored: Literal["window", "both"], at_once: int | None
+) -> None:
+    losses = LOSSES.with_changes(context_tokens=scored)
+    stage, batch = Stage1(model, losses, logits_at_once=at_once), windows(3)
+    stage.calibrate(batch)
+    pairs = zip(batch["context"].tolist(), batch["continuation"].tolist(), strict=True)
+    expected = mean_parts([naive_parts(model, a, b, losses, a) for a, b in pairs])
+    assert_parts(stage(**batch), expected)
+
+
 @torch.no_grad()
 def test_another_decoder_of_other_tokens(
     backbone: Backbone, config: SedemConfig, other_decoder: str
@@ -155,6 +174,8 @@ def test_another_decoder_of_other_tokens(
     model = SeDeM(config.with_changes(decoder=other.name), backbone, other)
     with pytest.raises(ConfigError, match=r"losses\.regress is 0\.5; .* different tokenizers"):
         Stage1(model, Stage1Losses(regress=0.5))
+    with pytest.raises(ConfigError, match=r"context_tokens is 'both', which needs a restored"):
+        Stage1(model, Stage1Losses(context_tokens="both"))
     stage = Stage1(model, LOSSES)
     texts = [("then the dog ran", " then it"), ("a barn of red hay", "thenthen")]
     context = torch.tensor([backbone.token_ids(text)[:LENGTH] for text, _ in texts])
