@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -49,6 +50,10 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what it needs, and measure nothing.")
     ] = False,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="KEY=VALUE for every recipe that is trained; recorded."),
+    ] = None,
     small: Annotated[
         bool, typer.Option("--stand-in", help="Tiny backbones and records: does every cell run?")
     ] = False,
@@ -63,6 +68,7 @@ def run(
         option = "--stand-in" if small else "--dry-run"
         raise typer.BadParameter(f"{option} is of the scale {PAPER.name}, not of {scale}")
     wanted = stand_in(_scale(scale)) if small else _scale(scale)
+    wanted = replace(wanted, changes=tuple(changes or ()))
     if small:
         torch.set_num_threads(1)  # tiny models, and a process for every core
     if dry_run:

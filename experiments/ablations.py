@@ -27,18 +27,20 @@ Row = tuple[str, Variant, Mapping[str, float | None]]
 def ablation(
     scale: Scale, rows: Sequence[Row], metrics: Sequence[str] = ("f1",), only: str | None = None
 ) -> Iterator[Number]:
-    """Scores and losses of answers, and losses of memory.
+    """Scores and losses of answers, and losses of memory; a main model selects, others do not.
 
     Args:
         only: the one set that the paper uses; at paper scale it is the only one.
     """
     names = {"hotpotqa": "HotpotQA", "qasper": "QASPER"}
     for label, variant, printed in rows:
-        left, trained = dict(printed), without_selector(scale, variant)
+        left = dict(printed)
+        trained = variant if variant.main else without_selector(scale, variant)
         for questions in _asked(scale, only):
             title = scale.sets[questions].title
             own = {m: left.pop(f"{questions} {m}", None) for m in metrics}
-            yield from scores(label, title, answers(scale, variant, questions), metrics, own)
+            k = scale.sets[questions].k if variant.main else None
+            yield from scores(label, title, answers(scale, variant, questions, k), metrics, own)
             loss = Cell("loss", variant=trained, questions=questions, limit=scale.limit)
             yield from entries(label, loss, (f"{title} answer loss", "answer_loss", 3))
         for key, value in left.items():
@@ -68,7 +70,7 @@ def answers(
 
 def studied(scale: Scale, variant: Variant) -> Variant:
     """A variant on the backbone of the paper's depth studies, if that is not the first one."""
-    if scale.studied is None:
+    if scale.studied is None or variant.backbone is not None:
         return variant
     return replace(variant, name=f"{variant.name}-{scale.studied}", backbone=scale.studied)
 
@@ -80,11 +82,11 @@ def _asked(scale: Scale, only: str | None) -> tuple[str, ...]:
 def _subset(scale: Scale) -> tuple[str, ...]:
     """Stage-2 overrides of the depth studies: 3,000 training questions of HotpotQA.
 
-    The first 500 choose the checkpoint, as in the recipe.
+    The first 500 choose among the weights at the end of each epoch of 188 steps.
     """
     if scale.name != "paper":
         return ()
-    return ("data.training=[{path: hotpotqa, records: '500:3500'}]",)
+    return ("data.training=[{path: hotpotqa, records: '500:3500'}]", "run.eval_every=188")
 
 
 DIRECT = ("model.decompressor=none", "model.inject_layer=0")
@@ -94,7 +96,6 @@ DECOMPRESSION = {
     "No decomp. (MLP)": Variant(
         "direct-mlp", (*DIRECT, "model.compressor=mlp"), NEXT_TOKEN_ALONE, WITHOUT
     ),
-    "SeDeM": BASE,
 }
 
 
@@ -104,9 +105,13 @@ DECOMPRESSION = {
     "next token alone.",
 )
 def decompression(scale: Scale) -> Iterator[Number]:
-    """Slots as soft prompt at the decoder's input, not decompressed."""
+    """Slots as soft prompt at the decoder's input, not decompressed.
+
+    The paper's row of SeDeM is the selective model: its QASPER number is that of the main table.
+    """
     rows = []
-    for label, variant in DECOMPRESSION.items():
+    selective = main_model(scale, scale.studied) if scale.name == "paper" else BASE
+    for label, variant in (DECOMPRESSION | {"SeDeM": selective}).items():
         printed = {
             f"{key} f1": paper.number("tab:decompressor_ablation", f"{key}_f1", method=label)
             for key in ("hotpotqa", "qasper")
@@ -169,11 +174,12 @@ def depth(scale: Scale) -> Iterator[Number]:
 
 def _at_layers(scale: Scale, extract: int, inject: int) -> Variant:
     """A variant with one extraction and one injection layer."""
-    if (extract, inject) == scale.layers:
+    subset, changes = _subset(scale), ()
+    if (extract, inject) != scale.layers:
+        changes = (f"model.extract_layers=[{extract}]", f"model.inject_layer={inject}")
+    elif not subset:
         return BASE
-    changes = (f"model.extract_layers=[{extract}]", f"model.inject_layer={inject}")
-    name = f"layers-{extract}-{inject}"
-    return studied(scale, Variant(name, changes, stage2=_subset(scale)))
+    return studied(scale, Variant(f"layers-{extract}-{inject}", changes, stage2=subset))
 
 
 @study(

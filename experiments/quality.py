@@ -78,6 +78,9 @@ def _more_rows(scale: Scale, variant: Variant) -> list[tuple[str, Variant, dict[
             ("SeDeM, trained as little as the methods above", equal, few),
             ("the same, no memory", equal, {"control": "none", **few}),
         ]
+    elif variant.backbone == scale.backbones[0]:
+        eleven = Variant("extract-11", ("model.extract_layers=[11]",))
+        rows.append(("SeDeM, extraction after layer 11", eleven, {}))
     if scale.name == "nano":
         cross = cross_model(scale)
         rows += [

@@ -52,11 +52,20 @@ def operating_points(scale: Scale) -> Iterator[Number]:
             yield beside_comprexit(scale, label, "TTFT, ms", method, row["ttft_ms"])
 
 
-@study("Decoder-side positions by selection budget (Table length_matched_controls)")
+@study(
+    "Decoder-side positions by selection budget (Table length_matched_controls)",
+    "The paper's blocks are the paragraphs of the multi-hop sets. Its 64 of QASPER are 8,192 "
+    "tokens in windows of 128; the mean paper has 41 such windows, and the longest 272.",
+)
 def decoder_length(scale: Scale) -> Iterator[Number]:
     """Positions at the paper's low and high K of each set, if the scale's decoder has room."""
     for key in ("hotpotqa", "2wiki", "musique", "qasper"):
         row = paper.row("tab:length_matched_controls", key)
+        counted = Cell("lengths", variant=main_model(scale), questions=key)
+        for kind in ("paragraphs", "windows"):
+            printed = row["blocks"] if (kind == "windows") == (key == "qasper") else None
+            title, place = scale.sets[key].title, f"blocks.{kind}"
+            yield Number(title, f"blocks, {kind}", printed, counted, place, digits=1)
         for level in ("low", "high"):
             k, length = row[f"k_{level}"], float(row[f"len_{level}"])
             label = f"{scale.sets[key].title}, K={k}"

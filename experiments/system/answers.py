@@ -34,6 +34,7 @@ from sedem.evaluation.metrics import normalize, summarize, token_f1
 from sedem.evaluation.readers import SedemMethod, evaluate_reader, open_sedem
 from sedem.evaluation.records import Record, measure, to_record
 from sedem.guidance.scores import Budget
+from sedem.method.segments import paragraphs
 from sedem.training.calibration import hop_questions, read_examples
 from sedem.training.hops import all_found
 from sedem.training.recipe import DataSource, load_recipe, read_entries
@@ -44,6 +45,7 @@ from sedem.types import Answer, Document
 BUDGETS: tuple[Budget, ...] = (1, 2, 4, 8, "all")
 BATCH = 16
 RECALLS = ("recall@1", "recall@2", "recall@4")
+COMMITTED = {*RECALLS, "recall@10"}
 """The metrics of selection that are committed, of the two dozen of `sedem eval`."""
 
 
@@ -76,7 +78,7 @@ def answers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     shipped = folder.parent == SHIPPED.parent
     result["settings"]["checkpoint"] = folder.name if shipped else own
     of_selection = {name for name in result if "@" in name or name == "mrr"}
-    few = {name: result[name] for name in result if name not in of_selection or name in RECALLS}
+    few = {name: result[name] for name in result if name not in of_selection or name in COMMITTED}
     return {**few, "training": budget(folder)}
 
 
@@ -292,30 +294,32 @@ def constant(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
 
 
 def lengths(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
-    """Tokens of every question's documents, and the number of questions of both splits.
+    """Tokens and blocks of every question's documents, and the number of questions of both splits.
 
-    At nano the training split is what the recipes train on.
+    At nano the training split is what the recipes train on. Blocks are windows of T tokens, or
+    whole paragraphs.
     """
     assert cell.variant is not None
     asked = scale.sets[cell.questions]
     recipe, overrides = recipe_of(cell.variant, scale, "stage1", cell.questions)
     overrides += fitted(read_entries(recipe, overrides), scale)
-    encoder = read_entries(recipe, overrides)["model"]["encoder"]
+    model = read_entries(recipe, overrides)["model"]
+    encoder, width = model["encoder"], model["segment_length"]
     tokenizer = open_tokenizer(str(embedded(encoder) or encoder))
     splits = {"validation": asked.examples(data)}
     if asked.split:
         splits["train"] = replace(asked, split="train").examples(data)
     else:
         splits["train"], _ = training_questions(scale, cell.questions, data)
-    texts = [d.text for examples in splits.values() for e in examples for d in e.documents]
+    contexts = [[d.text for d in e.documents] for examples in splits.values() for e in examples]
+    texts = [text for context in contexts for text in context]
     own = dict(zip(texts, tokenizer.counts(texts), strict=True))
-    counts = [
-        sum(own[document.text] for document in example.documents)
-        for examples in splits.values()
-        for example in examples
-    ]
+    counts = [sum(own[text] for text in context) for context in contexts]
+    windows = [sum(-(-own[text] // width) for text in context) for context in contexts]
+    parts = [sum(len([*paragraphs(text)]) for text in context) for context in contexts]
     return {
         "tokens": {"mean": mean(counts), "max": max(counts)},
+        "blocks": {"windows": mean(windows), "paragraphs": mean(parts)},
         "questions": {name: len(examples) for name, examples in splits.items()},
     }
 

@@ -81,6 +81,8 @@ def measure(cell: Cell, scale: Scale, data: Path, study: str) -> None:
         found = MEASURES[cell.measure](cell, scale, data)
     # The bench and evaluations sign what they measure, since they resume the work of others.
     signed = found if "machine" in found else {**found, **provenance()}
+    if scale.changes:
+        signed = {**signed, "set": scale.changes}
     result = json.dumps({**signed, "stand_in": True} if scale.stand_in else signed)
     few_digits = json.loads(result, parse_float=lambda text: float(f"{float(text):.{DIGITS}g}"))
     path = results_of(scale) / study / f"{cell.name}.json"
@@ -171,6 +173,7 @@ def _in_own_process(cell: Cell, scale: Scale, data: Path, owner: str) -> None:
     command = [sys.executable, "-m", "experiments", "run", owner, "--scale", scale.name]
     command += ["--data", str(data), "--only", cell.name, "--again"]
     command += ["--stand-in", "--at-once", "1"] if scale.stand_in else []
+    command += [word for change in scale.changes for word in ("--set", change)]
     environment = {name: value for name, value in os.environ.items() if name not in LAUNCHER}
     if torch.cuda.is_available():
         environment["CUDA_VISIBLE_DEVICES"] = str(torch.cuda.current_device())

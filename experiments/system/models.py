@@ -307,7 +307,7 @@ def run_recipe(path: Path, overrides: list[str], scale: Scale) -> Path:
 
     Overrides are as `--set` takes them.
     """
-    overrides = [*overrides, *fitted(read_entries(path, overrides), scale)]
+    overrides = [*overrides, *fitted(read_entries(path, overrides), scale), *scale.changes]
     trained = what_trains(path)
     recipe: Stage1Recipe | Stage2Recipe | BaselineRecipe
     if trained in STAGES:

@@ -1,7 +1,8 @@
 """What a run at paper scale needs before it starts: weights, sets, disk and hours of GPUs.
 
-Hours are FLOPs, counted as `sedem cost` counts those of answers, over what a GPU sustains. A
-question has the mean length of its set, and every answer its limit. A trained baseline, whose FLOPs
+Hours are FLOPs, counted as `sedem cost` counts those of answers, over what a GPU sustains at best
+and at least, and the time in which each step of an answer reads the weights. A question has the
+mean length of its set, and every answer its limit. A trained baseline, whose FLOPs
 of training are not counted, counts as one reading of its context and answer through every layer,
 forward and backward; a method whose FLOPs of an answer are not counted, as an answer of the full
 context.
@@ -56,15 +57,20 @@ WINDOWS = {"hub:UniverseTBD/arxiv-abstracts-large": 1_000_000}
 """Windows of the texts that a recipe reads to their end: an estimate."""
 COPIES = 3
 """Numbers per trained parameter in a checkpoint that a run resumes from: AdamW has two more."""
-TFLOPS = 400.0
-"""TFLOP/s that a GPU sustains: about 40 % of an H100's 989 in bfloat16, by its data sheet."""
+TFLOPS = 400.0, 80.0
+"""TFLOP/s that a GPU sustains: 40 % of an H100's 989 in bfloat16, by its data sheet, and what stage
+1 of sedem-smol, a tenth of the size, was measured at on one. Its stage 2 was measured at 23."""
+BANDWIDTH = 1.5e12
+"""Bytes of weights that a step of an answer reads in a second: 45 % of an H100's, as measured."""
+BATCH = 32
+"""Answers of SeDeM at once, as `sedem eval` has them; other methods answer one by one."""
 SEGMENT = 128
 """T of the main models."""
 BFLOAT16, FLOAT32, TOKEN = 2, 4, 4
 
 
 def print_needs(studies: Iterable[Study], scale: Scale, data: Path, command: str) -> None:
-    """Print what the cells of studies need; a run counts for the first study that needs it.
+    """Print what the cells of studies need; a cell and a run count for the first that needs them.
 
     Args:
         command: the one that was given, without `--dry-run`.
@@ -72,38 +78,46 @@ def print_needs(studies: Iterable[Study], scale: Scale, data: Path, command: str
     runs: dict[Path, Planned] = {}
     seen: set[Cell] = set()
     shown = Table("table", "cells", "runs", "training, h", "answers, h")
-    totals = [0, 0, 0.0, 0.0]
+    totals = [0, 0, 0.0, 0.0, 0.0, 0.0]
     for study in track([*studies], "counting", console=Console(stderr=True), transient=True):
-        cells = [cell for cell in study.cells(scale) if cell not in seen]
+        every = study.cells(scale)
+        cells = [cell for cell in every if cell not in seen]
         seen |= set(cells)
         found: dict[Path, Planned] = {}
         for cell in cells:
             found |= trainings(cell, scale, data)
         new = {folder: run for folder, run in found.items() if folder not in runs}
         runs |= new
-        trained = sum(_hours(training_flops(run)) for run in new.values())
-        answered = sum(_hours(_answers(cell, scale)) for cell in cells)
-        row = [len(cells), len(new), trained, answered]
+        trained = sum(training_flops(run) for run in new.values())
+        answered = [_answers(cell, scale) for cell in cells]
+        of_answers = _hours(sum(flops for flops, _ in answered), sum(s for _, s in answered))
+        row = [len(cells), len(new), *_hours(trained), *of_answers]
         totals = [total + own for total, own in zip(totals, row, strict=True)]
-        if cells:
+        if every:
             shown.add_row(study.name, *_row(row))
     shown.add_section()
     shown.add_row("all", *_row(totals))
     Console().print(shown)
     for line in _facts(runs, seen, scale):
         typer.echo(line)
-    typer.echo(f"GPU hours at {TFLOPS:g} TFLOP/s (40 % of an H100); measured times not counted")
+    typer.echo(
+        f"GPU hours at {TFLOPS[0]:g} TFLOP/s (40 % of an H100) to {TFLOPS[1]:g} (measured on a "
+        "small model); the studies of times are not counted"
+    )
     typer.echo(f"one GPU: {command}")
     launch = '"$(sedem train --launch-file eight-gpus)"'
     typer.echo(f"eight: accelerate launch --config_file {launch} {command.removeprefix('python ')}")
 
 
 def _row(row: list[Any]) -> list[str]:
-    return [f"{row[0]:,}", f"{row[1]:,}", f"{row[2]:,.1f}", f"{row[3]:,.1f}"]
+    cells, runs, *hours = row
+    ranges = zip(hours[::2], hours[1::2], strict=True)
+    return [f"{cells:,}", f"{runs:,}", *(f"{low:,.1f} to {high:,.1f}" for low, high in ranges)]
 
 
-def _hours(flops: float) -> float:
-    return flops / (TFLOPS * 1e12) / 3600
+def _hours(flops: float, seconds: float = 0.0) -> list[float]:
+    """Fewest and most hours of a GPU, with seconds that do not depend on its FLOP/s."""
+    return [(flops / (rate * 1e12) + seconds) / 3600 for rate in TFLOPS]
 
 
 def _facts(runs: dict[Path, Planned], cells: Iterable[Cell], scale: Scale) -> Iterator[str]:
@@ -178,19 +192,29 @@ def training_flops(run: Planned) -> float:
     return float(examples * (layers + 2 * scored * head_flops(shape)))
 
 
-def _answers(cell: Cell, scale: Scale) -> float:
-    """The FLOPs of the answers of a cell; 0 if it has none."""
+def _answers(cell: Cell, scale: Scale) -> tuple[float, float]:
+    """The FLOPs of the answers of a cell, and the seconds in which they read weights."""
     source = _source_of(cell, scale)
     if cell.measure not in ("answers", "budgets") or source not in SETS or cell.variant is None:
-        return 0.0
+        return 0.0, 0.0
     asked = scale.sets[cell.questions]
     questions = int(paper.row("tab:dataset_appendix_details", SETS[source][0])["val"])
     questions = min(questions, cell.limit or asked.limit or questions)
     context = asked.options.get("length") or _mean_length(source)
     backbone, k = cell.variant.backbone or scale.backbones[0], cell.k or asked.k
     blocks = k if isinstance(k, int) else -(-context // SEGMENT)
-    workload = Workload(context, Workload.question, answer_tokens(cell, scale), blocks)
-    return questions * _flops(cell.method, backbone, workload)
+    tokens = answer_tokens(cell, scale)
+    workload = Workload(context, Workload.question, tokens, blocks)
+    steps = tokens * questions / (BATCH if cell.method == "sedem" else 1)
+    seconds = steps * _weight_bytes(backbone) / BANDWIDTH
+    return questions * _flops(cell.method, backbone, workload), seconds
+
+
+@lru_cache
+def _weight_bytes(backbone: str) -> int:
+    """Bytes of the weights that answer."""
+    size, _ = backbone_size(shape_file(PRESETS[backbone][2]), 0, ())
+    return BFLOAT16 * size
 
 
 @lru_cache(maxsize=256)

@@ -80,8 +80,8 @@ class Scale:
         disabled: K and control that remove selection from an ablation. The paper restores every
             block instead of selecting, also in training. A small decoder has no positions for all
             blocks, so there the evidence is included among two.
-        layers: extraction and injection layer of the study recipes. The depth study uses them as
-            its base if it trains with the same data.
+        layers: extraction and injection layer of the recipes, on the backbone of the depth study,
+            which shares what it trains with them.
         shipped: checkpoint of the guided model by backbone, if there is one.
         stages: recipes that train the main configuration, in order.
         limit: questions of an ablation.
@@ -96,6 +96,7 @@ class Scale:
         dtype: type of the backbones in an evaluation.
         answer_tokens: most tokens of any answer; None means the limits of sets and cells.
         stand_in: whether backbones and records are stand-ins; see `stand_in`.
+        changes: overrides of every recipe that is trained, as `--set` takes them.
     """
 
     name: str
@@ -124,6 +125,7 @@ class Scale:
     studied: str | None = None
     answer_tokens: int | None = None
     stand_in: bool = False
+    changes: tuple[str, ...] = ()
 
     @property
     def runs(self) -> Path:
@@ -279,6 +281,7 @@ PAPER = Scale(
     backbones=("llama-3.2-1b", "llama-3.2-3b", "llama-3.2-1b-to-3b"),
     depth=STUDIED_DEPTH,
     studied="llama-3.2-3b",
+    layers=(14, 10),
     sets={
         "hotpotqa": Questions("HotpotQA", "hotpotqa", "hotpotqa", split="validation"),
         "2wiki": Questions("2Wiki", "2wikimultihopqa", "2wikimultihopqa", split="validation"),
