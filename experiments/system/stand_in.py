@@ -48,8 +48,10 @@ def stand_in(scale: Scale) -> Scale:
     def small(asked: Questions) -> Questions:
         options = dict(asked.options)
         if "length" in options:
-            # A context of RULER has at least the paragraphs of its own question.
-            options |= {"length": 2 * options["length"] // SHORTER, "repeat": True}
+            # A context of RULER has at least the paragraphs of its own question, and a tiny model
+            # reads no more of it than of 16K.
+            length = 2 * min(options["length"], 2**14) // SHORTER
+            options |= {"length": length, "repeat": True}
         return replace(asked, records=_few(asked.records), options=options)
 
     return replace(
