@@ -111,7 +111,7 @@ class Cell:
 
 def results_of(scale: Scale) -> Path:
     """The folder of a scale's results; nano's and paper's are committed, others are with runs."""
-    committed = scale.name in ("nano", "paper") and not scale.stand_in
+    committed = scale.name in ("nano", "paper") and not scale.stand_in and not scale.changes
     return RESULTS / scale.name if committed else scale.runs / "results"
 
 

@@ -9,6 +9,7 @@ A result of one scale is never shown at another.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -129,8 +130,12 @@ class Scale:
 
     @property
     def runs(self) -> Path:
-        """Folder of the scale's runs, relative to the working folder of a command."""
-        return RUNS / (f"{self.name}-stand-in" if self.stand_in else self.name)
+        """Folder of the scale's runs, relative to the working folder of a command.
+
+        Models that were trained with other settings have a folder of their own.
+        """
+        parts = [f"{self.name}-stand-in" if self.stand_in else self.name, *self.changes]
+        return RUNS / "-".join(re.sub(r"[^\w.=]+", "_", part) for part in parts)
 
     @property
     def size(self) -> str:
