@@ -113,6 +113,10 @@ class RunSettings(Settings):
             checkpoint of a baseline has the weights of the lowest loss; SeDeM's has the last ones
             unless stage 2 sets `best`.
         keep: number of newest checkpoints to keep; the best one is also kept if it is needed.
+        trackers: where log lines go besides training.json: "tensorboard", "wandb" or another
+            tracker of accelerate.
+        push_to: a repository of the hub, "owner/name", that every saved step is pushed to; a new
+            one is private.
     """
 
     output: str
@@ -121,6 +125,8 @@ class RunSettings(Settings):
     eval_every: WholeFrom0 = 0
     keep: WholeAbove0 = 2
     workers: WholeFrom0 = 0
+    trackers: tuple[str, ...] = ("tensorboard",)
+    push_to: str | None = None
 
 
 class DataSource(Settings):

@@ -30,6 +30,8 @@ FREE = (
     "run.save_every",
     "run.keep",
     "run.workers",
+    "run.trackers",
+    "run.push_to",
     "cache",
     "optimization.shard_backbone",
 )
@@ -165,8 +167,8 @@ def _changed(recipe: Recipe, written: Path) -> str:
 
     A setting that the written recipe lacks, because a newer version added it, had its default.
     """
-    old, new = _flat(read_entries(written)), _flat(recipe.to_dict())
-    had_defaults = new.keys() - old.keys() - _flat(recipe.without_defaults()).keys()
+    old, new = flat(read_entries(written)), flat(recipe.to_dict())
+    had_defaults = new.keys() - old.keys() - flat(recipe.without_defaults()).keys()
     names = [name for name in {**old, **new} if name not in {*FREE, *had_defaults}]
     return ", ".join(
         f"{name} was {old.get(name)}, is {new.get(name)}"
@@ -175,10 +177,10 @@ def _changed(recipe: Recipe, written: Path) -> str:
     )
 
 
-def _flat(entries: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+def flat(entries: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """Settings by their dotted names; a list is one value."""
-    flat: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for name, value in entries.items():
-        inner = _flat(value, f"{before}{name}.") if isinstance(value, Mapping) else None
-        flat |= {f"{before}{name}": value} if inner is None else inner
-    return flat
+        inner = flat(value, f"{before}{name}.") if isinstance(value, Mapping) else None
+        found |= {f"{before}{name}": value} if inner is None else inner
+    return found

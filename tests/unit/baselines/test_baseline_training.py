@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,14 @@ import torch
 from commands import prints_json, sedem, succeeds
 from safetensors.torch import load_file
 from torch import Tensor
+from unit.training.runs import killed_in_step
 
 from sedem.errors import ConfigError
 from sedem.evaluation.command import run_evaluation
 from sedem.evaluation.config import EvaluationConfig
 from sedem.training.baseline import BaselineRecipe, load_baseline_recipe, train_baseline
+from sedem.training.fit import Run
 from sedem.training.recipe import as_yaml
-from sedem.training.trainer import SedemTrainer
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 
@@ -43,17 +43,8 @@ def weights(recipe: BaselineRecipe) -> dict[str, Tensor]:
 
 def killed(recipe: BaselineRecipe, step: int) -> None:
     """Train until an optimizer step is interrupted."""
-    with pytest.MonkeyPatch.context() as patch, suppress(KeyboardInterrupt):
-        whole = SedemTrainer.training_step
-
-        def cut(self: SedemTrainer, *args: Any, **options: Any) -> Tensor:
-            if self.state.global_step + 1 == step:
-                raise KeyboardInterrupt
-            return whole(self, *args, **options)
-
-        patch.setattr(SedemTrainer, "training_step", cut)
+    with killed_in_step(step):
         train_baseline(recipe)
-        raise AssertionError("the run was not killed")
 
 
 def assert_resumes_equal(recipe: BaselineRecipe) -> None:
@@ -85,14 +76,14 @@ def test_an_interrupted_run_on_text_resumes_with_equal_weights(text_recipe: Make
 @pytest.fixture
 def rising_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the evaluation loss rise after the second step."""
-    evaluate = SedemTrainer.evaluation_loop
+    note = Run.note
 
-    def with_rising_loss(self: SedemTrainer, *args: Any, **options: Any) -> Any:
-        output = evaluate(self, *args, **options)
-        output.metrics["eval_loss"] = abs(self.state.global_step - 2.0)
-        return output
+    def with_rising_loss(self: Run, line: dict[str, float]) -> None:
+        if "eval_loss" in line:
+            line["eval_loss"] = abs(self.step - 2.0)
+        note(self, line)
 
-    monkeypatch.setattr(SedemTrainer, "evaluation_loop", with_rising_loss)
+    monkeypatch.setattr(Run, "note", with_rising_loss)
 
 
 def stopped_at(recipe: BaselineRecipe, steps: int) -> BaselineRecipe:

@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from safetensors.torch import load_file
 from torch import Tensor
 
 from sedem.training.recipe import as_yaml
+from sedem.training.shipped_recipes import launch_file
 from sedem.training.stages import Stage1Recipe, Stage2Recipe, train_stage1, train_stage2
-from sedem.training.trainer import SedemTrainer
 
 Recipe = Stage1Recipe | Stage2Recipe
 
@@ -56,15 +57,14 @@ def copied(recipe: Any, folder: Path) -> Any:
 def killed_in_step(step: int) -> Iterator[None]:
     """Interrupt training in the middle of an optimizer step."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        training_step = SedemTrainer.training_step
+        clip, steps = Accelerator.clip_grad_norm_, iter(range(1, step + 1))
 
-        def interrupted(self: SedemTrainer, *args: Any, **options: Any) -> Tensor:
-            loss = training_step(self, *args, **options)
-            if self.state.global_step + 1 == step:
+        def interrupted(self: Accelerator, *args: Any, **options: Any) -> Any:
+            if next(steps) == step:
                 raise KeyboardInterrupt
-            return loss
+            return clip(self, *args, **options)
 
-        patch.setattr(SedemTrainer, "training_step", interrupted)
+        patch.setattr(Accelerator, "clip_grad_norm_", interrupted)
         yield
 
 
@@ -81,8 +81,9 @@ for path in map(Path, sys.argv[1:]):
 
 
 def train_in_two_processes(recipes: Sequence[Recipe], folder: Path) -> None:
-    """Train recipes one after the other, as torchrun would start two processes for them."""
-    paths = []
+    """Train recipes one after the other, as accelerate starts one process on each machine."""
+    paths, script = [], folder / "train.py"
+    script.write_text(RANK)
     for number, recipe in enumerate(recipes):
         stage = "stage1" if isinstance(recipe, Stage1Recipe) else "stage2"
         paths.append(folder / f"{stage}-{number}.yaml")
@@ -90,15 +91,17 @@ def train_in_two_processes(recipes: Sequence[Recipe], folder: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2"]
+    launch += ["--config_file", str(launch_file("two-machines"))]
+    launch += ["--main_process_ip", "127.0.0.1", "--main_process_port", port]
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", RANK, *map(str, paths)],
-            env={**os.environ, **group, "RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": "1"},
+            [*launch, "--machine_rank", machine, str(script), *map(str, paths)],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in ("0", "1")
+        for machine in ("0", "1")
     ]
     errors = [process.communicate(timeout=240)[1] for process in started]
     assert [process.returncode for process in started] == [0, 0], errors

@@ -7,14 +7,17 @@ import logging
 import multiprocessing
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
-from transformers import TrainerControl, TrainerState, TrainingArguments
+from torch.utils._python_dispatch import TorchDispatchMode
+from unit.training.blocks import block_dataset, collator
 from unit.training.conftest import stage1_recipe_in
 from unit.training.runs import (
     Recipe,
@@ -30,12 +33,14 @@ from unit.training.runs import (
 )
 
 from sedem import Document, SeDeM, SedemConfig
-from sedem.training import trainer
-from sedem.training.checkpoints import COMPLETE, is_complete
-from sedem.training.fit import NamedBar, use_one_gpu
-from sedem.training.stage1 import Stage1
+from sedem.data.examples import ExampleSet
+from sedem.errors import CheckpointError, ConfigError
+from sedem.training import fit
+from sedem.training.checkpoints import COMPLETE, is_complete, seal
+from sedem.training.fit import TRAINED, Run
+from sedem.training.stage1 import Stage1, Stage1Losses
+from sedem.training.stage2 import Stage2, Stage2Losses
 from sedem.training.stages import Stage1Recipe, Stage2Recipe
-from sedem.training.trainer import TRAINED
 
 # Killed and resumed
 
@@ -100,7 +105,7 @@ def test_a_process_killed_while_it_writes_a_checkpoint_resumes_from_the_one_befo
 ) -> None:
     # With keep=1, the old checkpoint must stay until the new one is complete.
     recipe = elsewhere(stage1_recipe, "killed", keep=1)
-    seal = trainer.seal
+    seal = fit.seal
 
     def killed(folder: Path) -> None:
         if folder.name == "checkpoint-4":
@@ -114,7 +119,7 @@ def test_a_process_killed_while_it_writes_a_checkpoint_resumes_from_the_one_befo
 
     # Forked, so that nothing is imported again.
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "seal", killed)
+        patch.setattr(fit, "seal", killed)
         process = multiprocessing.get_context("fork").Process(target=run)
         process.start()
         process.join(120)
@@ -221,7 +226,7 @@ def test_two_processes_train_as_one(name: str, pairs: dict[str, Pair]) -> None:
     assert names == {path.name for path in wanted_output.glob("checkpoint-*")}
     assert all(is_complete(output / name) for name in names)
     newest = json.loads((output / "checkpoint-6" / COMPLETE).read_text())
-    assert {"rng_state_0.pth", "rng_state_1.pth"} < newest.keys()
+    assert {"random-0.safetensors", "random-1.safetensors"} < newest.keys()
 
 
 # Logs
@@ -256,7 +261,7 @@ def test_every_part_of_the_loss_is_logged(finished_stage1: Stage1Recipe) -> None
         assert line["loss"] == pytest.approx(loss, rel=1e-5)
     # Evaluation has its own lines and adds nothing to those of training.
     evaluated = [line for line in lines if "eval_loss" in line]
-    assert [line["step"] for line in evaluated] == [3, 6, 6]
+    assert [line["step"] for line in evaluated] == [3, 6]
     assert all("loss" not in line and "eval_context" in line for line in evaluated)
     assert not any("eval_context" in line for line in trained.values())
 
@@ -322,16 +327,73 @@ def test_rates_of_parts_follow_the_schedule(stage2_recipe: Stage2Recipe) -> None
 
 
 def test_a_process_uses_one_gpu_and_says_how_to_use_all(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    stage1_recipe: Stage1Recipe, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
-    assert arguments.n_gpu == 0
-    arguments._n_gpu = 4
-    with caplog.at_level(logging.WARNING):
-        use_one_gpu(arguments)
-    assert arguments.n_gpu == 1 and arguments.train_batch_size == 8
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    train(stage1_recipe.with_changes(optimization=stage1_recipe.optimization.with_changes(steps=1)))
     assert "4 GPUs are visible and one is used" in caplog.text
     assert "torchrun --nproc-per-node 4" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("tracker", "message"),
+    [
+        ("tensorbord", "run.trackers has 'tensorbord', but accelerate knows aim, "),
+        ("comet_ml", "run.trackers has 'comet_ml', which is not installed; install it first"),
+    ],
+)
+def test_a_tracker_that_cannot_be_used_is_refused(
+    tracker: str, message: str, stage1_recipe: Stage1Recipe
+) -> None:
+    run = stage1_recipe.run.with_changes(trackers=(tracker,))
+    with pytest.raises(ConfigError, match=message):
+        train(stage1_recipe.with_changes(run=run))
+
+
+def test_a_tracker_gets_every_line(stage1_recipe: Stage1Recipe) -> None:
+    train(stage1_recipe)
+    (folder,) = (Path(stage1_recipe.run.output) / "trackers").iterdir()
+    events = EventAccumulator(str(folder)).Reload()
+    for name, prefix in (("loss", ""), ("eval_context", "eval_")):
+        found = [(event.step, event.value) for event in events.Scalars(name)]
+        lines = [line for line in losses(stage1_recipe) if f"{prefix}loss" in line]
+        assert found == [(line["step"], pytest.approx(line[name])) for line in lines]
+
+
+def test_every_saved_step_is_pushed_and_a_hub_that_is_away_ends_nothing(
+    stage1_recipe: Stage1Recipe, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pushed: list[str] = []
+
+    def push(folder: Path, name: str, private: bool) -> None:
+        assert private and (folder / "sedem.safetensors").is_file()
+        pushed.append(name)
+        if len(pushed) == 2:
+            raise OSError("no route to the hub")
+
+    monkeypatch.setattr(fit, "push_folder", push)
+    run = stage1_recipe.run.with_changes(push_to="me/mine")
+    train(stage1_recipe.with_changes(run=run))
+    # Before the first step, with each of three checkpoints, and at the end.
+    assert pushed == ["me/mine"] * 5
+    assert "step 2 could not be pushed: no route to the hub" in caplog.text
+
+
+def test_what_the_hub_refuses_is_known_before_the_first_step(
+    stage1_recipe: Stage1Recipe, tiny_folder: Any
+) -> None:
+    run = stage1_recipe.run.with_changes(push_to="me/mine")
+    with pytest.raises(ConfigError, match="which only this machine has"):
+        train(stage1_recipe.with_changes(run=run))
+    assert not [*Path(run.output).glob("checkpoint-*")]
+
+
+def test_a_run_of_an_earlier_version_is_not_resumed(stopped: Stage2Recipe) -> None:
+    for folder in Path(stopped.run.output).glob("checkpoint-*"):
+        (folder / "state.json").unlink()
+        seal(folder)
+    with pytest.raises(CheckpointError, match="is of an earlier version of sedem"):
+        train(stopped)
 
 
 # The final checkpoint
@@ -369,17 +431,169 @@ def test_stage_2_continues_from_the_weights_and_adapters_of_a_checkpoint(
 
 @pytest.mark.parametrize("lines", [False, True])
 def test_a_bar_has_the_name_of_its_run_and_the_loss_unless_lines_are_wanted(
-    lines: bool, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    lines: bool,
+    stage1_recipe: Stage1Recipe,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO if lines else logging.WARNING, "sedem.training.fit")
-    state, control = TrainerState(max_steps=2, global_step=1), TrainerControl()
-    arguments = TrainingArguments(output_dir="none")
-    bar = NamedBar("stage1")
-    bar.on_train_begin(arguments, state, control)
-    bar.on_log(arguments, state, control, {"loss": 1.5, "context": 0.5})
-    bar.on_step_end(arguments, state, control)
-    bar.on_train_end(arguments, state, control)
-    shown = "".join(capsys.readouterr())
-    assert "stage1:  50%" in shown
-    assert ("loss=1.500" in shown) is not lines
-    assert ("'context': '0.5'" in shown) is lines
+    train(stage1_recipe)
+    shown = capsys.readouterr().err
+    assert "stage1: 100%" in shown
+    assert ("loss=" in shown) is not lines
+    assert ("'regress': " in shown) is lines
+
+
+# Weights of a checkpoint
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda weights: weights.pop("model.selector.w_key.weight"),
+            r"1 weights are missing \(such as model\.selector\.w_key\.weight\) and 0 are not known",
+        ),
+        (
+            lambda weights: weights.update(extra=torch.zeros(1)),
+            r"0 weights are missing and 1 are not known \(such as extra\)",
+        ),
+        (
+            lambda weights: weights.update({"model.compressor.w_in.weight": torch.zeros(2, 3)}),
+            r"model\.compressor\.w_in\.weight has shape \[2, 3\], \[32, 32\] is needed",
+        ),
+    ],
+)
+def test_a_checkpoint_with_other_weights_is_refused(
+    stopped: Stage2Recipe, change: Callable[[dict[str, Tensor]], Any], message: str
+) -> None:
+    folder = Path(stopped.run.output) / "checkpoint-4"
+    weights = load_file(folder / TRAINED)
+    change(weights)
+    save_file(weights, folder / TRAINED)
+    seal(folder)
+    with pytest.raises(CheckpointError, match=message):
+        train(stopped)
+
+
+def test_a_checkpoint_contains_only_trained_weights(
+    stopped: Stage2Recipe,
+) -> None:
+    names = load_file(Path(stopped.run.output) / "checkpoint-4" / TRAINED).keys()
+    assert {name.split(".")[1] for name in names} == {
+        "compressor",
+        "decompressor",
+        "selector",
+        "encoder",  # one backbone is both encoder and decoder; its adapters have this name
+    }
+    assert all("lora_" in name for name in names if ".encoder." in name)
+
+
+# The optimizer
+
+
+def run_of(stage: torch.nn.Module, recipe: Recipe, rates: dict[str, float]) -> Run:
+    """A run that has not begun."""
+    changed = recipe.optimization.with_changes(learning_rates=rates, weight_decay=0.1)
+    return Run(stage, recipe.with_changes(optimization=changed), Path(recipe.run.output), 4, False)
+
+
+def test_every_part_has_its_learning_rate_and_only_matrices_decay(
+    model: SeDeM, stage2_recipe: Stage2Recipe
+) -> None:
+    model.decoder.add_lora(2, 4)
+    stage = Stage2(model, Stage2Losses(), None)
+    rates = {"compressor": 1e-4, "decompressor": 2e-4, "selector": 5e-4, "lora": 3e-4}
+    names = {id(parameter): name for name, parameter in stage.named_parameters()}
+    found = [
+        (names[id(parameter)], group["initial_lr"], group["weight_decay"])
+        for group in run_of(stage, stage2_recipe, rates).optimizer.param_groups
+        for parameter in group["params"]
+    ]
+    expected = []
+    for name, parameter in stage.named_parameters():
+        if parameter.requires_grad:
+            part = "lora" if "lora_" in name else name.split(".")[1]
+            expected.append((name, rates[part], 0.1 if parameter.dim() > 1 else 0.0))
+    assert sorted(found) == sorted(expected)
+    assert {decay for *_, decay in found} == {0.0, 0.1}
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("compresor", "decompressor"), "has compresor, decompressor, but not compressor"),
+        (
+            ("compressor", "decompressor", "selectr"),
+            "but selectr is no part of this training; its parts are compressor, decompressor",
+        ),
+    ],
+)
+def test_parts_and_learning_rates_must_match(
+    model: SeDeM, stage2_recipe: Stage2Recipe, names: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run_of(Stage1(model, Stage1Losses()), stage2_recipe, dict.fromkeys(names, 1e-4))
+    # A part that this model lacks is a part all the same.
+    stage = Stage2(model, Stage2Losses(), None)
+    run_of(stage, stage2_recipe, dict.fromkeys(stage.parameter_groups(), 1e-4))
+
+
+def test_a_damaged_best_checkpoint_is_not_loaded(
+    model: SeDeM, stage1_recipe: Stage1Recipe, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage = Stage1(model, Stage1Losses())
+    run = run_of(stage, stage1_recipe, dict.fromkeys(stage.parameter_groups(), 1e-4))
+    run.best = (2, 1.0)
+    (run.output / "checkpoint-2").mkdir(parents=True)
+    assert run.load_best() is None
+    assert "checkpoint-2', is damaged; the last one is used" in caplog.text
+
+
+# A step starts all of its work without reading a number from the device
+
+READING = {"_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "equal"}
+"""Operations whose result the host needs before it can go on."""
+INDEXING = {"index", "index_put", "index_put_"}
+
+
+class Waits(TorchDispatchMode):
+    """Notes operations for which the host would wait for a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        indices = args[1] if name in INDEXING else ()
+        masks = any(one is not None and one.dtype == torch.bool for one in indices)
+        if name in READING or masks:
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def test_what_waits_is_noted() -> None:
+    ones = torch.ones(3)
+    with Waits() as waits:
+        bool(ones.any()), ones.sum().item(), ones[ones > 0], ones * ones[torch.tensor([0, 2])][0]
+    assert waits.found == ["_local_scalar_dense", "_local_scalar_dense", "index"]
+
+
+def test_a_step_of_stage_1_waits_for_nothing(model: SeDeM) -> None:
+    stage = Stage1(model, Stage1Losses())
+    ids = torch.randint(2, 258, (3, 21))
+    with Waits() as waits:
+        stage(ids[:, :16], ids[:, 16:])["loss"].backward()
+    assert waits.found == []
+
+
+def test_a_step_of_stage_2_waits_for_nothing(model: SeDeM, examples: ExampleSet) -> None:
+    model.decoder.add_lora(2, 4)
+    dataset = block_dataset(model, examples)
+    stage = Stage2(model, Stage2Losses(reconstruct=0.1), collator(dataset))
+    batch = stage.collate(dataset.items)
+    with Waits() as waits:
+        stage(**batch)["loss"].backward()
+        stage.tokens(batch)
+    assert waits.found == []

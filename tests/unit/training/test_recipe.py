@@ -295,7 +295,7 @@ def test_a_written_recipe_is_complete_and_the_same(tmp_path: Path) -> None:
     assert entries["model"]["encoder"] == "tiny"
     assert entries["run"] == {
         "output": "runs/two", "log_every": 50, "save_every": 500, "eval_every": 0, "keep": 2,
-        "workers": 0,
+        "workers": 0, "trackers": ["tensorboard"], "push_to": None,
     }  # fmt: skip
     (tmp_path / "written.yaml").write_text(text)
     assert load_recipe(Stage1Recipe, tmp_path / "written.yaml") == recipe
