@@ -61,7 +61,7 @@ def trainings(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Print the path of a file for 'accelerate launch': one-gpu, eight-gpus or two-machines.",
+            help="Print the path of a file for 'accelerate launch': eight-gpus, two-machines, ...",
         ),
     ] = None,
 ) -> None:

@@ -54,6 +54,7 @@ HOMES: dict[str, Home] = {
     "musique": Home("dgslibisey/MuSiQue", records=19_938, questions=19_938),
     "qasper": Home("allenai/qasper", "qasper", revision=PARQUET, records=888, questions=2_593),
     "squad": Home("rajpurkar/squad", records=442, questions=87_599),
+    "govreport": Home("ccdv/govreport-summarization", "document", records=17_517, questions=17_517),
     "ruler-qa2": Home("hotpotqa/hotpot_qa", "distractor", fallback=PARQUET),
 }
 """Every public name."""

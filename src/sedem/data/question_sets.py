@@ -19,6 +19,7 @@ from sedem.data import (
     multihop,
     paperwork,
     qasper,
+    reports,
     ruler,
     squad,
     two_steps,
@@ -53,6 +54,7 @@ SETS: dict[str, Schema] = {
     "2wikimultihopqa": Schema(multihop.read_2wiki, multihop.rows),
     "musique": Schema(multihop.read_musique),
     "qasper": Schema(qasper.read, qasper.papers),
+    "govreport": Schema(reports.read),
     "ruler-qa2": Schema(ruler.read, multihop.rows),
     "exact-facts": Schema(facts.read),
     "paperwork": Schema(paperwork.read),
@@ -173,6 +175,8 @@ def _schema(fields: set[str]) -> str | None:
         return "musique"
     if "supporting_facts" in fields:
         return "2wikimultihopqa" if fields & {"evidences", "entity_ids"} else "hotpotqa"
+    if {"report", "summary"} <= fields:
+        return "govreport"
     if "documents" in fields and "answers" in fields:
         return "own"
     return None

@@ -75,6 +75,7 @@ SOURCES: dict[str, tuple[str, Callable[[Any], list[dict[str, Any]]]]] = {
     "2wikimultihopqa": ("2wikimultihopqa.json", wiki_rows),
     "musique": ("musique.jsonl", list),
     "qasper": ("qasper.json", qasper_rows),
+    "govreport": ("govreport.jsonl", list),
 }
 ASKED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "squad": (("rajpurkar/squad",), {}),
@@ -85,6 +86,7 @@ ASKED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     ),
     "musique": (("dgslibisey/MuSiQue",), {}),
     "qasper": (("allenai/qasper", "qasper"), {"revision": "refs/convert/parquet"}),
+    "govreport": (("ccdv/govreport-summarization", "document"), {}),
 }
 
 
