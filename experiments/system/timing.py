@@ -26,7 +26,7 @@ from sedem.bank.blocks import BlockRow, Blocks, partition
 from sedem.bank.file import BankFile
 from sedem.bank.memory_bank import MemoryBank
 from sedem.bank.rows import Meta
-from sedem.bench.contexts import context, source
+from sedem.bench.contexts import context, demo_text
 from sedem.config import SMALL_MODEL, Condition
 from sedem.data import labels
 from sedem.data.examples import Example, ExampleSet
@@ -55,7 +55,7 @@ def arrivals(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     small = scale.stand_in
     count, rounds = (3, 1) if small else (64, 3)
     model = SeDeM.from_pretrained(checkpoint_of(cell, scale, data) if small else SMALL_MODEL)
-    bank = model.read(context(source(None)[0], model.encoder, TOKENS))
+    bank = model.read(context(demo_text(), model.encoder, TOKENS))
     random, words = Random(SEED), bank.documents[0].text.split()
     requests = []
     for _ in range(count):
