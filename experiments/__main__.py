@@ -111,18 +111,6 @@ def table(name: NameArgument, scale: ScaleOption = "nano") -> None:
     Console(width=max(100, 24 + 22 * len(columns))).print(shown)
 
 
-@app.command()
-def plot(
-    name: NameArgument,
-    scale: ScaleOption = "nano",
-    out: Annotated[Path | None, typer.Option(help="The picture, .svg or .png.")] = None,
-) -> None:
-    """Draw the picture of a study."""
-    path = out or Path(f"{scale}-{name}.svg")
-    _study(name).plot(_scale(scale), path)
-    typer.echo(str(path))
-
-
 @app.command("list")
 def list_studies() -> None:
     """Print the name and the title of every study."""

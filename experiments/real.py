@@ -10,7 +10,7 @@ from experiments.system.answers import HOP_BUDGETS, HOPS, NEW_USER
 from experiments.system.cells import Cell
 from experiments.system.models import guided_model
 from experiments.system.scales import SMOL, Scale
-from experiments.system.tables import Number, entries, scores, study
+from experiments.system.tables import Number, entries, ratio_of, scores, study
 from experiments.system.timing import ASKED
 
 QUESTIONS = {
@@ -158,12 +158,11 @@ def answering_times(scale: Scale) -> Iterator[Number]:
     if SMOL not in scale.shipped:
         return
     cell = replace(_asked(scale, MAIN), measure="answer-times", limit=8, k=4)
+    columns = {"first token, ms": "ttft_ms", "whole answer, ms": "total_ms"}
     for way in ASKED:
-        yield from entries(
-            way,
-            cell,
-            ("first token, ms", f"times.{way}.ttft_ms", 0),
-            ("times free", f"times_free.{way}.ttft_ms", 2),
-            ("whole answer, ms", f"times.{way}.total_ms", 0),
-            ("times free's", f"times_free.{way}.total_ms", 2),
-        )
+        for column, name in columns.items():
+            of_way, free = (
+                Number(way, column, None, cell, f"times.{one}.{name}", digits=0)
+                for one in (way, "free")
+            )
+            yield from (of_way, ratio_of(way, f"{column}: times free's", None, [of_way, free]))

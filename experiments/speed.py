@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.system import paper
@@ -283,14 +283,44 @@ def kept(scale: Scale) -> Iterator[Number]:
     yield from _beside(scale, "kept", KEPT_CONTEXTS, rows, "sedem")
     for prefix, cell in _prefixed(scale, "kept"):
         for tokens in KEPT_CONTEXTS[scale.size]:
-            yield from entries(
-                f"{prefix}warm, T={tokens}",
-                cell,
-                ("nothing found, ms", f"results.sedem-warm.{tokens}.missed_ttft_ms.median"),
-                ("warming, ms", f"results.sedem-warm.{tokens}.warm_ms.median", 0),
-                ("hit rate that pays, %", f"worth.{tokens}.hit_rate", 0),
-                ("questions that pay for warming", f"worth.{tokens}.questions", 0),
-            )
+            row, place = f"{prefix}warm, T={tokens}", f"results.sedem-warm.{tokens}"
+            times = [
+                Number(row, column, None, cell, metric, digits=digits)
+                for column, metric, digits in (
+                    ("cold", f"results.sedem.{tokens}.{PREBUILT[1]}.median", 1),
+                    ("found", f"{place}.{PREBUILT[1]}.median", 1),
+                    ("nothing found, ms", f"{place}.missed_ttft_ms.median", 1),
+                    ("warming, ms", f"{place}.warm_ms.median", 0),
+                )
+            ]
+            yield from times[2:]
+            for column, computed in (
+                ("hit rate that pays, %", hit_rate),
+                ("questions that pay for warming", paying_questions),
+            ):
+                yield Number(row, column, parts=tuple(times), computed=computed, digits=0)
+
+
+NEVER = "never"
+
+
+def hit_rate(times: Sequence[float]) -> float | str:
+    """The share of blocks found from which keeping is faster, in percent.
+
+    Times of an answer: `cold` if nothing is ever kept, `found` if every block is kept already,
+    `missed` if all blocks are computed and kept. With a share h of found blocks, an answer takes
+    h * found + (1 - h) * missed.
+    """
+    cold, found, missed, _ = times
+    if missed <= cold:
+        return 0.0
+    return 100 * (missed - cold) / (missed - found) if found <= cold else NEVER
+
+
+def paying_questions(times: Sequence[float]) -> float | str:
+    """The number of questions after which warming the whole bank has paid off."""
+    cold, found, _, warming = times
+    return warming / (cold - found) if found < cold else NEVER
 
 
 @study("sedem-smol and llama.cpp", NONE_PRINTED, about=TIMES, spread="quartiles", drawn=("TTFT",))

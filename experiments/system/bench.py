@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
@@ -82,7 +82,6 @@ blocks that SeDeM reads."""
 BESIDE_CONTEXTS = {"stand-in": (64,), "nano": (1024, 2048, 4096, 7168)}
 """Context lengths at which sedem-smol and llama.cpp are compared; its backbone has 8,192
 positions."""
-NEVER = "never"
 SLOT_TYPES = ("bfloat16", "int8", "fp8")
 """Types of stored slots."""
 
@@ -133,7 +132,7 @@ def bench(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     - batches: SeDeM's questions per second.
     - memories: SeDeM by type of the stored slots.
     - kept: what is kept of blocks, and when it pays off.
-    - peers: every method, with its speed-up over the full context.
+    - peers: every method.
     - beside-llama-cpp: a warm bank, and its backbone with the whole text, by Hugging Face's forward
       and by llama.cpp.
     """
@@ -199,12 +198,8 @@ def bench(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     if ceilings is not None:
         result["ceilings"] = asdict(ceilings)
         result["notes"] += busy(result["results"])
-    if cell.measure == "peers":
-        result["times_sooner"] = times_sooner(result["results"])
     if cell.measure == "beside-llama-cpp" and not result["left_out"]:
         result["versions"]["llama-cpp-python"] = version("llama-cpp-python")
-    if cell.measure == "kept":
-        result["worth"] = worth(result["results"])
     return result
 
 
@@ -213,50 +208,6 @@ def _shape(cell: Cell, scale: Scale) -> str | None:
     if cell.backbone and scale.stand_in:
         return str(backbone(cell.backbone, scale))
     return str(OWN_SHAPES.get(cell.backbone, cell.backbone)) or None
-
-
-def worth(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The benefit of kept keys and values, by context length.
-
-    There are three times of an answer: `cold` if nothing is ever kept, `missed` if all blocks are
-    computed and kept, `found` if every block is kept already. With a share h of found blocks, an
-    answer takes h * found + (1 - h) * missed.
-
-    Returns:
-        `hit_rate` (share of blocks found from which keeping is faster, in percent) and `questions`
-        (after which warming the whole bank has paid off); the last two may be "never".
-    """
-    shown: dict[str, dict[str, Any]] = {}
-    for tokens, warm in results["sedem-warm"].items():
-        cold, found = (
-            rows[tokens]["prebuilt_ttft_ms"]["median"]
-            for rows in (results["sedem"], results["sedem-warm"])
-        )
-        missed, warming = warm["missed_ttft_ms"]["median"], warm["warm_ms"]["median"]
-        rate: float | str = NEVER
-        if missed <= cold:
-            rate = 0.0
-        elif found <= cold:
-            rate = 100 * (missed - cold) / (missed - found)
-        shown[tokens] = {
-            "hit_rate": rate,
-            "questions": warming / (cold - found) if found < cold else NEVER,
-        }
-    return shown
-
-
-def times_sooner(results: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Speed-up of the time to the first token over full context, by method and clock."""
-    medians: dict[str, dict[str, float]] = {}
-    for method, found in results.items():
-        (figures,) = found.values()
-        clocks = ("online", "prebuilt")
-        medians[method] = {clock: figures[f"{clock}_ttft_ms"]["median"] for clock in clocks}
-    reference = medians["full-context"]
-    return {
-        method: {clock: reference[clock] / ms for clock, ms in own.items()}
-        for method, own in medians.items()
-    }
 
 
 # Trials that measure more than times

@@ -53,10 +53,14 @@ class Number:
     per: float = 1.0
     digits: int = 1
     parts: tuple[Number, ...] = ()
-    computed: Callable[[Sequence[float]], float] | None = None
+    computed: Callable[[Sequence[float]], float | str] | None = None
 
     def value(self, scale: Scale) -> Any:
         """The entry of the result, unformatted; None if it was not measured, `NOTHING` if empty."""
+        if self.computed is not None:
+            found = [part.ours(scale) for part in self.parts]
+            means = [one[0] for one in found if one is not None]
+            return self.computed(means) if len(means) == len(found) else None
         entry: Any = self.cell.read(scale) if self.cell else None
         for name in self.metric.split("."):
             if not isinstance(entry, dict) or name not in entry:
@@ -68,10 +72,6 @@ class Number:
 
     def ours(self, scale: Scale) -> tuple[float, tuple[float, float] | None] | None:
         """Our mean and its interval; None if it was not measured or is a text."""
-        if self.computed is not None:
-            found = [part.ours(scale) for part in self.parts]
-            values = [mean for mean, _ in filter(None, found)]
-            return (self.computed(values), None) if len(values) == len(found) else None
         value = self.value(scale)
         if value is None or isinstance(value, str):
             return None
@@ -112,14 +112,16 @@ def mean_of(row: str, column: str, paper: float | None, parts: Sequence[Number])
     return Number(row, column, paper, parts=tuple(parts), computed=fmean)
 
 
-def ratio_of(row: str, column: str, paper: float | None, parts: Sequence[Number]) -> Number:
+def ratio_of(
+    row: str, column: str, paper: float | None, parts: Sequence[Number], digits: int = 2
+) -> Number:
     """The ratio of two numbers."""
-    return Number(row, column, paper, parts=tuple(parts), computed=_ratio, digits=2)
 
+    def ratio(values: Sequence[float]) -> float:
+        above, below = values
+        return above / below
 
-def _ratio(values: Sequence[float]) -> float:
-    above, below = values
-    return above / below
+    return Number(row, column, paper, parts=tuple(parts), computed=ratio, digits=digits)
 
 
 def entries(row: str, cell: Cell | None, *columns: tuple[Any, ...]) -> list[Number]:
@@ -189,7 +191,8 @@ class Study:
 
     def cells(self, scale: Scale) -> list[Cell]:
         """The cells that must be measured, without duplicates."""
-        return list(dict.fromkeys(n.cell for n in self.numbers(scale) if n.cell is not None))
+        every = (one for n in self.numbers(scale) for one in (n, *n.parts))
+        return list(dict.fromkeys(n.cell for n in every if n.cell is not None))
 
     def rows(self, scale: Scale) -> tuple[list[str], list[tuple[str, list[list[str]]]]]:
         """Columns, and rows with the lines of each of their entries."""

@@ -13,7 +13,13 @@ import pytest
 import torch
 from conftest import LEASE, RECIPE
 
-from experiments.speed import beside_llama_cpp, comprexit_ttft, efficiency
+from experiments.speed import (
+    beside_llama_cpp,
+    comprexit_ttft,
+    efficiency,
+    hit_rate,
+    paying_questions,
+)
 from experiments.system.answers import Constant
 from experiments.system.bench import (
     Detailed,
@@ -23,7 +29,6 @@ from experiments.system.bench import (
     icae_times,
     measure_memory,
     timed_context,
-    worth,
 )
 from experiments.system.floors import Ceilings
 from experiments.system.measures import measure
@@ -402,11 +407,6 @@ def test_blocks_of_text_are_independent_blocks_from_the_first_layer(
 def test_keeping_is_worth_it_from_some_share_of_blocks_found(
     cold: float, missed: float, found: float, rate: float | str
 ) -> None:
-    def row(ttft: float, **more: float) -> dict[str, Any]:
-        medians = {"prebuilt_ttft_ms": ttft, **more}
-        return {"512": {name: {"median": value} for name, value in medians.items()}}
-
-    warm = row(found, missed_ttft_ms=missed, warm_ms=60)
-    shown = worth({"sedem": row(cold), "sedem-warm": warm})["512"]
-    assert shown["hit_rate"] == rate
-    assert shown["questions"] == ("never" if found >= cold else 60 / (cold - found))
+    times = [cold, found, missed, 60.0]
+    assert hit_rate(times) == rate
+    assert paying_questions(times) == ("never" if found >= cold else 60 / (cold - found))

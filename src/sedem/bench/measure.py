@@ -84,10 +84,9 @@ class Trial:
         """The measurements of the method."""
         subject, answer = self.subject, self.answer
         stages = {
-            name: spread(values) if values else None
+            name: spread([run[name] for run in runs])
             for runs in (self.builds, self.asks)
             for name in runs[0]
-            for values in [[value for run in runs if (value := run[name]) is not None]]
         }
         stored, tokens, seen = answer.stored_bytes, answer.context_tokens, None
         if subject.backbone is not None and answer.conditioning is not None:
@@ -104,9 +103,12 @@ class Trial:
         }
 
 
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, extremes, quartiles and count of the values of at least one run."""
-    first, _, third = quantiles(values, method="inclusive") if len(values) > 1 else [*values] * 3
+def spread(measured: Sequence[float | None]) -> dict[str, float] | None:
+    """Median, extremes, quartiles and count of the runs with a value; None if there are none."""
+    values = [value for value in measured if value is not None]
+    if not values:
+        return None
+    first, _, third = quantiles(values, method="inclusive") if len(values) > 1 else values * 3
     return {
         "median": median(values), "min": min(values), "q1": first, "q3": third,
         "max": max(values), "n": len(values),
