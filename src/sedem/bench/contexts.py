@@ -11,7 +11,7 @@ from sedem.types import Document
 DOCUMENT = 512
 """Tokens per document of a context; the last document has the remainder."""
 CHARACTERS = 32
-"""Characters per token to tokenize at first; doubled until they suffice."""
+"""Characters to tokenize for each token that is wanted; a text has fewer per token."""
 
 
 def demo_text() -> str:
@@ -41,13 +41,8 @@ def _cut(text: str, at: int, backbone: Backbone, size: int) -> tuple[str, int]:
     """A piece of exactly `size` tokens that starts at `at` or soon after, and where it ends."""
     words = [at + 1 + i for i, letter in enumerate(_repeated(text, at, 2000)) if letter.isspace()]
     for start in [at, *words[:100]]:
-        window = CHARACTERS * size
-        while True:
-            piece = _repeated(text, start % len(text), window)
-            encoded = backbone.tokenize([piece], offsets=True)
-            if len(encoded["input_ids"][0]) > size or window > 64 * CHARACTERS * size:
-                break
-            window *= 2
+        piece = _repeated(text, start % len(text), CHARACTERS * size)
+        encoded = backbone.tokenize([piece], offsets=True)
         if len(encoded["input_ids"][0]) < size:
             break
         piece = piece[: encoded["offset_mapping"][0][size - 1][1]]
