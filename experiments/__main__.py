@@ -13,13 +13,11 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from experiments import pages
 from experiments.system.scales import PAPER, SCALES, Scale
 from experiments.system.stand_in import stand_in
-from experiments.system.tables import Study
+from experiments.system.tables import Study, markdown_table
 from sedem.errors import SedemError
 
 NameArgument = Annotated[str, typer.Argument(help="A study; see `list`.")]
@@ -102,13 +100,10 @@ def run(
 @app.command()
 def table(name: NameArgument, scale: ScaleOption = "nano") -> None:
     """Print our numbers, and below them the paper's and the difference."""
-    study, of_scale = _study(name), _scale(scale)
-    columns, rows = study.rows(of_scale)
-    caption = " ".join(filter(None, [study.note, study.measured(of_scale)]))
-    shown = Table("", *columns, title=f"{study.title}, {scale} scale", caption=caption)
-    for label, places in rows:
-        shown.add_row(label, *("\n".join(place) for place in places))
-    Console(width=max(100, 24 + 22 * len(columns))).print(shown)
+    study = _study(name)
+    found = study.table(_scale(scale)).replace("<br>", "; ")
+    shown = f"# {study.title}, {scale} scale", study.note, found
+    typer.echo("\n\n".join(filter(None, shown)))
 
 
 @app.command("list")
@@ -157,15 +152,14 @@ def probe(
     texts = (text for path in documents for text in read_texts(path))
     result = run_probe(backbone, texts, settings, out, lambda name: typer.echo(name, err=True))
     ends, chosen = result["ends"], result["recommended"]
-    names = ("extract", "inject", "C", "loss", "kept", "own states", "recall loss", "bytes a token")
-    shown = Table(*names)
+    rows = ["extract, inject, C, loss, kept, own states, recall loss, bytes a token".split(", ")]
     for row in result["runs"]:
         place = row["extract_layers"][0], row["inject_layer"], row["compression"]
         memory, own = (row["continuation"][name]["mean"] for name in ("memory", "true_states"))
         losses = f"{memory:.3f}", f"{kept(row, ends):.0%}", f"{own:.3f}"
         recall = f"{row['recall']['memory']['mean']:.3f}", f"{row['bytes_per_token']:,.0f}"
-        shown.add_row(*map(str, place), *losses, *recall)
-    Console().print(shown)
+        rows.append([*map(str, place), *losses, *recall])
+    typer.echo(markdown_table(rows))
     text, nothing = (ends["continuation"][end]["mean"] for end in ("raw_text", "nothing"))
     typer.echo(f"loss with the text itself {text:.3f}, with nothing {nothing:.3f}")
     wanted = {key: chosen[key] for key in ("extract_layers", "inject_layer", "compression")}

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from experiments.system import paper
 from experiments.system.cells import Cell, checkpoint_of
-from experiments.system.floors import Ceilings, busy, floors_of, measure_ceilings
+from experiments.system.floors import Ceilings, floors_of, measure_ceilings
 from experiments.system.models import guided_model, main_model
 from experiments.system.peers import PEERS, Keeper, LlamaCpp, PrefixCached, sedem_opener
 from experiments.system.scales import SHIPPED, SMOL, Scale
@@ -197,7 +197,6 @@ def bench(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         result["notes"] = [n.replace(str(plan.backbone), cell.backbone) for n in result["notes"]]
     if ceilings is not None:
         result["ceilings"] = asdict(ceilings)
-        result["notes"] += busy(result["results"])
     if cell.measure == "beside-llama-cpp" and not result["left_out"]:
         result["versions"]["llama-cpp-python"] = version("llama-cpp-python")
     return result

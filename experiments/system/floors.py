@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -231,20 +230,3 @@ def _bytes(module: nn.Module) -> int:
     return sum(
         p.numel() * p.element_size() for n, p in module.named_parameters() if "lora_" not in n
     )
-
-
-def busy(results: Mapping[str, Mapping[str, dict[str, Any]]]) -> list[str]:
-    """A sentence if a measurement is better than its floor; empty otherwise."""
-    better = any(
-        row[name]["median"] * sign < row["floor"][name] * sign
-        for rows in results.values()
-        for row in rows.values()
-        for name, sign in (("online_ttft_ms", 1), ("prebuilt_ttft_ms", 1), ("decode_tok_s", -1))
-        if row["floor"] and row[name] and row["floor"].get(name)
-    )
-    if not better:
-        return []
-    return [
-        "some figures are better than their floors, so the machine was busier while its ceilings "
-        "were measured; measure again when it is quiet"
-    ]

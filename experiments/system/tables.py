@@ -194,27 +194,19 @@ class Study:
         every = (one for n in self.numbers(scale) for one in (n, *n.parts))
         return list(dict.fromkeys(n.cell for n in every if n.cell is not None))
 
-    def rows(self, scale: Scale) -> tuple[list[str], list[tuple[str, list[list[str]]]]]:
-        """Columns, and rows with the lines of each of their entries."""
-        numbers = self.numbers(scale)
-        columns = list(dict.fromkeys(n.column for n in numbers))
-        shown = []
-        for row in dict.fromkeys(n.row for n in numbers):
-            found = {n.column: n for n in numbers if n.row == row}
-            places = [found[c].lines(scale) if c in found else [] for c in columns]
-            shown.append((row, places))
-        return columns, shown
-
     def markdown(self, scale: Scale) -> str:
         """The block of a page."""
         return self.table(scale) if self.render is None else self.render(scale)
 
     def table(self, scale: Scale) -> str:
         """The table of the numbers, and where they were measured."""
-        columns, rows = self.rows(scale)
-        joined = [["", *columns]]
-        joined += [[label, *("<br>".join(place) for place in places)] for label, places in rows]
-        return "\n\n".join(filter(None, [self.measured(scale), markdown_table(joined)]))
+        numbers = self.numbers(scale)
+        columns = list(dict.fromkeys(n.column for n in numbers))
+        shown = [["", *columns]]
+        for row in dict.fromkeys(n.row for n in numbers):
+            found = {n.column: "<br>".join(n.lines(scale)) for n in numbers if n.row == row}
+            shown.append([row, *(found.get(column, "") for column in columns)])
+        return "\n\n".join(filter(None, [self.measured(scale), markdown_table(shown)]))
 
     def measured(self, scale: Scale) -> str:
         """Where and what was measured; empty if the study does not state it, or was not run."""

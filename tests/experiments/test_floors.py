@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.system.floors import Ceilings, Work, busy, floors, sedem_work, text_work
+from experiments.system.floors import Ceilings, Work, floors, sedem_work, text_work
 from sedem import Document, SeDeM
 from sedem.answering.decoding import Decoding, question_ids
 from sedem.bank.keys import key_index
@@ -100,19 +100,3 @@ def test_a_text_readers_work_is_its_whole_prompt(model: SeDeM, documents: list[D
     assert cached["answer"][0].flops == asked + head
     both = cached["read"][0].flops + cached["answer"][0].flops
     assert both == plain["answer"][0].flops
-
-
-@pytest.mark.parametrize(
-    ("ttft", "rate", "is_busy"), [(2.0, 5.0, False), (0.9, 5.0, True), (2.0, 11.0, True)]
-)
-def test_a_figure_better_than_its_floor_tells_of_a_busy_machine(
-    ttft: float, rate: float, is_busy: bool
-) -> None:
-    row = {
-        "online_ttft_ms": None,
-        "prebuilt_ttft_ms": {"median": ttft},
-        "decode_tok_s": {"median": rate},
-        "floor": {"online_ttft_ms": 5.0, "prebuilt_ttft_ms": 1.0, "decode_tok_s": 10.0},
-    }
-    assert bool(busy({"sedem": {"512": row}, "hf": {"512": {**row, "floor": None}}})) == is_busy
-    assert not busy({"hf": {"512": {**row, "floor": None}}})
