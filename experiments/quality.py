@@ -204,6 +204,7 @@ TIME, BYTES = "TTFT, ms", "stored bytes a token"
 @study(
     "The same blocks as memory, as text, or as both",
     "The paper gives no numbers. Answers have at most 32 new tokens.",
+    drawn=("F1", "EM", "TTFT"),
 )
 def conditions(scale: Scale) -> Iterator[Number]:
     """Score, time to the first token and stored bytes, by condition and K.

@@ -65,7 +65,8 @@ def draw(
     handles = [pyplot.Line2D([], [], color=c, marker=m, label=label) for c, m, label in marks]
     figure.legend(handles=handles, loc="lower center", ncols=2, frameon=False, fontsize=8)
     figure.suptitle(title, fontsize=10)
-    figure.tight_layout(rect=(0, 0.06 / down, 1, 0.98))
+    legend = 0.1 + 0.2 * -(-len(handles) // 2)  # inches, two entries in a row
+    figure.tight_layout(rect=(0, legend / (height * down), 1, 0.98))
     save(figure, path)
 
 
@@ -102,6 +103,8 @@ def _points(axis: Any, panel: list[Number], scale: Scale, rows: list[str], *, na
 
 
 def _curves(axis: Any, panel: list[Number], scale: Scale, series: list[str]) -> None:
+    from matplotlib.ticker import LogLocator
+
     values = [_SWEEP.search(n.row)["value"] for n in panel]  # type: ignore[index]
     # "all" is placed one step beyond the largest number.
     beyond = 2 * max(float(value) for value in values if value != "all")
@@ -124,6 +127,9 @@ def _curves(axis: Any, panel: list[Number], scale: Scale, series: list[str]) -> 
     values_found = [value for value, _ in found]
     if found and min(values_found) > 0 and max(values_found) > MAGNITUDES * min(values_found):
         axis.set_yscale("log")
+        axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.yaxis.set_major_formatter("{x:,.0f}")
+        axis.minorticks_off()
     elif not any(interval for _, interval in found):
         axis.set_ylim(bottom=0)  # a cost: start at zero to show how much it grows
     axis.grid(alpha=0.3)
