@@ -13,13 +13,11 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from experiments import pages
 from experiments.system.scales import PAPER, SCALES, Scale
 from experiments.system.stand_in import stand_in
-from experiments.system.tables import Study
+from experiments.system.tables import Study, markdown_table
 from sedem.errors import SedemError
 
 NameArgument = Annotated[str, typer.Argument(help="A study; see `list`.")]
@@ -102,25 +100,10 @@ def run(
 @app.command()
 def table(name: NameArgument, scale: ScaleOption = "nano") -> None:
     """Print our numbers, and below them the paper's and the difference."""
-    study, of_scale = _study(name), _scale(scale)
-    columns, rows = study.rows(of_scale)
-    caption = " ".join(filter(None, [study.note, study.measured(of_scale)]))
-    shown = Table("", *columns, title=f"{study.title}, {scale} scale", caption=caption)
-    for label, places in rows:
-        shown.add_row(label, *("\n".join(place) for place in places))
-    Console(width=max(100, 24 + 22 * len(columns))).print(shown)
-
-
-@app.command()
-def plot(
-    name: NameArgument,
-    scale: ScaleOption = "nano",
-    out: Annotated[Path | None, typer.Option(help="The picture, .svg or .png.")] = None,
-) -> None:
-    """Draw the picture of a study."""
-    path = out or Path(f"{scale}-{name}.svg")
-    _study(name).plot(_scale(scale), path)
-    typer.echo(str(path))
+    study = _study(name)
+    found = study.table(_scale(scale)).replace("<br>", "; ")
+    shown = f"# {study.title}, {scale} scale", study.note, found
+    typer.echo("\n\n".join(filter(None, shown)))
 
 
 @app.command("list")
@@ -135,6 +118,63 @@ def page() -> None:
     """Write the tables and pictures of README.md, the model card and docs/."""
     for path in pages.PAGES:
         pages.write(path)
+
+
+@app.command()
+def probe(
+    backbone: Annotated[str, typer.Argument(help="Folder or hub id of a backbone.")],
+    documents: Annotated[list[Path], typer.Argument(help="Text files and folders of them.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of results.")],
+    layers: Annotated[
+        list[str] | None,
+        typer.Option(help="Extraction and injection layer, such as 16:10. [default: quarters]"),
+    ] = None,
+    compression: Annotated[
+        list[int] | None, typer.Option(help="Tokens of a slot. [default: 1, 2, 4]")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Steps of one run.")] = 100,
+    batch_size: Annotated[int, typer.Option(help="Windows of one step.")] = 16,
+) -> None:
+    """Choose layers and a compression for a new backbone by short runs of stage 1."""
+    from experiments.system.probe import ProbeSettings, kept
+    from experiments.system.probe import probe as run_probe
+    from sedem.data.corpus import read_texts
+
+    for path in documents:
+        if not path.exists():
+            raise typer.BadParameter(f"there is no file or folder '{path}'")
+    settings = ProbeSettings(
+        layers=tuple(map(_layers, layers or ())),
+        steps=steps,
+        batch_size=batch_size,
+        **({"compressions": tuple(compression)} if compression else {}),
+    )
+    texts = (text for path in documents for text in read_texts(path))
+    result = run_probe(backbone, texts, settings, out, lambda name: typer.echo(name, err=True))
+    ends, chosen = result["ends"], result["recommended"]
+    rows = ["extract, inject, C, loss, kept, own states, recall loss, bytes a token".split(", ")]
+    for row in result["runs"]:
+        place = row["extract_layers"][0], row["inject_layer"], row["compression"]
+        memory, own = (row["continuation"][name]["mean"] for name in ("memory", "true_states"))
+        losses = f"{memory:.3f}", f"{kept(row, ends):.0%}", f"{own:.3f}"
+        recall = f"{row['recall']['memory']['mean']:.3f}", f"{row['bytes_per_token']:,.0f}"
+        rows.append([*map(str, place), *losses, *recall])
+    typer.echo(markdown_table(rows))
+    text, nothing = (ends["continuation"][end]["mean"] for end in ("raw_text", "nothing"))
+    typer.echo(f"loss with the text itself {text:.3f}, with nothing {nothing:.3f}")
+    wanted = {key: chosen[key] for key in ("extract_layers", "inject_layer", "compression")}
+    sets = (f"--set {shlex.quote(f'model.{key}={value}')}" for key, value in wanted.items())
+    encoder = f"--set {shlex.quote(f'model.encoder={backbone}')}"
+    typer.echo(f"sedem train stage1 --config RECIPE {encoder} {' '.join(sets)}")
+    if kept(chosen, ends) <= 0:
+        typer.echo("no setting helps yet after these steps; give more --steps", err=True)
+
+
+def _layers(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+):(\d+)", text)
+    if not found:
+        raise typer.BadParameter(f"layers are '{text}'; give two, such as 16:10")
+    return int(found[1]), int(found[2])
 
 
 def _study(name: str) -> Study:

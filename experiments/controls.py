@@ -10,7 +10,7 @@ from experiments.system import paper
 from experiments.system.cells import Cell, answer_cell
 from experiments.system.models import BASE, Variant, equal_budget, full_bank, main_model
 from experiments.system.scales import Scale
-from experiments.system.tables import Number, markdown_table, scores, study
+from experiments.system.tables import Number, scores, study
 
 SHIFT = 64
 SHIFTED = (
@@ -173,48 +173,28 @@ def _shifted(scale: Scale) -> Iterator[Number]:
 
 KINDS = {"yes_no": "yes/no questions", "other": "other questions"}
 """Kinds of questions in a result, with their names in the table."""
-WHOLE = "not apart"
-"""Shown for a result without separate kinds if another result of its row has them."""
-
-
-def _by_kind(scale: Scale) -> str:
-    """The rows whose results contain both kinds, then the names of the others."""
-    found = yes_no.numbers(scale)
-    columns = list(dict.fromkeys(number.column for number in found))
-    table, whole = [["", *columns]], []
-    for row in dict.fromkeys(number.row for number in found):
-        places = {n.column: _place(n, scale) for n in found if n.row == row}
-        if set(places.values()) != {WHOLE}:
-            table.append([row, *(places.get(column, "") for column in columns)])
-        else:
-            whole.append(row)
-    missing = f"\n\nNot measured apart: {'; '.join(whole)}." if whole else ""
-    return markdown_table(table) + missing
-
-
-def _place(number: Number, scale: Scale) -> str:
-    """F1 with its interval, and the number of questions, if the result contains them."""
-    value = number.value(scale)
-    return f"{number.lines(scale)[0]}<br>{value['n']} questions" if value else WHOLE
 
 
 @study(
     "Yes/no questions apart from the others",
     "The paper gives no numbers. A question is one of yes or no if its reference is.",
-    render=_by_kind,
+    drawn=("F1",),
 )
-def yes_no(scale: Scale) -> list[Number]:
-    """F1 by kind of question: rows of other tables, and two constant answers."""
+def yes_no(scale: Scale) -> Iterator[Number]:
+    """F1 by kind of question: rows of other tables that have it, and two constant answers."""
     sets = ("hotpotqa", "2wiki")
     rows: dict[tuple[Cell, str], str] = {}
     for row, cell, metric in _answered(scale, sets):
         if cell is not None and cell.questions in sets:
             rows.setdefault((cell, metric.removesuffix("f1")), row)
-    return [
-        Number(row, f"{scale.sets[cell.questions].title}, {name}", None, cell, f"{place}{kind}.f1")
-        for (cell, place), row in rows.items()
-        for kind, name in KINDS.items()
-    ]
+    for (cell, place), row in rows.items():
+        title = scale.sets[cell.questions].title
+        for kind, name in KINDS.items():
+            found = Number(row, f"{title}, {name}: F1", None, cell, f"{place}{kind}.f1")
+            if cell.read(scale) is None or found.value(scale) is not None:
+                yield found
+                column, metric = f"{title}, {name}", f"{place}{kind}.f1.n"
+                yield Number(row, column, None, cell, metric, digits=0)
 
 
 def _answered(scale: Scale, sets: Sequence[str]) -> Iterator[tuple[str, Cell | None, str]]:

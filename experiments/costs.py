@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from experiments.system import paper
+from experiments.system.bench import PEER_CONTEXTS
 from experiments.system.cells import PEERS, SELECTING, Cell, answer_cell
 from experiments.system.models import equal_budget, main_model
 from experiments.system.scales import Scale
-from experiments.system.tables import Number, entries, study
+from experiments.system.tables import Number, entries, ratio_of, study
 from sedem.baselines.registry import TRAINED
 from sedem.evaluation.registry import METHODS
 
@@ -114,7 +115,12 @@ def method_costs(scale: Scale) -> Iterator[Number]:
         yield from _answers(method, answer_cell(scale, variant, key, method, **budget))
         for clock in ("online", "prebuilt") if times else ():
             column = f"{clock} TTFT, times sooner than full context"
-            yield from entries(method, times, (column, f"times_sooner.{method}.{clock}"))
+            place = f"{PEER_CONTEXTS[scale.name][0]}.{clock}_ttft_ms.median"
+            both = [
+                Number("", "", cell=times, metric=f"results.{name}.{place}")
+                for name in ("full-context", method)
+            ]
+            yield ratio_of(method, column, None, both, digits=1)
     if scale.name != "paper":
         equal = Cell(variant=equal_budget(scale), questions=key, limit=scale.costly_limit)
         yield from _answers("sedem, trained as little as the others", equal)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from experiments import (
     ablations,
-    agents,
     controls,
     costs,
     plan,
@@ -37,7 +36,6 @@ MODULES = (
     shipped,
     real,
     speed,
-    agents,
     plan,
 )
 STUDIES = {

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from experiments.system import figures, paper
+from experiments.system import paper
 from experiments.system.answers import BUDGETS
 from experiments.system.cells import Cell, answer_cell, answers_by_k, paper_cell
 from experiments.system.models import (
@@ -204,9 +204,7 @@ TIME, BYTES = "TTFT, ms", "stored bytes a token"
 @study(
     "The same blocks as memory, as text, or as both",
     "The paper gives no numbers. Answers have at most 32 new tokens.",
-    draw=lambda one, scale, path: figures.draw_against_time(
-        one.numbers(scale), scale, one.title, path, [*CONDITIONS], TIME, BYTES
-    ),
+    drawn=("F1", "EM", "TTFT"),
 )
 def conditions(scale: Scale) -> Iterator[Number]:
     """Score, time to the first token and stored bytes, by condition and K.

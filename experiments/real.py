@@ -1,4 +1,4 @@
-"""sedem-smol, the model on a real backbone, beside the same backbone without memory."""
+"""sedem-smol, the model on a real backbone: its answers, and its tools for agents."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from experiments.quality import LIMITS, by_k, guided_answers
+from experiments.system.agents import RANKS
 from experiments.system.answers import HOP_BUDGETS, HOPS, NEW_USER
 from experiments.system.cells import Cell
 from experiments.system.models import guided_model
 from experiments.system.scales import SMOL, Scale
-from experiments.system.tables import Number, entries, scores, study
+from experiments.system.tables import Number, entries, ratio_of, scores, study
 from experiments.system.timing import ASKED
 
 QUESTIONS = {
@@ -158,12 +159,61 @@ def answering_times(scale: Scale) -> Iterator[Number]:
     if SMOL not in scale.shipped:
         return
     cell = replace(_asked(scale, MAIN), measure="answer-times", limit=8, k=4)
+    columns = {"first token, ms": "ttft_ms", "whole answer, ms": "total_ms"}
     for way in ASKED:
+        for column, name in columns.items():
+            of_way, free = (
+                Number(way, column, None, cell, f"times.{one}.{name}", digits=0)
+                for one in (way, "free")
+            )
+            yield from (of_way, ratio_of(way, f"{column}: times free's", None, [of_way, free]))
+
+
+# Tools for agents
+
+SERVERS = {"sedem mcp": "sedem mcp", "attemory": "attemory 0.1.3, SmolLM2-135M"}
+
+
+@study(
+    "A search for passages",
+    "The paper gives no numbers of this kind.",
+    about="{questions} questions to {blocks:,} blocks, medians, after one search as a warm-up.",
+)
+def passage_search(scale: Scale) -> Iterator[Number]:
+    """Milliseconds of the pass over a question, and of the whole search."""
+    if SMOL in scale.shipped:
         yield from entries(
-            way,
-            cell,
-            ("first token, ms", f"times.{way}.ttft_ms", 0),
-            ("times free", f"times_free.{way}.ttft_ms", 2),
-            ("whole answer, ms", f"times.{way}.total_ms", 0),
-            ("times free's", f"times_free.{way}.total_ms", 2),
+            "sedem-smol",
+            Cell("passages", variant=guided_model(scale, SMOL)),
+            ("pass over the question, ms", "pass_ms"),
+            ("search, ms", "search_ms"),
+            ("beyond the pass, ms", "beyond_ms"),
         )
+
+
+@study(
+    "Servers of tools on the household papers",
+    "The paper gives no numbers of this kind.",
+    about="{questions} questions about {files} papers of {characters:,} characters in all. A "
+    "result counts if an accepted answer stands in one of the first k.",
+)
+def tool_servers(scale: Scale) -> Iterator[Number]:
+    """Recall, size of five results, and seconds by server."""
+    if SMOL not in scale.shipped:
+        return
+    cell = Cell("tool-servers", variant=guided_model(scale, SMOL))
+    for server, label in SERVERS.items():
+        if scale.stand_in and server != "sedem mcp":
+            continue
+        place = f"servers.{server}"
+        yield from entries(
+            label,
+            cell,
+            *((f"recall@{k}, %", f"{place}.recall.{k}", 1, 0.01) for k in RANKS),
+            ("characters of 5", f"{place}.characters", 0),
+            ("start, s", f"{place}.started_s", 2),
+            ("first answer, s", f"{place}.first_s", 1),
+            ("search, s", f"{place}.search_s", 2),
+        )
+        if server == "sedem mcp":
+            yield Number(label, "after a restart, s", None, cell, f"{place}.again_s")

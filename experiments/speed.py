@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.system import paper
@@ -13,6 +12,7 @@ from experiments.system.bench import (
     CONTEXTS,
     KEPT_CONTEXTS,
     METHODS,
+    PEERS_BESIDE,
     SEDEM_CONTEXTS,
     SLOT_TYPES,
     bench_cells,
@@ -24,42 +24,25 @@ from experiments.system.bench import (
 from experiments.system.cells import Cell
 from experiments.system.models import main_model
 from experiments.system.scales import SMOL, Scale
-from experiments.system.tables import (
-    NOT_RUN,
-    Number,
-    Study,
-    entries,
-    load_of,
-    made_on,
-    markdown_table,
-    mean_of,
-    ratio_of,
-    study,
-    versions_of,
-)
+from experiments.system.tables import Number, entries, mean_of, ratio_of, study
 from experiments.system.timing import GROWN, RATES, WAYS
-from sedem.bench.report import draw as draw_bench
-from sedem.bench.report import lines
 
 NONE_PRINTED = "The paper gives no numbers of this kind."
-KEPT_ROWS = {
-    "sedem": "sedem, cold",
-    "sedem-warm": "sedem, warm",
-    "text-blocks": "text-blocks",
-    "hf-prefix": "hf-prefix",
-}
-"""Rows of the comparison of kept keys and values, and their labels."""
-INT8 = "sedem-warm-int8-weights"
-BESIDE_ROWS = {
-    INT8: "sedem",
-    "hf": "Hugging Face, whole text",
-    "hf-prefix": "Hugging Face, prefix cache",
-    "llama-cpp": "llama.cpp, prefix cache",
-}
-"""Rows of the comparison with llama.cpp, and their labels."""
-WITHOUT_BANK = ("hf", "hf-prefix", "llama-cpp")
-ONLINE = "online TTFT, ms", "online_ttft_ms.median"
-PREBUILT = "prebuilt TTFT, ms", "prebuilt_ttft_ms.median"
+TIMES = (
+    "Medians of {settings[runs]} runs, with quartiles, and {settings[answer_tokens]} answer tokens."
+)
+ONLINE = "online TTFT, ms", "online_ttft_ms", 0
+PREBUILT = "prebuilt TTFT, ms", "prebuilt_ttft_ms", 1
+DECODING = "decode tok/s", "decode_tok_s", 1
+MEDIAN = "online_ttft_ms.median"
+STORED = "bytes a token", "stored_bytes_per_token", 1
+
+
+def _prefixed(scale: Scale, kind: str) -> Iterator[tuple[str, Cell]]:
+    """The cells of a bench, and what their rows begin with if there are several."""
+    cells = bench_cells(scale, kind)
+    for name, cell in cells.items():
+        yield f"{name}: " if len(cells) > 1 else "", cell
 
 
 def _rows(
@@ -69,20 +52,20 @@ def _rows(
     rows: Mapping[str, str],
     *columns: tuple[Any, ...],
 ) -> Iterator[Number]:
-    """Figures of a bench: a row per model, context length and method.
+    """Figures of a bench: a row per model, context length T and method.
 
     Args:
         kind: the measure of the cells.
         contexts: context lengths by scale.
-        rows: methods of the bench by label.
+        rows: labels by method of the bench.
         columns: the column and the place in a row of the bench, with more as in `entries`.
     """
-    for name, cell in bench_cells(scale, kind).items():
+    for prefix, cell in _prefixed(scale, kind):
         for tokens in contexts[scale.size]:
-            for label, method in rows.items():
+            for method, label in rows.items():
                 place = f"results.{method}.{tokens}"
                 own = ((title, f"{place}.{within}", *more) for title, within, *more in columns)
-                yield from entries(f"{name}, {tokens:,} tokens: {label}", cell, *own)
+                yield from entries(f"{prefix}{label}, T={tokens}", cell, *own)
 
 
 def _timed(
@@ -108,7 +91,7 @@ BESIDE_ICAE = {"ours": ("SeDeM", "sedem"), "icae": ("ICAE", "icae")}
 def efficiency(scale: Scale) -> Iterator[Number]:
     """SeDeM, ICAE and their ratio on contexts of each set's mean length, and the averages."""
     columns = {
-        "TTFT, ms": ("ttft", "_ms", ONLINE[1], ("icae", "ours")),
+        "TTFT, ms": ("ttft", "_ms", MEDIAN, ("icae", "ours")),
         "tok/s": ("tok_s", "", "decode_tok_s.median", ("ours", "icae")),
     }
     keys = {name: key for key, name in paper.DATASETS.items()}
@@ -143,7 +126,7 @@ def early_exit(scale: Scale) -> Iterator[Number]:
     columns = {
         "selection, ms": "stages.select_ms.median",
         "reading, ms": "stages.build_ms.median",
-        "TTFT, ms": ONLINE[1],
+        "TTFT, ms": MEDIAN,
     }
     printed = {
         (paper.backbone_of(row), row["early_exit"]): row["selection_ms"]
@@ -170,7 +153,7 @@ BESIDE_COMPREXIT = {
 def beside_comprexit(scale: Scale, row: str, column: str, method: str, printed: float) -> Number:
     """The time to the first token of a configuration, by the paper's name; one for all sets."""
     cell = comprexit_times(scale)
-    return _timed(scale, cell, BESIDE_COMPREXIT[method], row, column, printed, ONLINE[1])
+    return _timed(scale, cell, BESIDE_COMPREXIT[method], row, column, printed, MEDIAN)
 
 
 @study(
@@ -185,96 +168,173 @@ def comprexit_ttft(scale: Scale) -> Iterator[Number]:
             yield beside_comprexit(scale, row["method"], column, row["method"], printed)
 
 
-def _draw_bench(one: Study, scale: Scale, path: Path) -> None:
-    """Draw the times of the scale's first model against context length.
-
-    Raises:
-        FileNotFoundError: the bench has not been run.
-    """
-    cell = next(iter(bench_cells(scale).values()))
-    result = cell.read(scale)
-    if result is None:
-        raise FileNotFoundError(f"'{cell.name}' has no result at {scale.name} scale; run it first")
-    draw_bench(result, path)
-
-
-@study(
-    "Times of every method",
-    NONE_PRINTED,
-    render=lambda scale: _blocks(scale, "bench", f"{scale.name}-performance.svg"),
-    draw=_draw_bench,
-)
+@study("Times of every method", NONE_PRINTED, about=TIMES, spread="quartiles", drawn=("TTFT",))
 def performance(scale: Scale) -> Iterator[Number]:
-    """Time to the first token, decoding and building, by method and context length."""
-    methods = {method: method for method in METHODS[scale.name]}
-    decoding = "decode tok/s", "decode_tok_s.median"
-    yield from _rows(scale, "bench", CONTEXTS, methods, ONLINE, PREBUILT, decoding)
+    """Times, floors, memory and bytes, by method and context length T."""
+    names = (*METHODS[scale.name], *PEERS_BESIDE.get(scale.size, ()))
+    yield from _rows(
+        scale, "bench", CONTEXTS, {name: name for name in names},
+        ("reads, tokens", "reads_tokens", 0),
+        ONLINE, ("online floor, ms", "floor.online_ttft_ms", 0),
+        PREBUILT, ("prebuilt floor, ms", "floor.prebuilt_ttft_ms", 1),
+        DECODING, ("decode at most", "floor.decode_tok_s", 0),
+        ("build tok/s", "build_tok_s", 0), ("build at most", "floor.build_tok_s", 0),
+        ("peak MB", "memory.peak_bytes", 0, 1e6), STORED,
+    )  # fmt: skip
 
 
-@study("Many questions over one bank", NONE_PRINTED, render=lambda scale: _blocks(scale, "batches"))
+@study("Building and answering by stage", NONE_PRINTED, about=TIMES, spread="quartiles")
+def stages(scale: Scale) -> Iterator[Number]:
+    """Speed of building beside Hugging Face's forward of these layers, and SeDeM's stages."""
+    for prefix, cell in _prefixed(scale, "bench"):
+        for tokens in CONTEXTS[scale.size]:
+            row, place = f"{prefix}sedem, T={tokens}", f"results.sedem.{tokens}"
+            columns = ("build tok/s", "build_tok_s"), ("layers alone, tok/s", "layers_tok_s")
+            speeds = [
+                Number(row, column, None, cell, f"{place}.{speed}.median", digits=0)
+                for column, speed in columns
+            ]
+            yield from (*speeds, ratio_of(row, "ratio", None, speeds))
+            built, asked = (
+                ("segment", "encode", "compress"),
+                ("encode", "score", "gather", "prefill"),
+            )
+            named = {"encode": "question"}
+            yield from entries(
+                row,
+                cell,
+                *((f"{stage}, ms", f"{place}.build_stages.{stage}_ms") for stage in built),
+                *(
+                    (f"{named.get(stage, stage)}, ms", f"{place}.stages.{stage}_ms.median")
+                    for stage in asked
+                ),
+            )
+
+
+@study("Many questions over one bank", NONE_PRINTED, about=TIMES, spread="quartiles")
 def batches(scale: Scale) -> Iterator[Number]:
-    """Medians by the number of questions asked together."""
-    for name, cell in bench_cells(scale, "batches").items():
-        for tokens in SEDEM_CONTEXTS[scale.size]:
-            for count in BATCHES[scale.size]:
-                row = f"{name}, {tokens:,} tokens: {count} together"
-                metric = f"results.sedem.{tokens}.batches.{count}.questions_per_s.median"
-                yield from entries(row, cell, ("questions a second", metric, 2))
+    """Questions a second by the number of questions asked together."""
+    columns = [
+        (f"{count} together", f"batches.{count}.questions_per_s", 2)
+        for count in BATCHES[scale.size]
+    ]
+    yield from _rows(scale, "batches", SEDEM_CONTEXTS, {"sedem": "questions a second"}, *columns)
 
 
-@study(
-    "Times with slots in fewer bytes",
-    NONE_PRINTED,
-    render=lambda scale: _blocks(scale, "memories"),
-)
+@study("Times with slots in fewer bytes", NONE_PRINTED, about=TIMES, spread="quartiles")
 def memories(scale: Scale) -> Iterator[Number]:
     """Times and bytes by the type of the stored slots."""
-    methods = {t: "sedem" if t == "bfloat16" else f"sedem-{t}" for t in SLOT_TYPES}
-    stored = "bytes a token", "stored_bytes_per_token"
-    yield from _rows(scale, "memories", SEDEM_CONTEXTS, methods, ONLINE, PREBUILT, stored)
+    rows = {"sedem" if t == "bfloat16" else f"sedem-{t}": t for t in SLOT_TYPES}
+    yield from _rows(scale, "memories", SEDEM_CONTEXTS, rows, ONLINE, PREBUILT, DECODING, STORED)
+
+
+READS, KEPT = (
+    ("decoder reads", "decoder_tokens", 0),
+    ("kept, bytes a token", "kept.bytes_per_token", 0),
+)
+
+
+READS = "decoder reads", "decoder_tokens", 0
+BANK = "bank, bytes a token", "stored_bytes_per_token", 0
+KEPT = "kept, bytes a token", "kept.bytes_per_token", 0
+
+
+def _beside(
+    scale: Scale,
+    kind: str,
+    contexts: Mapping[str, tuple[int, ...]],
+    rows: Mapping[str, str],
+    without: str,
+    *more: tuple[Any, ...],
+) -> Iterator[Number]:
+    """Times of a warm bank, the first of the rows, and of other rows as its multiples.
+
+    Args:
+        without: the method that keeps nothing.
+    """
+    first = next(iter(rows.values()))
+    for prefix, cell in _prefixed(scale, kind):
+        for tokens in contexts[scale.size]:
+            times = [
+                Number("", "", None, cell, f"results.{method}.{tokens}.{PREBUILT[1]}.median")
+                for method in rows
+            ]
+            for time, (method, label) in zip(times, rows.items(), strict=True):
+                row, place = f"{prefix}{label}, T={tokens}", f"results.{method}.{tokens}"
+                columns = [READS, PREBUILT, *more]
+                columns += [] if method.startswith(("hf", "llama")) else [BANK]
+                columns += [] if method == without else [KEPT]
+                own = ((title, f"{place}.{within}", *rest) for title, within, *rest in columns)
+                yield from entries(row, cell, *own)
+                yield ratio_of(row, f"times {first}'s", None, [time, times[0]])
 
 
 @study(
     "Keys and values that are kept",
     NONE_PRINTED,
-    drawn=("TTFT", "kept bytes"),
-    render=lambda scale: _blocks(scale, "kept"),
+    about=TIMES,
+    spread="quartiles",
+    drawn=("TTFT", "kept, bytes"),
 )
 def kept(scale: Scale) -> Iterator[Number]:
     """Times and bytes by method, and the point from which keeping pays off."""
-    for name, cell in bench_cells(scale, "kept").items():
+    names = ("sedem-warm", "sedem", "text-blocks", "hf-prefix")
+    rows = dict(zip(names, ("warm", "cold", *names[2:]), strict=True))
+    yield from _beside(scale, "kept", KEPT_CONTEXTS, rows, "sedem")
+    for prefix, cell in _prefixed(scale, "kept"):
         for tokens in KEPT_CONTEXTS[scale.size]:
-            row, worth = f"{name}, {tokens:,} tokens", f"worth.{tokens}"
-            for method, label in KEPT_ROWS.items():
-                place = f"results.{method}.{tokens}"
-                columns = [
-                    ("prebuilt TTFT, ms", f"{place}.prebuilt_ttft_ms.median", 1),
-                    ("times warm's", f"{worth}.ratio.{method}", 2),
-                    ("kept bytes a token", f"{place}.kept.bytes_per_token", 0),
-                ]
-                yield from entries(
-                    f"{row}: {label}", cell, *columns[: 2 if method == "sedem" else 3]
+            row, place = f"{prefix}warm, T={tokens}", f"results.sedem-warm.{tokens}"
+            times = [
+                Number(row, column, None, cell, metric, digits=digits)
+                for column, metric, digits in (
+                    ("cold", f"results.sedem.{tokens}.{PREBUILT[1]}.median", 1),
+                    ("found", f"{place}.{PREBUILT[1]}.median", 1),
+                    ("nothing found, ms", f"{place}.missed_ttft_ms.median", 1),
+                    ("warming, ms", f"{place}.warm_ms.median", 0),
                 )
-            yield from entries(
-                f"{row}: sedem, warm",
-                cell,
-                ("hit rate that pays, %", f"{worth}.hit_rate", 0),
-                ("questions that pay for warming", f"{worth}.questions", 0),
-            )
+            ]
+            yield from times[2:]
+            for column, computed in (
+                ("hit rate that pays, %", hit_rate),
+                ("questions that pay for warming", paying_questions),
+            ):
+                yield Number(row, column, parts=tuple(times), computed=computed, digits=0)
 
 
-@study(
-    "sedem-smol and llama.cpp",
-    NONE_PRINTED,
-    render=lambda scale: _blocks(scale, "beside-llama-cpp"),
-)
+NEVER = "never"
+
+
+def hit_rate(times: Sequence[float]) -> float | str:
+    """The share of blocks found from which keeping is faster, in percent.
+
+    Times of an answer: `cold` if nothing is ever kept, `found` if every block is kept already,
+    `missed` if all blocks are computed and kept. With a share h of found blocks, an answer takes
+    h * found + (1 - h) * missed.
+    """
+    cold, found, missed, _ = times
+    if missed <= cold:
+        return 0.0
+    return 100 * (missed - cold) / (missed - found) if found <= cold else NEVER
+
+
+def paying_questions(times: Sequence[float]) -> float | str:
+    """The number of questions after which warming the whole bank has paid off."""
+    cold, found, _, warming = times
+    return warming / (cold - found) if found < cold else NEVER
+
+
+@study("sedem-smol and llama.cpp", NONE_PRINTED, about=TIMES, spread="quartiles", drawn=("TTFT",))
 def beside_llama_cpp(scale: Scale) -> Iterator[Number]:
     """Times and kept bytes of a warm bank, and of the same backbone with the whole text."""
     if SMOL not in scale.shipped:
         return
-    rows = {label: method for method, label in BESIDE_ROWS.items()}
-    decoding = "decode tok/s", "decode_tok_s.median"
-    yield from _rows(scale, "beside-llama-cpp", BESIDE_CONTEXTS, rows, PREBUILT, decoding)
+    rows = {
+        "sedem-warm-int8-weights": "sedem",
+        "hf": "Hugging Face, whole text",
+        "hf-prefix": "Hugging Face, prefix cache",
+        "llama-cpp": "llama.cpp, prefix cache",
+    }
+    yield from _beside(scale, "beside-llama-cpp", BESIDE_CONTEXTS, rows, "hf", DECODING)
 
 
 @study(
@@ -337,153 +397,3 @@ def bank_size(scale: Scale) -> Iterator[Number]:
             ("a commit of 800 blocks, ms", f"sizes.{size}.commit_ms", 1),
             ("seeing another's commit, ms", f"sizes.{size}.reload_ms", 1),
         )
-
-
-# Blocks of docs/performance.md
-
-
-def _blocks(scale: Scale, kind: str, picture: str = "") -> str:
-    """The bench's measurements for each model of a scale, one model after another.
-
-    Args:
-        scale: nano shows sedem-nano, paper the shapes of Llama.
-        kind: "bench", "batches", "memories", "kept" or "beside-llama-cpp".
-        picture: file of the first model's picture; empty for none.
-    """
-    cells, shown = bench_cells(scale, kind), []
-    for name, cell in cells.items():
-        result = cell.read(scale)
-        parts = [] if len(cells) == 1 else [f"{name}:"]
-        if result is None:
-            parts.append(NOT_RUN)
-        else:
-            if picture:
-                parts.append(f"![Time to the first token against context length]({picture})")
-            parts.append(_measured_on(result))
-            tables = [lines(result)]
-            if kind == "kept":
-                tables = [_kept(result, KEPT_ROWS, "sedem-warm"), _worth(result)]
-            elif kind == "beside-llama-cpp":
-                tables = [_kept(result, BESIDE_ROWS, INT8, decoding=True)]
-            elif kind == "bench":
-                tables += _details(result)
-            parts += map(markdown_table, tables)
-        shown.append("\n\n".join(parts))
-        picture = ""
-    return "\n\n".join(shown)
-
-
-def _measured_on(result: Mapping[str, Any]) -> str:
-    """Machine, versions, ceilings and load of a result, and its notes."""
-    settings, ceilings = result["settings"], result["ceilings"]
-    commit = result["commit"] or {"id": "unknown", "dirty": False}
-    device = "processor" if settings["device"] == "cpu" else "device"
-    shown = [
-        f"{made_on(result, device, settings['dtype'])}; "
-        f"commit {commit['id'][:10]}{' with changes' if commit['dirty'] else ''}. "
-        f"Medians of {settings['runs']} runs (quartiles), {settings['answer_tokens']} answer "
-        f"tokens. Ceilings of the same process: {ceilings['bytes_per_s'] / 1e9:,.1f} GB/s copied, "
-        f"{ceilings['flops_per_s'] / 1e12:,.2f} TFLOP/s. {load_of(result)}",
-        *(f"- a part is older: {_made(made)}" for made in result.get("earlier", [])),
-        *(f"- {note}" for note in result["notes"]),
-        *(f"- {name}: {reason}" for name, reason in result["left_out"].items()),
-    ]
-    return "\n".join(shown)
-
-
-def _made(signature: Mapping[str, Any] | None) -> str:
-    """Commit, machine and versions of an older part."""
-    if signature is None:
-        return "its machine and versions are not known"
-    commit = signature["commit"] or {"id": "unknown"}
-    return (
-        f"commit {commit['id'][:10]} on {signature['machine']['device']}, {versions_of(signature)}"
-    )
-
-
-def _details(result: Mapping[str, Any]) -> Iterator[list[list[str]]]:
-    """Tables of building, of SeDeM's stages, and of scoring large banks."""
-    sedem = result["results"].get("sedem", {})
-    building = [["tokens", "build tok/s", "Hugging Face's forward of these layers, tok/s", "ratio"]]
-    for tokens, row in sedem.items():
-        if row["layers_tok_s"] is not None:
-            own, rival = row["build_tok_s"]["median"], row["layers_tok_s"]["median"]
-            ratio = f"{own / rival:.2f}"
-            building.append([f"{int(tokens):,}", f"{own:,.0f}", f"{rival:,.0f}", ratio])
-    yield building
-    names = ("segment", "encode", "compress", "question", "score", "gather", "prefill")
-    stages = [["tokens", *(f"{name}, ms" for name in names)]]
-    for tokens, row in sedem.items():
-        asked = {name: entry["median"] for name, entry in row["stages"].items() if entry}
-        found = [row["build_stages"][f"{name}_ms"] for name in names[:3]]
-        found += [asked.get(f"{name}_ms") for name in ("encode", "score", "gather", "prefill")]
-        times = ["-" if value is None else f"{value:,.1f}" for value in found]
-        stages.append([f"{int(tokens):,}", *times])
-    yield stages
-    selection = [["blocks", "tokens", "MB", "score, ms", "floor"]]
-    for row in result["selection"].values():
-        counts = [f"{row['blocks']:,}", f"{row['tokens']:,}", f"{row['bytes'] / 1e6:,.0f}"]
-        selection.append([*counts, _quartiles(row["score_ms"]), f"{row['floor_ms']:,.1f}"])
-    if len(selection) > 1:
-        yield selection
-
-
-def _quartiles(times: Mapping[str, float]) -> str:
-    return f"{times['median']:,.1f} ({times['q1']:,.1f}-{times['q3']:,.1f})"
-
-
-def _kept(
-    result: Mapping[str, Any], labels: Mapping[str, str], reference: str, *, decoding: bool = False
-) -> list[list[str]]:
-    """Times and bytes of the rows that were measured, by context length.
-
-    Args:
-        reference: the row that the others are divided by.
-    """
-    results, short = result["results"], labels[reference].split(", ")[-1]
-    head = ["tokens", "method", "decoder reads", "prebuilt TTFT ms", f"times {short}'s"]
-    shown = [[*head, *(["decode tok/s"] if decoding else []), "bank, B/token", "kept, B/token"]]
-    for tokens, warm in results[reference].items():
-        for name in (name for name in labels if name in results):
-            row = results[name][tokens]
-            ratio = row["prebuilt_ttft_ms"]["median"] / warm["prebuilt_ttft_ms"]["median"]
-            # Text has no bank, and for a prefix, only the cache is stored.
-            bank = 0 if name in WITHOUT_BANK else row["stored_bytes_per_token"]
-            kept_bytes = row["kept"]["bytes_per_token"] if row["kept"] else 0
-            shown.append(
-                [
-                    f"{int(tokens):,}",
-                    labels[name],
-                    f"{row['decoder_tokens']:,}",
-                    _quartiles(row["prebuilt_ttft_ms"]),
-                    f"{ratio:.2f}",
-                    *([_quartiles(row["decode_tok_s"])] if decoding else []),
-                    f"{bank:,.0f}" if bank else "-",
-                    f"{kept_bytes:,.0f}" if kept_bytes else "-",
-                ]
-            )
-    return shown
-
-
-def _worth(result: Mapping[str, Any]) -> list[list[str]]:
-    """Times of SeDeM by what is found, and the point from which keeping pays off."""
-    head = ["tokens", "nothing kept, ms", "nothing found, ms", "all found, ms"]
-    head += ["hit rate that pays, %", "warming the bank, ms", "questions that pay for it"]
-    shown = [head]
-    for tokens, found in result["worth"].items():
-        cold, warm = (result["results"][name][tokens] for name in ("sedem", "sedem-warm"))
-        times = [cold["prebuilt_ttft_ms"], warm["missed_ttft_ms"], warm["prebuilt_ttft_ms"]]
-        shown.append(
-            [
-                f"{int(tokens):,}",
-                *(f"{time['median']:,.1f}" for time in times),
-                _number(found["hit_rate"]),
-                f"{warm['warm_ms']['median']:,.0f}",
-                _number(found["questions"]),
-            ]
-        )
-    return shown
-
-
-def _number(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:,.0f}"

@@ -18,7 +18,7 @@ from experiments.system.cells import Cell, checkpoint_of
 from experiments.system.scales import ROOT, Scale
 from sedem import Document, MemoryBank, SeDeM
 from sedem.answering.requests import encode_questions
-from sedem.bench.contexts import context, source
+from sedem.bench.contexts import context, demo_text
 
 PAPERS = ROOT / "tests" / "household"
 TOKENS, COPIES = 8_000, 16
@@ -72,7 +72,7 @@ finally:
 def passages(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     """Milliseconds of a search for passages, and of the pass over its question."""
     model = SeDeM.from_pretrained(checkpoint_of(cell, scale, data), light=True)
-    part = model.read(context(source(None)[0], model.encoder, TOKENS))
+    part = model.read(context(demo_text(), model.encoder, TOKENS))
     bank = part.cast(part.dtype)
     for number in range(1, 2 if scale.stand_in else COPIES):
         bank.append(_renamed(part, number))

@@ -1,14 +1,17 @@
-"""The bench of the studies: `sedem bench` with peers, floors, building by stage, and large banks.
+"""The bench of the studies: `sedem.bench` with peers, floors, memory, and building by stage.
 
 It measures times, memory and floors, never quality.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import cache
+import ctypes
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +20,16 @@ from torch import Tensor, nn
 
 from experiments.system import paper
 from experiments.system.cells import Cell, checkpoint_of
-from experiments.system.floors import (
-    Ceilings,
-    Stages,
-    Work,
-    busy,
-    floors,
-    measure_ceilings,
-    sedem_work,
-    text_work,
-)
+from experiments.system.floors import Ceilings, floors_of, measure_ceilings
 from experiments.system.models import guided_model, main_model
-from experiments.system.peers import PEERS, LlamaCpp, PrefixCached, TextBlocks
+from experiments.system.peers import PEERS, Keeper, LlamaCpp, PrefixCached, sedem_opener
 from experiments.system.scales import SHIPPED, SMOL, Scale
 from experiments.system.stand_in import backbone
-from sedem.answering.requests import encode_questions
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
-from sedem.bank.search import key_scores
-from sedem.baselines.longllmlingua import LongLLMLingua
-from sedem.bench import command
-from sedem.bench.measure import WARM_UP, Trial, spread
-from sedem.bench.plan import Plan
-from sedem.bench.subjects import WarmSedem, open_subjects
-from sedem.bench.subjects import checkpoint_of as plan_checkpoint
+from sedem.bench import measure
+from sedem.bench.measure import Trial, spread
+from sedem.bench.subjects import Opener, plan_of
 from sedem.config import SMALL_MODEL, SedemConfig
 from sedem.demo import QUESTIONS
 from sedem.engine.device import Clock
@@ -48,9 +37,8 @@ from sedem.evaluation.readers import BoundSedem
 from sedem.evaluation.registry import METHODS as EVERY
 from sedem.method.segments import segment_text
 from sedem.model import SeDeM
-from sedem.quantization import BFLOAT16, Quantized, quantize
 from sedem.reading.encoding import batches
-from sedem.types import Document
+from sedem.types import Document, Reader
 
 # What is measured, by scale
 
@@ -74,8 +62,6 @@ PEER_CONTEXTS = {"nano": (1024,)}
 ANSWER_TOKENS = {"stand-in": 3, "nano": 17, "gpu": 33, "paper": 33}
 SHAPES = ("llama-3.2-1b", "llama-3.2-3b")
 """Shapes timed on random weights at gpu and paper scale: speed does not depend on weights."""
-BLOCKS = {"nano": (1000, 10_000), "gpu": (1000, 10_000, 100_000), "paper": (1000, 10_000, 100_000)}
-"""Sizes of the synthetic banks that are scored."""
 SEDEM_CONTEXTS = {"stand-in": (64,), "nano": (8192,), "gpu": (32768,), "paper": (32768,)}
 """Context lengths at which SeDeM is timed alone."""
 BATCHES = {"stand-in": (1, 2), "nano": (1, 8, 64), "gpu": (1, 8, 64), "paper": (1, 8, 64)}
@@ -96,7 +82,6 @@ blocks that SeDeM reads."""
 BESIDE_CONTEXTS = {"stand-in": (64,), "nano": (1024, 2048, 4096, 7168)}
 """Context lengths at which sedem-smol and llama.cpp are compared; its backbone has 8,192
 positions."""
-NEVER = "never"
 SLOT_TYPES = ("bfloat16", "int8", "fp8")
 """Types of stored slots."""
 
@@ -140,63 +125,80 @@ def timed_context(cell: Cell, scale: Scale) -> int:
 
 
 def bench(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
-    """Run the bench; a killed run resumes after its last finished context.
+    """Run the bench.
 
-    - bench: times and memory of the scale's methods; with another method than SeDeM, of both, on
-      random weights.
+    - bench: times, memory and floors of the scale's methods; with another method than SeDeM, times
+      of both, on random weights.
     - batches: SeDeM's questions per second.
     - memories: SeDeM by type of the stored slots.
     - kept: what is kept of blocks, and when it pays off.
-    - peers: every method, with its speed-up over the full context.
+    - peers: every method.
     - beside-llama-cpp: a warm bank, and its backbone with the whole text, by Hugging Face's forward
       and by llama.cpp.
     """
     name = scale.size
-    plan: dict[str, Any] = {
+    checkpoint = None if cell.variant is None else checkpoint_of(cell, scale, data)
+    entries: dict[str, Any] = {
         "methods": ("sedem",),
+        "checkpoint": str(checkpoint or SMALL_MODEL),
         "backbone": _shape(cell, scale),
         "runs": 1 if scale.stand_in else 20,
-        "answer_tokens": ANSWER_TOKENS[name],
+        "max_new_tokens": ANSWER_TOKENS[name],
     }
-    more: dict[str, Any] = {}
+    peers: tuple[str, ...] = ()
+    more: dict[str, Opener] = {}
+    trial, again, ceilings = Trial, True, None
     match cell.measure:
         case "bench" if cell.method in RIVALS:
-            plan |= {"methods": ("sedem", cell.method), "k": cell.k}
-            plan |= {"contexts": (timed_context(cell, scale),)}
-            more = {"peers": RIVALS[cell.method]}
+            entries |= {"methods": ("sedem", cell.method), "k": cell.k}
+            entries |= {"contexts": (timed_context(cell, scale),)}
+            peers = RIVALS[cell.method]
         case "bench":
-            plan |= {"methods": METHODS[scale.name], "contexts": CONTEXTS[name]}
-            more = {"peers": PEERS_BESIDE.get(name, ()), "blocks": BLOCKS.get(name, ())}
+            entries |= {"methods": METHODS[scale.name], "contexts": CONTEXTS[name]}
+            peers = PEERS_BESIDE.get(name, ())
+            plan = plan_of(entries)
+            ceilings = measure_ceilings(plan.place, getattr(torch, plan.dtype))
+            trial = partial(Detailed, ceilings=ceilings)
         case "batches":
-            plan |= {"contexts": SEDEM_CONTEXTS[name], "batches": BATCHES[name]}
+            entries |= {"contexts": SEDEM_CONTEXTS[name]}
+            trial = partial(Batched, sizes=BATCHES[name])
         case "memories":
-            plan |= {"contexts": SEDEM_CONTEXTS[name], "memory": SLOT_TYPES}
+            entries |= {"contexts": SEDEM_CONTEXTS[name]}
+            more = {f"sedem-{t}": sedem_opener(f"sedem-{t}", memory=t) for t in SLOT_TYPES[1:]}
         case "peers":
-            plan |= {"methods": tuple(EVERY), "contexts": PEER_CONTEXTS[name]}
+            entries |= {"methods": tuple(EVERY), "contexts": PEER_CONTEXTS[name]}
         case "kept":
             # Joint blocks cannot be kept. Times do not depend on how a model was trained.
-            plan |= {"kept": ("cold", "warm"), "block_context": "independent", "k": 2}
-            plan |= {"contexts": KEPT_CONTEXTS[name], "online": False, "answer_tokens": 3}
-            more = {"peers": ("text-blocks", "hf-prefix")}
+            apart = {"block_context": "independent"}
+            more = {
+                "sedem": sedem_opener("sedem", **apart),
+                "sedem-warm": sedem_opener("sedem-warm", warm=True, **apart),
+            }
+            peers, trial, again = ("text-blocks", "hf-prefix"), Keeping, False
+            entries |= {"methods": (), "contexts": KEPT_CONTEXTS[name], "k": 2, "max_new_tokens": 3}
         case "beside-llama-cpp":
+            row = "sedem-warm-int8-weights"
+            more = {row: sedem_opener(row, warm=True, weights="int8")}
+            peers, trial, again = ("hf", "hf-prefix", "llama-cpp"), Keeping, False
             # A round reads the longest text anew, which takes half a minute of a CPU.
-            plan |= {"kept": ("warm",), "weights": ("int8",), "k": cell.k, "online": False}
-            plan |= {"contexts": BESIDE_CONTEXTS[name], "runs": min(plan["runs"], 6)}
-            more = {"peers": ("hf", "hf-prefix", "llama-cpp")}
-    checkpoint = None if cell.variant is None else checkpoint_of(cell, scale, data)
-    plan["checkpoint"] = str(checkpoint or SMALL_MODEL)
-    result = run_bench(Plan(**plan), scale.runs / "bench" / cell.name, **more)
-    # Folders differ between machines; the result contains the digests of their files.
-    result["settings"]["checkpoint"] = None if checkpoint is None else checkpoint.name
+            entries |= {"methods": (), "contexts": BESIDE_CONTEXTS[name], "k": cell.k}
+            entries |= {"runs": min(entries["runs"], 6)}
+    more |= {peer: PEERS[peer] for peer in peers}
+    plan = plan_of(entries)
+    result = measure.run_bench(plan, more, trial=trial, read_again=again)
+    # Folders differ between machines.
+    result["settings"] |= {
+        "checkpoint": None if checkpoint is None else checkpoint.name,
+        "backbone": cell.backbone or None,
+        "methods": [*result["results"]],
+        "answer_tokens": plan.max_new_tokens,
+    }
     if cell.backbone:
-        result["settings"]["backbone"] = cell.backbone
-        result["notes"] = [n.replace(plan["backbone"], cell.backbone) for n in result["notes"]]
-    if cell.measure == "peers":
-        result["times_sooner"] = times_sooner(result["results"])
+        result["notes"] = [n.replace(str(plan.backbone), cell.backbone) for n in result["notes"]]
+    if ceilings is not None:
+        result["ceilings"] = asdict(ceilings)
     if cell.measure == "beside-llama-cpp" and not result["left_out"]:
         result["versions"]["llama-cpp-python"] = version("llama-cpp-python")
-    if cell.measure == "kept":
-        result["worth"] = worth(result["results"])
     return result
 
 
@@ -207,153 +209,96 @@ def _shape(cell: Cell, scale: Scale) -> str | None:
     return str(OWN_SHAPES.get(cell.backbone, cell.backbone)) or None
 
 
-def worth(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The benefit of kept keys and values, by context length.
+# Trials that measure more than times
 
-    There are three times of an answer: `cold` if nothing is ever kept, `missed` if all blocks are
-    computed and kept, `found` if every block is kept already. With a share h of found blocks, an
-    answer takes h * found + (1 - h) * missed.
 
-    Returns:
-        `ratio` (time to the first token over that of SeDeM with everything kept, by method),
-        `hit_rate` (share of blocks found from which keeping is faster, in percent) and `questions`
-        (after which warming the whole bank has paid off); the last two may be "never".
-    """
-    shown: dict[str, dict[str, Any]] = {}
-    for tokens, warm in results["sedem-warm"].items():
-        times = {n: rows[tokens]["prebuilt_ttft_ms"]["median"] for n, rows in results.items()}
-        cold, found = times["sedem"], times["sedem-warm"]
-        missed, warming = warm["missed_ttft_ms"]["median"], warm["warm_ms"]["median"]
-        rate: float | str = NEVER
-        if missed <= cold:
-            rate = 0.0
-        elif found <= cold:
-            rate = 100 * (missed - cold) / (missed - found)
-        shown[tokens] = {
-            "ratio": {name: time / found for name, time in times.items()},
-            "hit_rate": rate,
-            "questions": warming / (cold - found) if found < cold else NEVER,
+class Batched(Trial):
+    """Also measures questions per second over one memory, by number of questions together."""
+
+    def __init__(self, *given: Any, sizes: Sequence[int]) -> None:
+        super().__init__(*given)
+        self.sizes = sizes
+
+    def row(self) -> dict[str, Any]:
+        """The measurements of the method; each round runs every size."""
+        speeds: dict[int, list[float]] = {size: [] for size in self.sizes}
+        for _ in range(measure.WARM_UP + self.plan.runs):
+            for size, measured in speeds.items():
+                questions = list(islice(cycle(QUESTIONS), size))
+                clock = Clock(self.plan.place)
+                self.subject.reader.answer_together(self.memory, questions)  # type: ignore[attr-defined]
+                clock.lap("all_ms")
+                measured.append(1e3 * size / clock.timings["all_ms"])
+        found = {
+            str(size): {"questions_per_s": spread(measured[measure.WARM_UP :])}
+            for size, measured in speeds.items()
         }
-    return shown
+        return {**super().row(), "batches": found}
 
 
-def times_sooner(results: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Speed-up of the time to the first token over full context, by method and clock."""
-    medians: dict[str, dict[str, float]] = {}
-    for method, found in results.items():
-        (figures,) = found.values()
-        clocks = ("online", "prebuilt")
-        medians[method] = {clock: figures[f"{clock}_ttft_ms"]["median"] for clock in clocks}
-    reference = medians["full-context"]
-    return {
-        method: {clock: reference[clock] / ms for clock, ms in own.items()}
-        for method, own in medians.items()
-    }
+class Keeping(Trial):
+    """Also measures what is kept of a memory that is read once, and what it costs."""
 
+    def build(self) -> None:
+        """Read the documents, and compute what the method keeps ahead."""
+        super().build()
+        self.builds[-1]["warm_ms"] = None
+        if isinstance(reader := self.subject.reader, Keeper):
+            # Use a copy, since the first answer has kept its blocks.
+            self.memory = reader.anew(self.memory)
+            clock = Clock(self.plan.place)
+            reader.warm(self.memory)
+            clock.lap("warm_ms")
+            self.builds[-1]["warm_ms"] = clock.timings["warm_ms"]
 
-@cache
-def _ceilings(place: torch.device, dtype: torch.dtype) -> Ceilings:
-    return measure_ceilings(place, dtype)
+    def ask(self) -> None:
+        """Answer from a memory with nothing kept, then from the warm one."""
+        missed = None
+        if isinstance(reader := self.subject.reader, Keeper):
+            missed = reader.answer(reader.anew(self.memory), QUESTIONS[0]).timings["ttft_ms"]
+        super().ask()
+        self.asks[-1]["missed_ttft_ms"] = missed
 
-
-def run_bench(
-    plan: Plan,
-    out: Path | None = None,
-    *,
-    peers: Sequence[str] = (),
-    blocks: Sequence[int] = (),
-) -> dict[str, Any]:
-    """Run `sedem.bench` with more rows and figures.
-
-    Args:
-        out: folder of an interrupted run, which resumes.
-        peers: names in `PEERS`, which are measured after the methods.
-        blocks: sizes of synthetic banks that SeDeM scores.
-
-    Returns:
-        The document of the bench with `ceilings` of this process, `floor` in each row, and
-        `selection` by number of blocks.
-    """
-    # A single run shows that it runs, and not how fast: one measurement serves all.
-    measured = _ceilings if plan.runs == 1 else measure_ceilings
-    ceilings = measured(plan.place, plan.type)
-    document = command.run_bench(
-        plan, out, peers={name: PEERS[name] for name in peers}, detail=_Details(plan)
-    )
-    selection = _selection(plan, blocks) if blocks else {}
-    # Measured before and after, so that neither warm-up nor other processes lower a ceiling.
-    ceilings = ceilings.best_with(measured(plan.place, plan.type))
-    for rows in document["results"].values():
-        for tokens, row in rows.items():
-            row["floor"] = _floor(row["work"], int(tokens), ceilings)
-    for row in selection.values():
-        row["floor_ms"] = 1e3 * Work(**row["work"]).seconds(ceilings)
-    document["notes"] += busy(document["results"])
-    return {**document, "ceilings": asdict(ceilings), "selection": selection}
-
-
-def _floor(
-    work: Mapping[str, Any] | None, tokens: int, ceilings: Ceilings
-) -> dict[str, float | None] | None:
-    if work is None:
-        return None
-    stages = {stage: [Work(**part) for part in parts] for stage, parts in work.items()}
-    return floors(stages, tokens, ceilings)
-
-
-# More of a method's row: the work behind its floors, and SeDeM's building by stage
-
-
-@dataclass
-class _Details:
-    plan: Plan
-    layers: dict[int, EncoderLayers] = field(default_factory=dict)
-
-    def __call__(self, trial: Trial) -> dict[str, Any]:
-        reader, answer = trial.subject.reader, trial.answer
-        work = _work(trial)
-        more: dict[str, Any] = {
-            "work": work and {n: [asdict(part) for part in parts] for n, parts in work.items()},
-            "layers_tok_s": None,
-        }
-        if isinstance(reader, TextBlocks):
-            # It uses parts of two open models.
-            more["memory"] = None
+    def row(self) -> dict[str, Any]:
+        """The measurements of the method."""
+        row, reader, tokens = super().row(), self.subject.reader, self.answer.context_tokens
+        size = None
+        if isinstance(reader, Keeper):
+            size = reader.kept_bytes(self.memory)
         elif isinstance(reader, PrefixCached | LlamaCpp):
             # For a truncated context, only the remaining tokens count.
-            kept = answer.stored_bytes or 0
-            tokens = trial.memory.ids.shape[1] - 1
-            per_token = {"bytes_per_token": kept / tokens if tokens else None}
-            more["kept"] = {**per_token, "ready": trial.ready, "blocks": answer.blocks}
-        elif isinstance(reader, BoundSedem) and self.plan.online:
-            more["build_stages"] = build_stages(reader.model, trial.documents)
-            if trial.subject.name == "sedem":
-                more["layers_tok_s"] = self._layers(reader.model, trial)
-        return more
-
-    def _layers(self, model: SeDeM, trial: Trial) -> dict[str, float]:
-        """Tokens per second of Hugging Face's forward of the encoder's layers."""
-        if id(model) not in self.layers:
-            frozen = open_backbone(model.encoder.name, dtype=self.plan.type, device=self.plan.place)
-            self.layers[id(model)] = EncoderLayers(model.config, frozen)
-        layers, tokens = self.layers[id(model)], trial.answer.context_tokens or 0
-        times = [layers.run_ms(trial.documents) for _ in range(WARM_UP + self.plan.runs)]
-        return spread([1e3 * tokens / time for time in times[WARM_UP:]])
+            size, tokens = self.answer.stored_bytes, self.memory.ids.shape[1] - 1
+        kept = {"bytes_per_token": size / tokens if size and tokens else None}
+        times = {name: row["stages"].pop(name) for name in ("warm_ms", "missed_ttft_ms")}
+        return {**row, **times, "online_ttft_ms": None, "kept": kept if size else None}
 
 
-def _work(trial: Trial) -> Stages | None:
-    """The work behind the method's floor; None if the method's stages are not known."""
-    subject, reader = trial.subject, trial.subject.reader
-    if isinstance(reader, BoundSedem):
-        found = isinstance(reader, WarmSedem)
-        return sedem_work(reader.model, trial.answer, QUESTIONS[0], found=found)
-    unknown = isinstance(reader, LongLLMLingua | LlamaCpp)
-    if subject.backbone is None or not subject.reads_text or unknown:
-        # LongLLMLingua reads the context several times to prune it, then reads the rest.
-        # llama.cpp has its own matrices.
-        return None
-    cached = isinstance(reader, PrefixCached)
-    return text_work(subject.backbone, trial.answer, QUESTIONS[0], cached=cached)
+class Detailed(Trial):
+    """Also measures the peak of memory, the floors, and SeDeM's building by stage."""
+
+    def __init__(self, *given: Any, ceilings: Ceilings) -> None:
+        super().__init__(*given)
+        self.ceilings = ceilings
+
+    def row(self) -> dict[str, Any]:
+        """The measurements of the method."""
+        reader, documents, tokens = self.subject.reader, self.documents, self.answer.context_tokens
+        more: dict[str, Any] = {
+            "floor": floors_of(self.subject, self.answer, self.ceilings),
+            "memory": measure_memory(reader, documents, self.plan.place),
+            "layers_tok_s": None,
+        }
+        if isinstance(reader, BoundSedem):
+            config, name = reader.model.config, reader.model.encoder.name
+            more["build_stages"] = build_stages(reader.model, documents)
+            frozen = open_backbone(
+                name, dtype=getattr(torch, self.plan.dtype), device=self.plan.place
+            )
+            layers = EncoderLayers(config, frozen)
+            times = [layers.run_ms(documents) for _ in range(measure.WARM_UP + self.plan.runs)]
+            speeds = [1e3 * (tokens or 0) / time for time in times[measure.WARM_UP :]]
+            more["layers_tok_s"] = spread(speeds)
+        return {**super().row(), **more}
 
 
 class EncoderLayers:
@@ -437,54 +382,54 @@ def build_stages(model: SeDeM, documents: Sequence[Document]) -> dict[str, float
     }
 
 
-# Scoring of synthetic banks
+# The peak of memory, in a pass that is not timed. Several methods are open in one process, so its
+# growth is measured, and what the method holds already is added: weights, and caches that stay
+# between answers. Another method's CUDA graphs cannot be separated and are left out.
 
-DISTINCT_BLOCKS = 1000
-"""Number of distinct random memory blocks; a larger bank repeats them, each with its own keys."""
+PROCESS = Path("/proc/self")
 
 
-def _selection(plan: Plan, sizes: Sequence[int]) -> dict[str, Any]:
-    """Times of exact scoring of every block of synthetic banks, by their number of blocks.
+def measure_memory(
+    reader: Reader, documents: Sequence[Document], place: torch.device
+) -> dict[str, int] | None:
+    """The highest use of memory while a method reads and answers, in bytes, as `peak_bytes`.
 
-    Keys are prepared. `tokens` are those that the blocks represent, `bytes` those of the keys; the
-    floor is computed from `work`.
+    On a GPU the allocator reports it. On a CPU it is the resident set of the process; None if the
+    system does not report that.
     """
-    with plan_checkpoint(plan) as checkpoint:
-        alone = plan.with_changes(methods=("sedem",), kept=("cold",))
-        (subject, *_), _ = open_subjects(alone, checkpoint)
-        reader = subject.reader
-        assert isinstance(reader, BoundSedem)
-        model = reader.model
-        hidden_1QE, mask_1Q = encode_questions(model, model.engine, QUESTIONS[:1])
-        query_1QRH = model.queries(hidden_1QE)
-        found = {}
-        for count in sizes:
-            keys_NJRH, times = _synthetic_keys(model, count), []
-            for _ in range(WARM_UP + plan.runs):
-                clock = Clock(model.device)
-                key_scores(query_1QRH, mask_1Q, keys_NJRH, torch.zeros(0, dtype=torch.long))
-                clock.lap("score_ms")
-                times.append(clock.timings["score_ms"])
-            slots = count * model.config.slots_per_block
-            flops = 2 * int(mask_1Q.sum()) * slots * model.selector.w_key.out_features
-            found[str(count)] = {
-                "blocks": count,
-                "tokens": slots * model.config.compression,
-                "bytes": keys_NJRH.nbytes,
-                "score_ms": spread(times[WARM_UP:]),
-                "work": asdict(Work(flops, keys_NJRH.nbytes)),
-            }
-    return found
+    if place.type != "cuda" and not (PROCESS / "clear_refs").exists():
+        return None
+    if isinstance(reader, BoundSedem):
+        # Drop the engine's caches for other batch sizes, and allocate those of this pass.
+        reader.model.engine.release()
+        reader.answer(reader.read(documents), QUESTIONS[0])
+        held = sum(reader.model.engine.memory().values())
+    else:
+        modules = [value for value in vars(reader).values() if isinstance(value, nn.Module)]
+        tensors = [t for module in modules for t in (*module.parameters(), *module.buffers())]
+        held = sum({t.data_ptr(): t.nbytes for t in tensors}.values())
+        held += int(getattr(reader, "cache_bytes", 0))
+    gc.collect()
+    peak: Callable[[], int]
+    if place.type == "cuda":
+        torch.cuda.synchronize(place)
+        torch.cuda.reset_peak_memory_stats(place)
+        before, peak = (
+            torch.cuda.memory_allocated(place),
+            lambda: torch.cuda.max_memory_allocated(place),
+        )
+    else:
+        # Free pages that the C library keeps would hide growth.
+        if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+            trim(0)
+        (PROCESS / "clear_refs").write_text("5")
+        before, peak = _status("VmRSS"), lambda: _status("VmHWM")
+    reader.answer(reader.read(documents), QUESTIONS[0])
+    return {"peak_bytes": held + max(0, peak() - before)}
 
 
-@torch.no_grad()
-def _synthetic_keys(model: SeDeM, blocks: int) -> Quantized:
-    """The selector's keys `[N, J, R, H]` of random memory, as `keys.prepare` keeps them."""
-    drawn_NJD = torch.randn(
-        min(blocks, DISTINCT_BLOCKS),
-        model.config.slots_per_block,
-        model.decoder.width,
-        generator=torch.Generator().manual_seed(0),
-    )
-    keys = quantize(model.selector.keys(drawn_NJD.to(model.selector.w_key.weight)), BFLOAT16)
-    return keys[torch.arange(blocks, device=keys.values.device) % len(keys)]
+def _status(name: str) -> int:
+    """A counter of /proc/self/status, in bytes."""
+    lines = (PROCESS / "status").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith(f"{name}:"))
+    return 1024 * int(line.split()[1])

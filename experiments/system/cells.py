@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -101,12 +102,27 @@ class Cell:
 
     def path(self, scale: Scale) -> Path | None:
         """The file of its result; None if it was not measured."""
-        return next(results_of(scale).glob(f"*/{self.name}.json"), None)
+        place = results_of(scale).absolute(), self.name
+        known = _FOUND.get(place)
+        if known is None or not known.is_file():
+            known = next(place[0].glob(f"*/{self.name}.json"), None)
+            if known is not None:
+                _FOUND[place] = known
+        return known
 
     def read(self, scale: Scale) -> dict[str, Any] | None:
-        """Its result; None if it was not measured."""
+        """Its result, which all readers share; None if it was not measured."""
         path = self.path(scale)
-        return None if path is None else json.loads(path.read_text(encoding="utf-8"))
+        return None if path is None else _parsed(path, path.stat().st_mtime_ns)
+
+
+_FOUND: dict[tuple[Path, str], Path] = {}
+"""Files of results by folder and name: a page has thousands of numbers, of a few hundred files."""
+
+
+@cache
+def _parsed(path: Path, changed: int) -> dict[str, Any]:
+    return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 def results_of(scale: Scale) -> Path:

@@ -19,14 +19,21 @@ ACROSS = 4
 BESIDE = 1.07
 """Distance between two series at one value of a logarithmic axis, as a factor."""
 
-SERIES = (OURS, "#d9822b", "#4f9d69", "#8c5fa8")
+MAGNITUDES = 20
+"""A curve whose values differ by more than this factor is drawn on a logarithmic axis."""
+SERIES = (OURS, "#d9822b", "#4f9d69", "#8c5fa8", "#9b2c2c", "#4a5568")
 """Colours of the curves of one panel."""
 
 _SWEEP = re.compile(r"^(?:(?P<series>.+), )?(?P<knob>[A-Z]|load)=(?P<value>\d+|all)$")
 
 
-def draw(numbers: Sequence[Number], scale: Scale, title: str, path: Path) -> None:
-    """Draw one panel per column: curves if the rows are like "guided, K=4", else points in rows."""
+def draw(
+    numbers: Sequence[Number], scale: Scale, title: str, path: Path, spread: str = "95 %"
+) -> None:
+    """Draw one panel per column: curves if the rows are like "guided, K=4", else points in rows.
+
+    `spread` says what the intervals are.
+    """
     pyplot = pyplot_module()
     panels = _panels(numbers)
     across = min(len(panels), ACROSS)
@@ -49,7 +56,7 @@ def draw(numbers: Sequence[Number], scale: Scale, title: str, path: Path) -> Non
             _points(axis, panel, scale, rows, named=place % across == 0)
         axis.spines[["top", "right"]].set_visible(False)
     found = [ours for number in numbers if (ours := number.ours(scale))]
-    suffix = f"{scale.name} scale" + ", 95 %" * any(interval for _, interval in found)
+    suffix = f"{scale.name} scale" + f", {spread}" * any(interval for _, interval in found)
     marks = [(OURS, "o", f"ours, {suffix}")]
     if len(series) > 1:
         marks = [(c, "o", f"{n}, {suffix}") for c, n in zip(SERIES, series, strict=False)]
@@ -58,7 +65,8 @@ def draw(numbers: Sequence[Number], scale: Scale, title: str, path: Path) -> Non
     handles = [pyplot.Line2D([], [], color=c, marker=m, label=label) for c, m, label in marks]
     figure.legend(handles=handles, loc="lower center", ncols=2, frameon=False, fontsize=8)
     figure.suptitle(title, fontsize=10)
-    figure.tight_layout(rect=(0, 0.06 / down, 1, 0.98))
+    legend = 0.1 + 0.2 * -(-len(handles) // 2)  # inches, two entries in a row
+    figure.tight_layout(rect=(0, legend / (height * down), 1, 0.98))
     save(figure, path)
 
 
@@ -95,6 +103,8 @@ def _points(axis: Any, panel: list[Number], scale: Scale, rows: list[str], *, na
 
 
 def _curves(axis: Any, panel: list[Number], scale: Scale, series: list[str]) -> None:
+    from matplotlib.ticker import LogLocator
+
     values = [_SWEEP.search(n.row)["value"] for n in panel]  # type: ignore[index]
     # "all" is placed one step beyond the largest number.
     beyond = 2 * max(float(value) for value in values if value != "all")
@@ -113,7 +123,14 @@ def _curves(axis: Any, panel: list[Number], scale: Scale, series: list[str]) -> 
     axis.set_xscale("log", base=2)
     ticks = dict(zip(places, values, strict=True))
     axis.set_xticks([*ticks], [*ticks.values()])
-    if all(found is None or found[1] is None for found in (n.ours(scale) for n in panel)):
+    found = [ours for number in panel if (ours := number.ours(scale))]
+    values_found = [value for value, _ in found]
+    if found and min(values_found) > 0 and max(values_found) > MAGNITUDES * min(values_found):
+        axis.set_yscale("log")
+        axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.yaxis.set_major_formatter("{x:,.0f}")
+        axis.minorticks_off()
+    elif not any(interval for _, interval in found):
         axis.set_ylim(bottom=0)  # a cost: start at zero to show how much it grows
     axis.grid(alpha=0.3)
 
@@ -132,60 +149,6 @@ def _mark(
     spread = [[max(0.0, mean - low)], [max(0.0, high - mean)]]
     at, error = ((mean, place), "xerr") if horizontal else ((place, mean), "yerr")
     axis.errorbar(*at, fmt="o", color=colour, markersize=5, capsize=2, **{error: spread})
-
-
-def draw_against_time(
-    numbers: Sequence[Number],
-    scale: Scale,
-    title: str,
-    path: Path,
-    labels: Sequence[str],
-    time: str,
-    size: str,
-) -> None:
-    """Draw scores against times to the first token: one curve over K per label.
-
-    Args:
-        numbers: rows are like "LABEL, K=4"; there is a column of a score per set of the ablations.
-    """
-    pyplot = pyplot_module()
-    count = len(scale.ablation)
-    figure, axes = pyplot.subplots(1, count, figsize=(1 + 4.6 * count, 4.2), squeeze=False)
-    found = {(n.row, n.column): n.ours(scale) for n in numbers}
-    for axis, key in zip(axes.flat, scale.ablation, strict=True):
-        (column,) = {n.column for n in numbers if n.column.startswith(scale.sets[key].title)}
-        for colour, label in zip(SERIES, labels, strict=False):
-            rows = dict.fromkeys(n.row for n in numbers if n.row.startswith(f"{label}, K="))
-            points = [
-                (row.split(", ")[-1], at[0], *score)
-                for row in rows
-                if (at := found[row, time]) and (score := found[row, column])
-            ]
-            if not points:
-                continue
-            stored = found[next(iter(rows)), size]
-            legend = f"{label} ({stored[0]:,.0f} bytes a token)" if stored else label
-            xs, ys = [x for _, x, _, _ in points], [y for _, _, y, _ in points]
-            axis.plot(xs, ys, "o-", color=colour, alpha=0.8, label=legend)
-            for _, x, _, interval in points:
-                if interval:
-                    axis.plot([x, x], interval, color=colour, alpha=0.25)
-            # Label only the ends of a curve; more labels would overlap.
-            for name, x, y, _ in points[:1] + points[1:][-1:]:
-                axis.annotate(
-                    name, (x, y), (4, 4), textcoords="offset points", fontsize=7, color=colour
-                )
-        axis.set_title(column, fontsize=9)
-        axis.set_xlabel("time to the first token, prebuilt bank, ms", fontsize=8)
-        axis.set_xscale("log", base=2)
-        axis.xaxis.set_major_formatter("{x:.0f}")
-        axis.grid(alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
-    handles, names = axes.flat[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="lower center", ncols=2, frameon=False, fontsize=8)
-    figure.suptitle(f"{title}, {scale.name} scale, 95 %", fontsize=10)
-    figure.tight_layout(rect=(0, 0.1, 1, 1))
-    save(figure, path)
 
 
 def draw_training(

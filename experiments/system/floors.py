@@ -15,25 +15,26 @@ its keys and values are needed there.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from experiments.system.peers import PrefixCached
 from sedem.answering.decoding import question_ids
 from sedem.backbone.decoder import Backbone
 from sedem.bank.keys import cache_dtype
+from sedem.baselines.longllmlingua import LongLLMLingua
+from sedem.bench.subjects import Subject
+from sedem.demo import QUESTIONS
 from sedem.engine.device import Clock
-from sedem.engine.fused import MATRICES
-from sedem.engine.int8 import step_bytes
-from sedem.engine.static import Static
 from sedem.evaluation.cost import Workload, count_flops, head_flops, layer_flops
+from sedem.evaluation.readers import BoundSedem
 from sedem.evaluation.storage import BFLOAT16, kv_bytes_per_token
 from sedem.model import SeDeM
 from sedem.types import Answer
 
-TRIES = 10
+TRIES = 20
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,6 @@ class Ceilings:
     bytes_per_s: float
     flops_per_s: float
 
-    def best_with(self, other: Ceilings) -> Ceilings:
-        """The higher value of each ceiling."""
-        return Ceilings(*map(max, astuple(self), astuple(other)))
-
 
 def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
     """Measure copy bandwidth and matrix throughput, on arrays larger than every cache.
@@ -62,21 +59,20 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
     side, size = (8192, 2**31) if large else (1024, 2**27)
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    copying = _shortest(lambda: target.copy_(source), device)
     left, right = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
-    multiplying = _shortest(lambda: left @ right, device)
+
+    def shortest(work: Callable[[], object]) -> float:
+        """The lowest number of seconds of several tries."""
+        times = []
+        for _ in range(TRIES):
+            clock = Clock(device)
+            work()
+            clock.lap("ms")
+            times.append(clock.timings["ms"] / 1e3)
+        return min(times)
+
+    copying, multiplying = shortest(lambda: target.copy_(source)), shortest(lambda: left @ right)
     return Ceilings(2 * size / copying, 2 * side**3 / multiplying)
-
-
-def _shortest(work: Callable[[], object], device: torch.device) -> float:
-    """The lowest number of seconds of several tries."""
-    times = []
-    for _ in range(TRIES):
-        clock = Clock(device)
-        work()
-        clock.lap("ms")
-        times.append(clock.timings["ms"] / 1e3)
-    return min(times)
 
 
 @dataclass(frozen=True)
@@ -101,8 +97,24 @@ Stages = Mapping[str, Sequence[Work]]
 and `token` (one more token)."""
 
 
-def sedem_work(model: SeDeM, answer: Answer, question: str, *, found: bool = False) -> Stages:
-    """Work of SeDeM for an answer; `found` says that keys and values of its blocks were kept."""
+def floors_of(
+    subject: Subject, answer: Answer, ceilings: Ceilings
+) -> dict[str, float | None] | None:
+    """Floors of the times of an answer; None if the method's stages are not known."""
+    reader, question = subject.reader, QUESTIONS[0]
+    if isinstance(reader, BoundSedem):
+        work = sedem_work(reader.model, answer, question)
+    elif subject.backbone is None or not subject.reads_text or isinstance(reader, LongLLMLingua):
+        # LongLLMLingua reads the context several times to prune it, then reads the rest.
+        return None
+    else:
+        cached = isinstance(reader, PrefixCached)
+        work = text_work(subject.backbone, answer, question, cached=cached)
+    return floors(work, answer.context_tokens or 0, ceilings)
+
+
+def sedem_work(model: SeDeM, answer: Answer, question: str) -> Stages:
+    """Work of SeDeM for an answer."""
     config, encoder, decoder = model.config, model.encoder, model.decoder
     assert answer.context_tokens is not None and answer.stored_bytes is not None
     prefix, states = len(question_ids(decoder, question)), answer.k * config.segment_length
@@ -115,15 +127,11 @@ def sedem_work(model: SeDeM, answer: Answer, question: str, *, found: bool = Fal
     own = flops(len(encoder.token_ids(question)))
     reading = _layer_bytes(encoder, config.extract_layer)
     answering = _layer_bytes(decoder, decoder.depth) + _head_bytes(decoder)
-    upper = decoder.depth - config.inject_layer
-    cached = decoder.depth * prefix + upper * states
-    restoring = [] if found else [Work(own["restore"], _bytes(model.decompressor))]
+    cached = decoder.depth * prefix + (decoder.depth - config.inject_layer) * states
     if config.block_context == "joint":
         prefill = flops(prefix - 1)["prefill"] - _omitted(decoder, states + prefix - 1)
     else:
-        prefill = _prefill_apart(model, prefix, states)
-        prefill += 0 if found else _blocks_apart(model, answer.k)
-    read_kept = upper * states * _position_bytes(decoder) / decoder.depth if found else 0
+        prefill = _prefill_apart(model, prefix, states, answer.k)
     to_keys = model.selector.w_key
     slots = -(-answer.context_tokens // config.segment_length) * config.slots
     project = 2 * slots * to_keys.weight.numel()
@@ -135,42 +143,23 @@ def sedem_work(model: SeDeM, answer: Answer, question: str, *, found: bool = Fal
         "first": [Work(project, _bytes(to_keys) + answer.stored_bytes)],
         "answer": [
             Work(own["select"] - project, asking + key_bytes),
-            *restoring,
-            Work(prefill, answering + read_kept),
+            Work(own["restore"], _bytes(model.decompressor)),
+            Work(prefill, answering),
         ],
-        "token": [_rounded(model, _token(decoder, cached, answering))],
+        "token": [_token(decoder, cached, answering)],
     }
 
 
-def _rounded(model: SeDeM, token: Work) -> Work:
-    """The work of a decoding step with the matrices that the model's engine uses in it.
+def _prefill_apart(model: SeDeM, prefix: int, states: int, blocks: int) -> int:
+    """FLOPs of the prefix alone, which attends to the states of blocks above injection.
 
-    int8 products count as free, since the ceiling of FLOPs is measured with other types.
+    Each block is run alone through the layers above injection for its keys and values.
     """
-    if not isinstance(model.engine, Static) or model.engine.decoder.steps is None:
-        return token
-    decoder = model.engine.decoder
-    exact = [getattr(layer, name) for layer in decoder.layers for name in MATRICES]
-    exact.append(decoder.head.get_parameter("weight"))
-    saved = sum(matrix.nbytes for matrix in exact) - step_bytes(decoder)
-    return Work(token.flops - 2 * sum(matrix.numel() for matrix in exact), token.bytes - saved)
-
-
-def _prefill_apart(model: SeDeM, prefix: int, states: int) -> int:
-    """FLOPs of the prefix alone, which attends to the states of blocks above injection."""
-    decoder, lower = model.decoder, model.config.inject_layer
-    shape = decoder.model.config
-    run = lower * layer_flops(shape, prefix)
-    run += (decoder.depth - lower) * layer_flops(shape, prefix, states)
-    return run + head_flops(shape) - _omitted(decoder, prefix - 1, states)
-
-
-def _blocks_apart(model: SeDeM, blocks: int) -> int:
-    """FLOPs of the keys and values of blocks, each run alone through the layers above injection."""
-    decoder, length = model.decoder, model.config.segment_length
-    upper = decoder.depth - model.config.inject_layer
-    run = upper * layer_flops(decoder.model.config, length) - _omitted(decoder, length)
-    return blocks * run
+    decoder, lower, length = model.decoder, model.config.inject_layer, model.config.segment_length
+    shape, upper = decoder.model.config, decoder.depth - lower
+    run = lower * layer_flops(shape, prefix) + upper * layer_flops(shape, prefix, states)
+    run += head_flops(shape) - _omitted(decoder, prefix - 1, states)
+    return run + blocks * (upper * layer_flops(shape, length) - _omitted(decoder, length))
 
 
 def text_work(backbone: Backbone, answer: Answer, question: str, *, cached: bool) -> Stages:
@@ -241,20 +230,3 @@ def _bytes(module: nn.Module) -> int:
     return sum(
         p.numel() * p.element_size() for n, p in module.named_parameters() if "lora_" not in n
     )
-
-
-def busy(results: Mapping[str, Mapping[str, dict[str, Any]]]) -> list[str]:
-    """A sentence if a measurement is better than its floor; empty otherwise."""
-    better = any(
-        row[name]["median"] * sign < row["floor"][name] * sign
-        for rows in results.values()
-        for row in rows.values()
-        for name, sign in (("online_ttft_ms", 1), ("prebuilt_ttft_ms", 1), ("decode_tok_s", -1))
-        if row["floor"] and row[name] and row["floor"].get(name)
-    )
-    if not better:
-        return []
-    return [
-        "some figures are better than their floors, so the machine was busier while its ceilings "
-        "were measured; measure again when it is quiet"
-    ]

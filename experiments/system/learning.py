@@ -14,6 +14,8 @@ import torch
 from experiments.system.answers import BUDGETS
 from experiments.system.cells import Cell, checkpoint_of, examples_of
 from experiments.system.models import budget, run_of_stage, run_recipe
+from experiments.system.probe import ProbeSettings
+from experiments.system.probe import probe as run_probe
 from experiments.system.scales import Scale, recipe_exists
 from experiments.system.stand_in import fitted
 from sedem import Document, SeDeM
@@ -228,13 +230,10 @@ def ends_of_grid(scale: Scale) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def probe(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
-    """Losses after `sedem probe` of both ends of the depth grid, by pair of layers, such as "4-4".
+    """Losses after a probe of both ends of the depth grid, by pair of layers, such as "4-4".
 
     They are under the number of steps, such as "20 steps". The text is that of the study's models.
     """
-    from sedem.training.probe import ProbeSettings
-    from sedem.training.probe import probe as run_probe
-
     assert cell.variant is not None
     path = scale.recipe("stage1", cell.variant.backbone or "", scale.ablation[0])
     overrides = [*scale.stage1]
@@ -254,7 +253,6 @@ def probe(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         read_texts(source, recipe.text.exclude_titles, shard_seed=recipe.text.shard_seed),
         settings,
         scale.runs / "probe" / str(steps),
-        lambda done, total: None,
     )
     rows = {f"{row['extract_layers'][0]}-{row['inject_layer']}": row for row in result["runs"]}
     kept = {name: result[name] for name in ("settings", "ends")}

@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import Any, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -43,14 +43,23 @@ from sedem.answering.requests import Request, check_fits, choose, encode_questio
 from sedem.backbone.decoder import Backbone, check_compiler
 from sedem.backbone.gguf import found_file, is_gguf
 from sedem.bank.keys import prepare
-from sedem.bank.memory_bank import MemoryBank
+from sedem.bank.memory_bank import BankReader, MemoryBank, Snapshot
 from sedem.baselines.full_context import generate_timed, text_bytes
-from sedem.bench.subjects import Opener, Subject, every_block_bytes, write_random_baseline
-from sedem.config import SedemConfig
+from sedem.bench.subjects import (
+    NOTHING,
+    Opener,
+    Plan,
+    Subject,
+    open_sedem,
+    with_random_baseline,
+)
+from sedem.config import BlockContext, SedemConfig
 from sedem.engine.device import Clock
 from sedem.engine.fused import FusedEncoder
 from sedem.engine.interface import AnswerInputs
+from sedem.engine.kept import Kept
 from sedem.engine.static import Static, open_engine
+from sedem.engine.warming import keeping_engine
 from sedem.errors import ConfigError, DataError
 from sedem.evaluation.config import MethodSettings
 from sedem.evaluation.readers import BoundSedem, frozen_decoder, open_model
@@ -62,6 +71,24 @@ from sedem.method.selector import ALL
 from sedem.model import SeDeM
 from sedem.modules import SedemModules
 from sedem.types import Answer, Document, check_documents
+
+
+@runtime_checkable
+class Keeper(Protocol):
+    """A reader that keeps keys and values of blocks."""
+
+    def warm(self, memory: Any) -> int:
+        """Compute the keys and values of all blocks ahead; return how many blocks are ready."""
+        ...
+
+    def anew(self, memory: Any) -> Any:
+        """The same memory, with nothing kept."""
+        ...
+
+    def kept_bytes(self, memory: Any) -> int:
+        """Bytes of the keys and values of all its blocks."""
+        ...
+
 
 QUESTION_ROOM = 64
 """Number of positions reserved for a question when a context is read."""
@@ -401,7 +428,7 @@ class TextBlocks:
 
     def kept_bytes(self, memory: TextMemory) -> int:
         """Bytes of the keys and values of all blocks, in all layers."""
-        return every_block_bytes(self.engine.kept, memory.source)
+        return _every_block_bytes(self.engine.kept, memory.source)
 
     @torch.no_grad()
     def answer(self, memory: TextMemory, question: str) -> Answer:
@@ -451,14 +478,6 @@ class TextBlocks:
         )
 
 
-def _opener(kind: type[HuggingFace] | type[TextBlocks]) -> Opener:
-    def open_peer(settings: MethodSettings) -> Subject:
-        peer = kind.open(settings)
-        return Subject(kind.name, peer, peer.backbone, isinstance(peer, HuggingFace))
-
-    return open_peer
-
-
 class AllLayers(FusedEncoder):
     """An encoder without early exit: it runs its deeper layers too, and drops their states."""
 
@@ -487,25 +506,65 @@ def without_early_exit(model: SeDeM) -> SeDeM:
     return model
 
 
-def _open_all_blocks(settings: MethodSettings) -> Subject:
-    model = open_model(settings)
-    reader = BoundSedem(model, ALL, decoding_of(settings))
-    return Subject("sedem-all-blocks", reader, model.decoder)
+class WarmSedem(BoundSedem):
+    """SeDeM that keeps keys and values of independent blocks; arguments as in `BoundSedem`."""
+
+    def warm(self, memory: BankReader) -> int:
+        """Compute the keys and values of all blocks ahead; return how many blocks are ready."""
+        return self.model.warm(memory)
+
+    def anew(self, memory: BankReader) -> Snapshot:
+        """The same bank as another snapshot, with its selector's keys but nothing kept."""
+        # The files are shared. Kept keys and values belong to the snapshot.
+        bank = memory.snapshot().part(range(len(memory)))
+        prepare(bank, self.model.selector)
+        return bank
+
+    def kept_bytes(self, memory: BankReader) -> int:
+        """Bytes of the keys and values of all blocks above injection."""
+        return _every_block_bytes(keeping_engine(self.model.engine).kept, memory)
 
 
-def _open_all_layers(settings: MethodSettings) -> Subject:
-    model = without_early_exit(open_model(settings))
-    reader = BoundSedem(model, settings.k, decoding_of(settings))
-    return Subject("sedem-all-layers", reader, model.decoder)
+def _every_block_bytes(kept: Kept, source: Any) -> int:
+    """Bytes of the keys and values of all blocks, whether they are computed or not."""
+    return sum(kept.entry_bytes(n) for n in kept.walk.sizes(source, range(len(source))))
 
 
-def _open_short_pieces(settings: MethodSettings) -> Subject:
-    settings = write_random_baseline("comprexit", settings.with_changes(k=None))
-    method = open_method("comprexit", settings)
+def sedem_opener(
+    name: str,
+    *,
+    warm: bool = False,
+    block_context: BlockContext | None = None,
+    changed: Callable[[SeDeM], SeDeM] = lambda model: model,
+    **changes: Any,
+) -> Opener:
+    """SeDeM with other settings than those of the plan, as a row of its own."""
+
+    def opened(plan: Plan) -> Subject:
+        plan = plan.with_changes(**changes)
+        model = changed(open_sedem(plan, block_context, None if warm else NOTHING))
+        if warm:
+            keeping_engine(model.engine)
+        reader = (WarmSedem if warm else BoundSedem)(model, plan.k, decoding_of(plan), plan.memory)
+        return Subject(name, reader, model.decoder)
+
+    return opened
+
+
+def _open_short_pieces(plan: Plan) -> Subject:
+    method = open_method("comprexit", with_random_baseline("comprexit", plan).with_changes(k=None))
     reader = method.reader
     assert isinstance(reader, BoundTrained)
     reader.trained.config = reader.trained.config.with_changes(piece=128)
     return Subject("comprexit-128", reader, method.backbone)
+
+
+def _opener(kind: type[HuggingFace] | type[TextBlocks]) -> Opener:
+    def opened(plan: Plan) -> Subject:
+        peer = kind.open(plan)
+        return Subject(kind.name, peer, peer.backbone, isinstance(peer, HuggingFace))
+
+    return opened
 
 
 PEERS: dict[str, Opener] = {
@@ -513,8 +572,8 @@ PEERS: dict[str, Opener] = {
         kind.name: _opener(kind)
         for kind in (HuggingFace, Compiled, PrefixCached, LlamaCpp, TextBlocks)
     },
-    "sedem-all-blocks": _open_all_blocks,
-    "sedem-all-layers": _open_all_layers,
+    "sedem-all-blocks": sedem_opener("sedem-all-blocks", k=ALL),
+    "sedem-all-layers": sedem_opener("sedem-all-layers", changed=without_early_exit),
     "comprexit-128": _open_short_pieces,
 }
 """Methods of the studies in addition to those of `sedem eval --list`."""

@@ -134,8 +134,9 @@ class Scale:
 
         Models that were trained with other settings have a folder of their own.
         """
-        parts = [f"{self.name}-stand-in" if self.stand_in else self.name, *self.changes]
-        return RUNS / "-".join(re.sub(r"[^\w.=]+", "_", part) for part in parts)
+        own = f"{self.name}-stand-in" if self.stand_in else self.name
+        changes = (re.sub(r"[^\w.=]+", "_", change) for change in self.changes)
+        return RUNS / "-".join((own, *changes))
 
     @property
     def size(self) -> str:

@@ -45,7 +45,6 @@ from sedem.baselines.bm25 import bm25_scores, index_texts
 from sedem.data import labels
 from sedem.data.examples import Example
 from sedem.evaluation.metrics import (
-    BINS,
     RESAMPLES,
     auroc,
     calibration_error,
@@ -473,21 +472,12 @@ def measure_confidence(part: Confidence, features_BF: Tensor, present_B: Tensor)
         "declined_with_evidence": _declined(True),
         "declined_without_evidence": _declined(False),
     }
-    groups = confidence_B.argsort(stable=True).tensor_split(BINS)
     return {
         **{n: _with_interval(one, confidence_B, present_B) for n, one in measures.items()},
         "auroc_of_one_feature": {
             name: _with_interval(auroc, features_BF[:, number], present_B)
             for number, name in enumerate(FEATURES)
         },
-        "reliability": [
-            {
-                "confidence": round(float(confidence_B[group].mean()), 4),
-                "with_evidence": round(float(present_B[group].float().mean()), 4),
-            }
-            for group in groups
-            if len(group)
-        ],
     }
 
 

@@ -13,6 +13,8 @@ from experiments.system.cells import Cell
 from experiments.system.scales import Scale
 
 NOT_RUN = "not run"
+NOTHING = "-"
+"""Shown for what a method does not have."""
 STAND_IN = "stand-in:"
 """Stands before every number that was measured on stand-ins."""
 SCORES = {
@@ -51,30 +53,37 @@ class Number:
     per: float = 1.0
     digits: int = 1
     parts: tuple[Number, ...] = ()
-    computed: Callable[[Sequence[float]], float] | None = None
+    computed: Callable[[Sequence[float]], float | str] | None = None
 
     def value(self, scale: Scale) -> Any:
-        """The entry of the result, unformatted; None if it was not measured."""
+        """The entry of the result, unformatted; None if it was not measured, `NOTHING` if empty."""
+        if self.computed is not None:
+            found = [part.ours(scale) for part in self.parts]
+            means = [one[0] for one in found if one is not None]
+            return self.computed(means) if len(means) == len(found) else None
         entry: Any = self.cell.read(scale) if self.cell else None
         for name in self.metric.split("."):
-            entry = entry.get(name) if isinstance(entry, dict) else None
+            if not isinstance(entry, dict) or name not in entry:
+                return None
+            entry = entry[name]
+            if entry is None:
+                return NOTHING
         return entry
 
     def ours(self, scale: Scale) -> tuple[float, tuple[float, float] | None] | None:
         """Our mean and its interval; None if it was not measured or is a text."""
-        if self.computed is not None:
-            found = [part.ours(scale) for part in self.parts]
-            values = [mean for mean, _ in filter(None, found)]
-            return (self.computed(values), None) if len(values) == len(found) else None
         value = self.value(scale)
         if value is None or isinstance(value, str):
             return None
         if not isinstance(value, dict):
             return value / self.per, None
-        if "interval" not in value:  # counts by part
+        if "median" in value:  # of a bench, with its quartiles
+            middle, low, high = value["median"], value["q1"], value["q3"]
+        elif "interval" in value:
+            middle, (low, high) = value["mean"], value["interval"]
+        else:  # counts by part
             return sum(value.values()) / self.per, None
-        low, high = value["interval"]
-        return value["mean"] / self.per, (low / self.per, high / self.per)
+        return middle / self.per, (low / self.per, high / self.per)
 
     def lines(self, scale: Scale) -> list[str]:
         """Our number with its interval, then the paper's number and the difference."""
@@ -87,7 +96,7 @@ class Number:
             mean, interval = ours
             shown = f"{mean:,.{self.digits}f}"
             if interval is not None:
-                shown += f" ({interval[0]:.{self.digits}f}-{interval[1]:.{self.digits}f})"
+                shown += f" ({interval[0]:,.{self.digits}f}-{interval[1]:,.{self.digits}f})"
         if scale.stand_in and shown != NOT_RUN:
             shown = f"{STAND_IN} {shown}"
         if self.paper is None:
@@ -103,14 +112,16 @@ def mean_of(row: str, column: str, paper: float | None, parts: Sequence[Number])
     return Number(row, column, paper, parts=tuple(parts), computed=fmean)
 
 
-def ratio_of(row: str, column: str, paper: float | None, parts: Sequence[Number]) -> Number:
+def ratio_of(
+    row: str, column: str, paper: float | None, parts: Sequence[Number], digits: int = 2
+) -> Number:
     """The ratio of two numbers."""
-    return Number(row, column, paper, parts=tuple(parts), computed=_ratio, digits=2)
 
+    def ratio(values: Sequence[float]) -> float:
+        above, below = values
+        return above / below
 
-def _ratio(values: Sequence[float]) -> float:
-    above, below = values
-    return above / below
+    return Number(row, column, paper, parts=tuple(parts), computed=ratio, digits=digits)
 
 
 def entries(row: str, cell: Cell | None, *columns: tuple[Any, ...]) -> list[Number]:
@@ -160,8 +171,9 @@ class Study:
         title: what it shows, and which table or figure of the paper it is.
         numbers: its numbers at a scale.
         note: what a reader must know.
-        about: describes what was measured, with entries of the one result of a study of times in
-            braces. It is shown with the machine above the table.
+        about: describes what was measured, with entries of the result of a study of times in
+            braces. It is shown above the table, with the machine and the notes of the result.
+        spread: what the intervals are.
         drawn: a column is drawn if its name contains one of these; empty means all columns.
         render: writes the block of a page, if it is more than the table of the numbers.
         draw: draws the picture, if it differs from that of the numbers.
@@ -172,24 +184,15 @@ class Study:
     numbers: Callable[[Scale], list[Number]]
     note: str = ""
     about: str = ""
+    spread: str = "95 %"
     drawn: tuple[str, ...] = ()
     render: Callable[[Scale], str] | None = None
     draw: Callable[[Study, Scale, Path], None] | None = None
 
     def cells(self, scale: Scale) -> list[Cell]:
         """The cells that must be measured, without duplicates."""
-        return list(dict.fromkeys(n.cell for n in self.numbers(scale) if n.cell is not None))
-
-    def rows(self, scale: Scale) -> tuple[list[str], list[tuple[str, list[list[str]]]]]:
-        """Columns, and rows with the lines of each of their entries."""
-        numbers = self.numbers(scale)
-        columns = list(dict.fromkeys(n.column for n in numbers))
-        shown = []
-        for row in dict.fromkeys(n.row for n in numbers):
-            found = {n.column: n for n in numbers if n.row == row}
-            places = [found[c].lines(scale) if c in found else [] for c in columns]
-            shown.append((row, places))
-        return columns, shown
+        every = (one for n in self.numbers(scale) for one in (n, *n.parts))
+        return list(dict.fromkeys(n.cell for n in every if n.cell is not None))
 
     def markdown(self, scale: Scale) -> str:
         """The block of a page."""
@@ -197,20 +200,25 @@ class Study:
 
     def table(self, scale: Scale) -> str:
         """The table of the numbers, and where they were measured."""
-        columns, rows = self.rows(scale)
-        joined = [["", *columns]]
-        joined += [[label, *("<br>".join(place) for place in places)] for label, places in rows]
-        return "\n\n".join(filter(None, [self.measured(scale), markdown_table(joined)]))
+        numbers = self.numbers(scale)
+        columns = list(dict.fromkeys(n.column for n in numbers))
+        shown = [["", *columns]]
+        for row in dict.fromkeys(n.row for n in numbers):
+            found = {n.column: "<br>".join(n.lines(scale)) for n in numbers if n.row == row}
+            shown.append([row, *(found.get(column, "") for column in columns)])
+        return "\n\n".join(filter(None, [self.measured(scale), markdown_table(shown)]))
 
     def measured(self, scale: Scale) -> str:
         """Where and what was measured; empty if the study does not state it, or was not run."""
-        if not self.about:
-            return ""
-        (cell,) = self.cells(scale)
-        result = cell.read(scale)
-        if result is None:
-            return ""
-        return f"{made_on(result)}. {self.about.format(**result)} {load_of(result)}".rstrip()
+        shown = []
+        for cell in self.cells(scale) if self.about else ():
+            if (result := cell.read(scale)) is not None:
+                said = (
+                    f"{made_on(result)}. {self.about.format(**result)} {load_of(result)}".rstrip()
+                )
+                left_out = [f"{name}: {why}" for name, why in result.get("left_out", {}).items()]
+                shown += [said, *(f"- {note}" for note in (*result.get("notes", ()), *left_out))]
+        return "\n".join(shown)
 
     def plot(self, scale: Scale, path: Path) -> None:
         """Draw the picture."""
@@ -218,7 +226,7 @@ class Study:
             self.draw(self, scale, path)
             return
         shown = [n for n in self.numbers(scale) if n.metric and self._draws(n.column)]
-        figures.draw(shown, scale, self.title, path)
+        figures.draw(shown, scale, self.title, path, self.spread)
 
     def _draws(self, column: str) -> bool:
         return not self.drawn or any(part in column for part in self.drawn)
@@ -238,22 +246,15 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([head, "|" + "---|" * len(rows[0]), *body])
 
 
-def made_on(result: Mapping[str, Any], device: str = "processor", dtype: str = "") -> str:
-    """Machine and versions of a result.
-
-    Args:
-        device: the machine entry to name: "processor", or "device" for a GPU.
-    """
-    machine = result["machine"]
-    parts = [machine[device], f"{machine['cores']} cores", f"{machine['threads']} threads", dtype]
-    return f"{', '.join(filter(None, parts))}; {versions_of(result)}"
-
-
-def versions_of(result: Mapping[str, Any]) -> str:
-    """Versions of the libraries that times depend on."""
-    versions = result["versions"]
-    shown = ("torch", "transformers", "llama-cpp-python")
-    return ", ".join(f"{name} {versions[name]}" for name in shown if name in versions)
+def made_on(result: Mapping[str, Any]) -> str:
+    """Machine and versions of a result: the processor, or the device that was asked for."""
+    machine, settings, versions = result["machine"], result.get("settings", {}), result["versions"]
+    on_gpu = settings.get("device", "cpu") != "cpu"
+    parts = [machine["device" if on_gpu else "processor"], f"{machine['cores']} cores"]
+    parts += [f"{machine['threads']} threads", settings.get("dtype", "")]
+    made = ("torch", "transformers", "llama-cpp-python")
+    shown = ", ".join(f"{name} {versions[name]}" for name in made if name in versions)
+    return f"{', '.join(filter(None, parts))}; {shown}"
 
 
 def load_of(result: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -26,7 +26,7 @@ from sedem.bank.blocks import BlockRow, Blocks, partition
 from sedem.bank.file import BankFile
 from sedem.bank.memory_bank import MemoryBank
 from sedem.bank.rows import Meta
-from sedem.bench.contexts import context, source
+from sedem.bench.contexts import context, demo_text
 from sedem.config import SMALL_MODEL, Condition
 from sedem.data import labels
 from sedem.data.examples import Example, ExampleSet
@@ -55,7 +55,7 @@ def arrivals(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     small = scale.stand_in
     count, rounds = (3, 1) if small else (64, 3)
     model = SeDeM.from_pretrained(checkpoint_of(cell, scale, data) if small else SMALL_MODEL)
-    bank = model.read(context(source(None)[0], model.encoder, TOKENS))
+    bank = model.read(context(demo_text(), model.encoder, TOKENS))
     random, words = Random(SEED), bank.documents[0].text.split()
     requests = []
     for _ in range(count):
@@ -121,62 +121,9 @@ def _serve(
     }
 
 
-# Blocks read as memory, as text, or as both
+# Questions to prebuilt banks, asked in several ways
 
 ROUNDS = 3
-
-
-def condition_times(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
-    """Milliseconds to the first token of single questions to prebuilt banks, by condition and K.
-
-    Kept keys and values exist before the first question is timed. Conditions alternate, so that a
-    busy machine slows them all down equally. The minimum of `ROUNDS` times counts. `bytes` per
-    token of context are by condition.
-    """
-    conditions: tuple[Condition, ...] = get_args(Condition)
-    folder, examples = checkpoint_of(cell, scale, data), examples_of(cell, scale, data)
-    model = SeDeM.from_pretrained(folder, dtype=getattr(torch, cell.dtype or scale.dtype))
-    times: dict[Condition, dict[int, list[float]]] = {
-        condition: {k: [] for k in (1, 2, 4, 8)} for condition in conditions
-    }
-    memory = text = tokens = 0
-    for example in examples:
-        bank = model.read(example.documents)
-        if model.config.block_context == "independent":
-            model.warm(bank)
-        memory += bank.memory_bytes
-        text += sum(len(document.text.encode()) for document in example.documents)
-        tokens += bank.tokens
-        for k in times["memory"]:
-            asked: dict[Condition, list[float]] = {condition: [] for condition in conditions}
-            for _ in range(1 + ROUNDS):
-                for condition, found in asked.items():
-                    answer = model.answer(
-                        bank,
-                        example.question,
-                        k=k,
-                        condition=condition,
-                        decoding=Decoding(max_new_tokens=1),
-                    )
-                    found.append(answer.timings["ttft_ms"])
-            for condition, (_, *timed) in asked.items():
-                times[condition][k].append(min(timed))
-    return {
-        "times": {
-            condition: {str(k): median(found) for k, found in by_k.items()}
-            for condition, by_k in times.items()
-        },
-        "bytes": {
-            # The selector needs the memory of every block, whatever the decoder reads.
-            condition: round((memory + (text if condition != "memory" else 0)) / tokens, 1)
-            for condition in conditions
-        },
-        "questions": len(examples),
-    }
-
-
-# Ways to answer over a bank whose keys and values are kept
-
 ASKED: dict[str, dict[str, Any]] = {
     "free": {"answer": "free"},
     "free, two hops": {"answer": "free", "hops": 2},
@@ -186,45 +133,72 @@ ASKED: dict[str, dict[str, Any]] = {
 """Ways, with fields of their questions; `again` is whether sentences are read a second time."""
 
 
-def answer_times(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
-    """Milliseconds to the first token and to the end, of single questions to warm banks, by way.
+def _in_turn(
+    cell: Cell, scale: Scale, data: Path, ways: Mapping[Any, dict[str, Any]], limit: int | None
+) -> Iterator[tuple[Example, MemoryBank, dict[Any, Mapping[str, float]]]]:
+    """Yield the documents, the bank and the times by way of single questions.
 
-    The ways alternate, so that a busy machine slows them all down equally. The minimum of `ROUNDS`
-    times counts. A quotation comes as a whole, so its first token comes at its end.
+    Kept keys and values exist before the first question is timed. Ways alternate, so that a busy
+    machine slows them all down equally. The shortest of `ROUNDS` answers counts.
     """
-    folder, examples = checkpoint_of(cell, scale, data), examples_of(cell, scale, data)
+    folder = checkpoint_of(cell, scale, data)
     model = SeDeM.from_pretrained(folder, dtype=getattr(torch, cell.dtype or scale.dtype))
-    times: dict[str, list[tuple[float, float]]] = {way: [] for way in ASKED}
-    for example in examples:
+    decoding = Decoding(max_new_tokens=limit)
+    for example in examples_of(cell, scale, data):
         bank = model.read(example.documents)
-        model.warm(bank)
-        asked: dict[str, list[tuple[float, float]]] = {way: [] for way in ASKED}
+        if model.config.block_context == "independent":
+            model.warm(bank)
+        asked: dict[Any, list[Mapping[str, float]]] = {way: [] for way in ways}
         for _ in range(1 + ROUNDS):
-            for way, fields in ASKED.items():
-                decoding = Decoding(max_new_tokens=cell.max_new_tokens)
-                asked_so = {name: value for name, value in fields.items() if name != "again"}
+            for way, fields in ways.items():
+                how = {name: value for name, value in fields.items() if name != "again"}
                 with readings(model, again=fields.get("again", True)):
-                    answer = model.answer(
-                        bank, example.question, k=cell.k, decoding=decoding, **asked_so
-                    )
-                timings = answer.timings
-                asked[way].append((timings["ttft_ms"], timings["total_ms"]))
-        for way, (_, *timed) in asked.items():
-            times[way].append(min(timed, key=lambda pair: pair[1]))
-    medians = {
-        way: {
-            "ttft_ms": median(first for first, _ in found),
-            "total_ms": median(total for _, total in found),
-        }
-        for way, found in times.items()
-    }
+                    answer = model.answer(bank, example.question, decoding=decoding, **how)
+                asked[way].append(answer.timings)
+        shortest = {way: min(found[1:], key=_total) for way, found in asked.items()}
+        yield example, bank, shortest
+
+
+def _total(timings: Mapping[str, float]) -> float:
+    return timings["total_ms"]
+
+
+def condition_times(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    """Milliseconds to the first token by condition and K, and bytes per token by condition."""
+    conditions: tuple[Condition, ...] = get_args(Condition)
+    ways = {(c, k): {"condition": c, "k": k} for c in conditions for k in (1, 2, 4, 8)}
+    times: dict[tuple[Condition, int], list[float]] = {way: [] for way in ways}
+    memory = text = tokens = 0
+    for example, bank, timings in _in_turn(cell, scale, data, ways, 1):
+        memory += bank.memory_bytes
+        text += sum(len(document.text.encode()) for document in example.documents)
+        tokens += bank.tokens
+        for way, found in timings.items():
+            times[way].append(found["ttft_ms"])
     return {
-        "times": medians,
-        "times_free": {
-            way: {name: value / medians["free"][name] for name, value in found.items()}
-            for way, found in medians.items()
+        "times": {
+            c: {str(k): median(found) for (of, k), found in times.items() if of == c}
+            for c in conditions
         },
-        "questions": len(examples),
+        "bytes": {
+            # The selector needs the memory of every block, whatever the decoder reads.
+            condition: round((memory + (text if condition != "memory" else 0)) / tokens, 1)
+            for condition in conditions
+        },
+        "questions": len(times[conditions[0], 1]),
+    }
+
+
+def answer_times(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    """Milliseconds to the first token and to the end, by way; a quotation comes as a whole."""
+    ways = {way: {"k": cell.k, **fields} for way, fields in ASKED.items()}
+    asked = [found for *_, found in _in_turn(cell, scale, data, ways, cell.max_new_tokens)]
+    return {
+        "times": {
+            way: {name: median(one[way][name] for one in asked) for name in ("ttft_ms", "total_ms")}
+            for way in ways
+        },
+        "questions": len(asked),
         "load_average": os.getloadavg()[0],
     }
 

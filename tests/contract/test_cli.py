@@ -124,7 +124,7 @@ def test_help_explains_every_command_with_all_its_arguments() -> None:
 VERBS = (
     "demo, build, ask, bank ls, bank show, bank verify, bank rm, bank compact, bank backup, "
     "bank export, bank import, bank split, bank join, train stage1, train stage2, push, seal, "
-    "data inspect, init, probe, adapt, calibrate, eval METHOD, eval report, bench, cost, serve"
+    "data inspect, init, adapt, calibrate, eval METHOD, eval report, bench, cost, serve"
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,20 +13,26 @@ import pytest
 import torch
 from conftest import LEASE, RECIPE
 
-import sedem.bench.measure
-from experiments.speed import beside_llama_cpp, comprexit_ttft, efficiency
-from experiments.system import bench
+from experiments.speed import (
+    beside_llama_cpp,
+    comprexit_ttft,
+    efficiency,
+    hit_rate,
+    paying_questions,
+)
+from experiments.system.answers import Constant
 from experiments.system.bench import (
+    Detailed,
     EncoderLayers,
+    Keeping,
     comprexit_times,
     icae_times,
-    run_bench,
+    measure_memory,
     timed_context,
-    worth,
 )
 from experiments.system.floors import Ceilings
 from experiments.system.measures import measure
-from experiments.system.peers import PEERS, QUESTION_ROOM, without_early_exit
+from experiments.system.peers import PEERS, QUESTION_ROOM, Keeper, sedem_opener, without_early_exit
 from experiments.system.scales import NANO, PAPER, SMOL
 from experiments.system.stand_in import stand_in
 from sedem import Answer, Document, SeDeM
@@ -33,10 +40,9 @@ from sedem.answering.decoding import question_ids
 from sedem.answering.requests import encode_questions
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
-from sedem.bench.memory import measure_memory
-from sedem.bench.plan import Plan
-from sedem.bench.report import lines
-from sedem.bench.subjects import Subject, checkpoint_of, open_subjects
+from sedem.bench import measure as measuring
+from sedem.bench.measure import run_bench
+from sedem.bench.subjects import Plan, Subject, checkpoint_of, open_subjects
 from sedem.engine import int8
 from sedem.engine.interface import AnswerInputs
 from sedem.errors import ConfigError
@@ -53,53 +59,128 @@ SMALL, SHAPE = stand_in(PAPER), "llama-3.2-1b"
 @pytest.fixture(autouse=True)
 def no_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """No time is asserted, so none needs to be exact."""
-    for module in (bench, sedem.bench.measure):
-        monkeypatch.setattr(module, "WARM_UP", 0)
+    monkeypatch.setattr(measuring, "WARM_UP", 0)
 
 
 def peer(name: str, checkpoint: str, **settings: Any) -> Subject:
     return PEERS[name](
-        MethodSettings(
-            **{"checkpoint": checkpoint, "max_new_tokens": 4, "device": "cpu"} | settings
-        )
+        Plan(**{"checkpoint": checkpoint, "max_new_tokens": 4, "device": "cpu"} | settings)
     )
 
 
-def test_rows_have_floors_and_large_banks_are_scored(
-    tiny_checkpoint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bench, "measure_ceilings", lambda device, dtype: Ceilings(1e10, 1e11))
-    plan = Plan(
-        methods=("sedem", "full-context"), contexts=(64, 600), checkpoint=tiny_checkpoint, runs=2,
-        answer_tokens=4, device="cpu", kept=("cold", "warm"), block_context="independent",
+@pytest.fixture
+def plan(tiny_checkpoint: str) -> Plan:
+    return Plan(
+        methods=(), contexts=(64,), checkpoint=tiny_checkpoint, runs=2, max_new_tokens=4,
+        device="cpu",
     )  # fmt: skip
-    document = run_bench(plan, peers=("hf", "hf-prefix", "text-blocks"), blocks=(40,))
+
+
+def peers(*names: str) -> dict[str, Any]:
+    return {name: PEERS[name] for name in names}
+
+
+def test_rows_have_floors_and_the_peak_of_memory(plan: Plan) -> None:
+    detailed = partial(Detailed, ceilings=Ceilings(1e10, 1e11))
+    plan = plan.with_changes(methods=("sedem", "full-context"), contexts=(64, 600))
+    document = run_bench(plan, peers("hf", "hf-prefix"), trial=detailed)
     results = {name: rows["64"] for name, rows in document["results"].items()}
-    assert list(results) == [
-        "sedem", "sedem-warm", "full-context", "hf", "hf-prefix", "text-blocks"
-    ]  # fmt: skip
-    for name, row in results.items():
-        if name != "text-blocks":
-            assert all(row["floor"][clock] > 0 for clock in ("online_ttft_ms", "decode_tok_s"))
-    assert (
-        results["sedem-warm"]["floor"]["prebuilt_ttft_ms"]
-        < (results["sedem"]["floor"]["prebuilt_ttft_ms"])
-    )
+    assert list(results) == ["sedem", "full-context", "hf", "hf-prefix"]
+    for row in results.values():
+        assert all(row["floor"][clock] > 0 for clock in ("online_ttft_ms", "decode_tok_s"))
+        assert row["memory"]["peak_bytes"] > 0
     assert set(results["sedem"]["build_stages"]) == {"segment_ms", "encode_ms", "compress_ms"}
     assert results["sedem"]["layers_tok_s"]["n"] == 2 and results["hf"]["layers_tok_s"] is None
-    # Keys and values of two heads in all four layers; a character of several bytes at the edge of
-    # two blocks is in both texts.
-    for name in ("hf-prefix", "text-blocks"):
-        kept = results[name]["kept"]["bytes_per_token"]
-        assert kept == pytest.approx(4 * 2 * 2 * 8 * 4, rel=0.05)
     assert results["hf"]["reads_tokens"] == 64
     assert 64 < document["results"]["hf"]["600"]["reads_tokens"] < 512
-    (selection,) = document["selection"].values()
-    assert (selection["blocks"], selection["tokens"]) == (40, 640)
-    assert selection["score_ms"]["n"] == 2 and selection["floor_ms"] > 0
-    headings, *table = lines(document)
-    assert headings.count("floor") == headings.count("most") == 2
-    assert all(len(line) == len(headings) for line in table)
+
+
+def test_keeping_is_measured_side_by_side_with_documents_read_once(plan: Plan) -> None:
+    apart = {"block_context": "independent"}
+    rows = {
+        "sedem": sedem_opener("sedem", **apart),
+        "sedem-warm": sedem_opener("sedem-warm", warm=True, **apart),
+        **peers("text-blocks", "hf-prefix"),
+    }
+    plan = plan.with_changes(contexts=(120,))
+    results = run_bench(plan, rows, trial=Keeping, read_again=False)["results"]
+    found = {name: of_name["120"] for name, of_name in results.items()}
+    assert list(found) == list(rows)
+    for row in found.values():
+        assert row["online_ttft_ms"] is None and row["build_tok_s"]["n"] == 1
+        assert row["prebuilt_ttft_ms"]["n"] == 2
+    assert found["sedem"]["missed_ttft_ms"] is None and found["sedem"]["kept"] is None
+    assert found["sedem-warm"]["missed_ttft_ms"]["min"] > 0
+    # Keys and values of two heads in two layers above injection; a state is a token.
+    assert found["sedem-warm"]["kept"]["bytes_per_token"] == 2 * 2 * 2 * 8 * 4
+    # In all four layers; a character of several bytes at the edge of two blocks is in both texts.
+    for name in ("hf-prefix", "text-blocks"):
+        kept = found[name]["kept"]["bytes_per_token"]
+        assert kept == pytest.approx(4 * 2 * 2 * 8 * 4, rel=0.05)
+
+
+def test_a_model_with_joint_blocks_has_no_warm_row_and_one_sentence_why(plan: Plan) -> None:
+    subjects, left_out = open_subjects(
+        plan.with_changes(methods=("sedem",)), {"warm": sedem_opener("warm", warm=True)}
+    )
+    assert [subject.name for subject in subjects] == ["sedem"]
+    assert left_out["warm"].startswith("block_context of this model is 'joint'")
+
+
+def test_the_cold_reader_finds_nothing_and_the_warm_one_everything(
+    plan: Plan, documents: list[Document]
+) -> None:
+    cold, warm = (
+        sedem_opener("sedem", warm=warm, block_context="independent")(plan).reader
+        for warm in (False, True)
+    )
+    assert isinstance(warm, Keeper) and not isinstance(cold, Keeper)
+    kept_cold, kept_warm = (reader.model.engine.kept for reader in (cold, warm))  # type: ignore
+    bank = cold.read(documents)
+    texts = {cold.answer(bank, QUESTION).text for _ in range(2)}
+    assert (kept_cold.hits, kept_cold.misses, kept_cold.nbytes) == (0, 4, 0)
+    bank = warm.read(documents)
+    assert warm.warm(bank) == len(bank)
+    assert kept_warm.nbytes == warm.kept_bytes(bank)
+    for memory, counts in ((bank, (2, 0)), (warm.anew(bank), (0, 2))):
+        kept_warm.hits = kept_warm.misses = 0
+        texts.add(warm.answer(memory, QUESTION).text)
+        assert (kept_warm.hits, kept_warm.misses) == counts
+    assert len(texts) == 1
+
+
+def test_memory_counts_only_the_caches_of_the_measured_pass(
+    plan: Plan, documents: list[Document]
+) -> None:
+    (subject,), _ = open_subjects(plan.with_changes(methods=("sedem",)))
+    reader: Any = subject.reader
+    measure_memory(reader, documents, torch.device("cpu"))
+    caches = reader.model.engine.memory()["caches"]
+    reader.answer_together(reader.read(documents), [QUESTION, "How long?"] * 4)
+    assert reader.model.engine.memory()["caches"] > 4 * caches > 0
+    measure_memory(reader, documents, torch.device("cpu"))
+    assert reader.model.engine.memory()["caches"] == caches
+
+
+def test_memory_is_measured_on_the_given_gpu(
+    plan: Plan, documents: list[Document], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = torch.device("cuda:1")
+    asked: dict[str, set[object]] = {}
+
+    def watch(name: str, found: int) -> None:
+        def ask(device: object = None) -> int:
+            asked.setdefault(name, set()).add(device)
+            return found
+
+        monkeypatch.setattr(torch.cuda, name, ask)
+
+    for name in ("synchronize", "reset_peak_memory_stats", "memory_allocated"):
+        watch(name, 100)
+    watch("max_memory_allocated", 150)
+    reader: Any = Constant("mute")
+    assert measure_memory(reader, documents, second) == {"peak_bytes": 50}
+    assert len(asked) == 4 and set().union(*asked.values()) == {second}
 
 
 def test_hugging_faces_encoder_layers_are_the_encoder(
@@ -141,11 +222,10 @@ def test_the_papers_tables_of_times_are_measured_on_stand_ins(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(bench, "measure_ceilings", lambda device, dtype: Ceilings(1e10, 1e11))
-    cell, study, peers = TIMED[method]
+    cell, study, names = TIMED[method]
     measure(cell, SMALL, tmp_path, study.name)
     result = cell.read(SMALL)
-    assert result is not None and list(result["results"]) == ["sedem", method, *peers]
+    assert result is not None and list(result["results"]) == ["sedem", method, *names]
     assert not result["left_out"] and result["settings"]["k"] == cell.k
     # The path of the folder, which is another one on every machine, is not in the result.
     assert result["settings"]["backbone"] == SHAPE
@@ -155,11 +235,9 @@ def test_the_papers_tables_of_times_are_measured_on_stand_ins(
 
 
 def test_a_peer_compresses_pieces_of_128_tokens(tiny_folder: Callable[..., str]) -> None:
-    plan = Plan(backbone=tiny_folder(), methods=("comprexit",), device="cpu", answer_tokens=3)
-    with checkpoint_of(plan) as checkpoint:
-        (method, short), _ = open_subjects(
-            plan, checkpoint, {"comprexit-128": PEERS["comprexit-128"]}
-        )
+    plan = Plan(backbone=tiny_folder(), methods=("comprexit",), device="cpu", max_new_tokens=3)
+    with checkpoint_of(plan) as opened:
+        (method, short), _ = open_subjects(opened, peers("comprexit-128"))
     readers: list[Any] = [method.reader, short.reader]
     assert [reader.trained.config.piece for reader in readers] == [512, 128]
 
@@ -186,17 +264,16 @@ def test_memory_counts_hugging_faces_static_cache(
     assert subject.backbone is not None
     positions = memory.ids.shape[1] + QUESTION_ROOM + 4
     size = positions * kv_bytes_per_token(subject.backbone.model.config) // 2 * 4
-    found = measure_memory(subject.reader, documents, "Rent?", torch.device("cpu"))
-    assert found is not None and found["caches_bytes"] == size
+    assert subject.reader.cache_bytes == size  # type: ignore[attr-defined]
 
 
 def test_peers_give_the_same_answer_as_full_context() -> None:
     settings = {"max_new_tokens": 8, "device": "cpu"}
     full = open_full_context(MethodSettings(checkpoint="sedem-nano", **settings)).reader
-    peers = [peer(name, "sedem-nano", **settings).reader for name in ("hf", "hf-prefix")]
+    others = [peer(name, "sedem-nano", **settings).reader for name in ("hf", "hf-prefix")]
     documents = [Document("one", "The rent is 900 euros."), Document("two", "Bake for an hour.")]
     answers: list[Answer] = []
-    for reader in (full, *peers):
+    for reader in (full, *others):
         memory = reader.read(documents)
         answers += [reader.answer(memory, "Rent?") for _ in range(2)]
     assert len({answer.text for answer in answers}) == 1 and answers[0].text
@@ -238,7 +315,6 @@ def test_sedem_is_measured_beside_llama_cpp_or_one_sentence_says_why_not(
     gguf_checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(bench, "measure_ceilings", lambda device, dtype: Ceilings(1e10, 1e11))
     scale = replace(NANO, stand_in=True, shipped={SMOL: Path(gguf_checkpoint)})
     (cell,) = beside_llama_cpp.cells(scale)
     measure(cell, scale, tmp_path, "beside_llama_cpp")
@@ -254,7 +330,7 @@ def test_sedem_is_measured_beside_llama_cpp_or_one_sentence_says_why_not(
     kept = [found["64"]["kept"] is not None for found in result["results"].values()]
     assert kept == [True, False, True, True][: len(rows)]
     shown = beside_llama_cpp.markdown(scale).splitlines()
-    assert len([line for line in shown if line.startswith("| 64 |")]) == len(rows)
+    assert len([line for line in shown if "T=64 | stand-in: 64 |" in line]) >= len(rows) - 1
 
 
 def test_llama_cpp_needs_a_gguf_file(tiny_checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,12 +407,6 @@ def test_blocks_of_text_are_independent_blocks_from_the_first_layer(
 def test_keeping_is_worth_it_from_some_share_of_blocks_found(
     cold: float, missed: float, found: float, rate: float | str
 ) -> None:
-    def row(ttft: float, **more: float) -> dict[str, Any]:
-        medians = {"prebuilt_ttft_ms": ttft, **more}
-        return {"512": {name: {"median": value} for name, value in medians.items()}}
-
-    warm = row(found, missed_ttft_ms=missed, warm_ms=60)
-    shown = worth({"sedem": row(cold), "sedem-warm": warm})["512"]
-    assert shown["hit_rate"] == rate
-    assert shown["questions"] == ("never" if found >= cold else 60 / (cold - found))
-    assert shown["ratio"] == {"sedem": cold / found, "sedem-warm": 1.0}
+    times = [cold, found, missed, 60.0]
+    assert hit_rate(times) == rate
+    assert paying_questions(times) == ("never" if found >= cold else 60 / (cold - found))

@@ -33,4 +33,3 @@ def test_figures_are_those_of_plain_loops(monkeypatch: pytest.MonkeyPatch) -> No
     for figure in ("auroc", "calibration_error"):
         low, high = found[figure]["interval"]
         assert low < high and found[figure]["n"] == 40
-    assert len(found["reliability"]) == 10

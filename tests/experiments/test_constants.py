@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from experiments.controls import WHOLE, yes_no
+from experiments.controls import yes_no
 from experiments.quality import constant
 from experiments.system import answers, cells
 from experiments.system.answers import best_constant, training_questions
@@ -102,9 +102,7 @@ def disjoint(source: dict[str, Any], questions: Questions) -> bool:
     return int(end) <= int(start)
 
 
-def test_rows_without_both_kinds_are_named_below_the_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_have_both_kinds_of_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cells, "RESULTS", tmp_path)
     kind = {"f1": {"mean": 100.0, "interval": [90.0, 100.0], "n": 28}}
     other = {"f1": {"mean": 0.0, "interval": [0.0, 0.0], "n": 72}}
@@ -113,12 +111,8 @@ def test_rows_without_both_kinds_are_named_below_the_table(
     split = {"f1": {"mean": 28.0}, "yes_no": kind, "other": other}
     (folder / "constant.2wiki.no.json").write_text(json.dumps(split))
     (folder / "hmt.sedem-nano.2wiki.n100.json").write_text(json.dumps({"f1": {"mean": 22.0}}))
-    table, below = yes_no.markdown(NANO).split("\n\n")
-    head, _, row = table.splitlines()
-    columns = [place.strip() for place in head.strip("|").split("|")]
-    places = [place.strip() for place in row.strip("|").split("|")]
-    assert places[0] == 'always "no"'
-    assert places[columns.index("2Wiki, yes/no questions")] == "100.0 (90.0-100.0)<br>28 questions"
-    assert places[columns.index("2Wiki, other questions")] == "0.0 (0.0-0.0)<br>72 questions"
-    assert places[columns.index("HotpotQA, other questions")] == WHOLE
-    assert below.startswith("Not measured apart: ") and "; HMT;" in below
+    shown = {(n.row, n.column): n.lines(NANO)[0] for n in yes_no.numbers(NANO)}
+    assert shown['always "no"', "2Wiki, yes/no questions: F1"] == "100.0 (90.0-100.0)"
+    assert shown['always "no"', "2Wiki, yes/no questions"] == "28"
+    assert shown['always "no"', "2Wiki, other questions"] == "72"
+    assert ("HMT", "2Wiki, other questions: F1") not in shown

@@ -35,7 +35,7 @@ def test_every_study_is_on_a_page() -> None:
         (pages.RESULTS, "parameters", "cost.llama-3.2-1b", ("parameters", "selector")),
         (pages.PAGES[0], "real_model", SMOL_CELL, ("ways", "K=4", "f1", "mean")),
         (pages.CARD, "shipped_training", "training.sedem-nano.stage1", ("steps",)),
-        (pages.PERFORMANCE, "batches", "batches.sedem-nano", ("ceilings", "flops_per_s")),
+        (pages.PERFORMANCE, "batches", "batches.sedem-nano", ("settings", "runs")),
     ],
     ids=lambda value: value.name if isinstance(value, Path) else None,
 )
@@ -60,26 +60,22 @@ def test_a_cell_changed_by_hand_does_not_pass(
     assert pages.rendered(text) != text
 
 
-def test_an_older_part_and_a_missing_method_are_said_above_a_bench(
+def test_notes_and_missing_methods_are_said_above_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (cell,) = bench_cells(NANO).values()
     result = cell.read(NANO)
     assert result is not None
-    result["left_out"] = {"hf-compiled": "no compiler"}
-    older = {"versions": {"torch": "1", "transformers": "4"}, "commit": {"id": "0123456789abc"}}
-    result["earlier"] = [{**older, "machine": {"device": "Slide rule"}}, None]
+    result = {**result, "left_out": {"hf-compiled": "no compiler"}}
     monkeypatch.setattr(cells, "RESULTS", tmp_path)
     path = tmp_path / "nano" / "performance" / f"{cell.name}.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(result))
     page = pages.rendered("<!-- study performance -->\n<!-- end -->")
-    assert "older: commit 0123456789 on Slide rule, torch 1, transformers 4" in page
-    assert "older: its machine and versions are not known" in page
-    assert "- hf-compiled: no compiler" in page
+    assert "- no GPU here" in page and "- hf-compiled: no compiler" in page
 
 
 def test_a_bench_that_was_not_run_is_said_for_each_shape() -> None:
     page = pages.rendered("<!-- study batches paper -->\n<!-- end -->")
-    names = "llama-3.2-1b:\n\nnot run\n\nllama-3.2-3b:\n\nnot run\n"
-    assert page == f"<!-- study batches paper -->\n{names}<!-- end -->"
+    for shape in ("llama-3.2-1b", "llama-3.2-3b"):
+        assert f"| {shape}: questions a second, T=32768 | not run | not run | not run |" in page

@@ -16,6 +16,7 @@ from experiments.system.models import Variant
 from experiments.system.scales import NANO, PAPER
 from experiments.system.tables import (
     NOT_RUN,
+    NOTHING,
     Number,
     Study,
     load_of,
@@ -52,6 +53,16 @@ def test_what_was_not_measured_at_a_scale_shows_no_number(one_cell: Callable[...
     assert one_cell(None, None).markdown(NANO).splitlines()[2] == f"| row | {NOT_RUN} |"
     elsewhere = one_cell({"f1": {"mean": 14.84, "interval": [12.9, 16.6]}})
     assert NOT_RUN in elsewhere.markdown(PAPER)
+
+
+def test_an_empty_entry_is_shown_as_a_dash(one_cell: Callable[..., Study]) -> None:
+    assert one_cell({"f1": None}, None).markdown(NANO).splitlines()[2] == f"| row | {NOTHING} |"
+
+
+def test_a_median_stands_with_its_quartiles(one_cell: Callable[..., Study]) -> None:
+    spread = {"median": 1024.0, "q1": 1000.25, "q3": 1100.0}
+    shown = one_cell({"f1": spread}, None).markdown(NANO).splitlines()[2]
+    assert shown == "| row | 1,024.0 (1,000.2-1,100.0) |"
 
 
 def test_a_text_stands_as_it_is_and_parts_are_added(one_cell: Callable[..., Study]) -> None:
@@ -111,8 +122,9 @@ MACHINE = {
 
 def test_where_it_was_measured_is_said_for_each_kind_of_result() -> None:
     assert made_on(MACHINE) == "Abacus, 2 cores, 1 threads; torch 2, transformers 5"
-    on_gpu = "Slide rule, 2 cores, 1 threads, bfloat16; torch 2, transformers 5"
-    assert made_on(MACHINE, "device", "bfloat16") == on_gpu
+    on_gpu = {**MACHINE, "settings": {"device": "cuda", "dtype": "bfloat16"}}
+    shown = "Slide rule, 2 cores, 1 threads, bfloat16; torch 2, transformers 5"
+    assert made_on(on_gpu) == shown
     assert load_of({}) == ""
     assert load_of({"load_average": 1.25}) == "Load of the machine: 1.2."
     ends = load_of({"load_average": [0.5, 1.5]})

@@ -18,7 +18,6 @@ from safetensors.torch import save
 
 from sedem.backbone.safetensors import load_weights
 from sedem.baselines.settings import method_of
-from sedem.bench.command import read_rows
 from sedem.checkpoint.model_card import summary_of
 from sedem.config import SedemConfig
 from sedem.data.corpus import read_texts
@@ -177,7 +176,6 @@ BORDERS = {
         "predictions.jsonl", as_json(PREDICTION), lambda path: report([path.parent] * 2), RUN
     ),
     "signatures": Border("provenance.json", b"{}", read_json),
-    "bench context": Border("context-64.json", as_json({"bm25": {"k": 1}}), read_rows),
     "summary": Border("training.json", as_json(SUMMARY), lambda path: summary_of(path.parent)),
 }
 

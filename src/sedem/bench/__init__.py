@@ -1,1 +1,1 @@
-"""The bench: measures times, memory and computed floors of every method in one process."""
+"""The bench: times of methods, measured in turn with one clock."""

@@ -1,8 +1,6 @@
-"""Contexts of an exact length: real text cut to N tokens of a backbone's tokenizer."""
+"""Contexts of an exact length: the demo's text cut to N tokens of a backbone's tokenizer."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from sedem.backbone.decoder import Backbone
 from sedem.demo import DOCUMENTS
@@ -12,18 +10,14 @@ from sedem.types import Document
 
 DOCUMENT = 512
 """Tokens per document of a context; the last document has the remainder."""
-LONGEST = 2**22
-"""Tokens of the longest context."""
 CHARACTERS = 32
-"""Characters per token to tokenize at first; doubled until they suffice."""
+"""Characters to tokenize for each token that is wanted; a text has fewer per token."""
 
 
-def source(text: Path | None) -> tuple[str, str]:
-    """The text that contexts are cut from, and a description; None means the demo's documents."""
-    if text is not None:
-        return read_documents([text])[0].text, f"the text of '{text.name}'"
+def demo_text() -> str:
+    """The text of the bundled documents, which contexts are cut from."""
     documents = read_documents(sorted(DOCUMENTS.glob("*.txt")))
-    return "\n\n".join(d.text for d in documents), "the bundled documents of the demo"
+    return "\n\n".join(document.text for document in documents)
 
 
 def context(text: str, backbone: Backbone, tokens: int) -> list[Document]:
@@ -45,26 +39,17 @@ def context(text: str, backbone: Backbone, tokens: int) -> list[Document]:
 
 def _cut(text: str, at: int, backbone: Backbone, size: int) -> tuple[str, int]:
     """A piece of exactly `size` tokens that starts at `at` or soon after, and where it ends."""
-    for start in _starts(text, at):
-        window = CHARACTERS * size
-        while True:
-            piece = _repeated(text, start, window)
-            encoded = backbone.tokenize([piece], offsets=True)
-            if len(encoded["input_ids"][0]) > size or window > 64 * CHARACTERS * size:
-                break
-            window *= 2
+    words = [at + 1 + i for i, letter in enumerate(_repeated(text, at, 2000)) if letter.isspace()]
+    for start in [at, *words[:100]]:
+        piece = _repeated(text, start % len(text), CHARACTERS * size)
+        encoded = backbone.tokenize([piece], offsets=True)
         if len(encoded["input_ids"][0]) < size:
             break
         piece = piece[: encoded["offset_mapping"][0][size - 1][1]]
         # Cutting can change the last tokens. If it does, try the next word as a start.
         if piece.strip() and len(backbone.token_ids(piece)) == size:
             return piece, (start + len(piece)) % len(text)
-    raise DataError(f"the text cannot be cut to {size:,} tokens; give a longer one with --text")
-
-
-def _starts(text: str, at: int) -> list[int]:
-    words = [at + 1 + i for i, letter in enumerate(_repeated(text, at, 2000)) if letter.isspace()]
-    return [start % len(text) for start in [at, *words[:100]]]
+    raise DataError(f"the text cannot be cut to {size:,} tokens; a longer one is needed")
 
 
 def _repeated(text: str, start: int, length: int) -> str:

@@ -23,7 +23,6 @@ from sedem.cli import (
     evaluate,
     mcp,
     output,
-    probe,
     serve,
     train,
 )
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
     from sedem.reading.followed import Record
 
 ORDER = (
-    "demo", "build", "ask", "bank", "data", "init", "probe", "adapt", "train", "calibrate", "seal",
+    "demo", "build", "ask", "bank", "data", "init", "adapt", "train", "calibrate", "seal",
     "push", "eval", "bench", "cost", "serve", "mcp",
 )  # fmt: skip
 """The commands as the help lists them."""
@@ -96,7 +95,6 @@ app.add_typer(data.data_app, name="data")
 app.add_typer(train.train_app, name="train")
 app.add_typer(evaluate.eval_app, name="eval")
 app.command()(checkpoint.init)
-app.command()(probe.probe)
 app.command()(adapt.adapt)
 app.command()(checkpoint.calibrate)
 app.command()(checkpoint.seal)

@@ -1,0 +1,292 @@
+"""Short stage-1 runs that choose layers and compression for an untried backbone. Ours.
+
+Every candidate is trained on the same windows in the same order, and measured on others. The
+depths are compared first, at the largest compression, then the compressions at the best depths.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+from pydantic import Field
+from torch.utils.data import Subset
+
+from sedem.backbone.decoder import Backbone
+from sedem.checkpoint.folder import open_named
+from sedem.config import SedemConfig
+from sedem.data.corpus import TOKENIZED_TOGETHER, TokenizedCorpus
+from sedem.data.windows import Windows
+from sedem.errors import ConfigError, DataError
+from sedem.evaluation.continuation import continuation_losses
+from sedem.evaluation.results import claim, read_json, write_json
+from sedem.evaluation.storage import state_bytes_per_token
+from sedem.model import SeDeM
+from sedem.modules import check_layers
+from sedem.provenance import provenance
+from sedem.training.fit import fit
+from sedem.training.recipe import Optimization, RunSettings, TextSource
+from sedem.training.run_setup import backbone_options, start_run
+from sedem.training.stage1 import Stage1, Stage1Losses
+from sedem.training.stages import Stage1Recipe, calibrate
+from sedem.validation import NumberAbove0, Settings, WholeAbove0, WholeFrom0
+
+LOSSES = Stage1Losses(reconstruct=0.5, regress=1.0, regress_first=0.6, recall=0.35)
+"""The losses of the nano study: the regression teaches most in few steps, and costs least."""
+SHARES = (0.25, 0.5, 0.75)
+"""Candidate depths, as shares of the decoder's layers."""
+LEAST_DEPTH = 4
+"""Minimum number of layers for which these shares are three different ones."""
+KEPT = 0.9
+"""A larger compression is recommended if it keeps this share of what the best one keeps."""
+SEED = 0
+
+
+class ProbeSettings(Settings):
+    """What a probe tries, and for how long.
+
+    Attributes:
+        layers: pairs of extraction and injection layer; empty means quarters of the depth, with the
+            injection no deeper than the extraction, as in the paper's best rows.
+        compressions: values of C.
+        continuation: A, tokens after each context.
+        learning_rate: of the decompressor; the compressor's is a tenth.
+    """
+
+    layers: tuple[tuple[WholeAbove0, WholeFrom0], ...] = ()
+    compressions: Annotated[tuple[WholeAbove0, ...], Field(min_length=1)] = (1, 2, 4)
+    steps: WholeAbove0 = 100
+    batch_size: WholeAbove0 = 16
+    held_out: WholeAbove0 = 64
+    segment_length: WholeAbove0 = 128
+    continuation: WholeAbove0 = 64
+    learning_rate: NumberAbove0 = 1e-3
+
+
+class Candidate(NamedTuple):
+    """One configuration that is tried."""
+
+    extract: int
+    inject: int
+    compression: int
+
+
+def probe(
+    name: str,
+    texts: Iterator[str],
+    settings: ProbeSettings,
+    out: Path,
+    report: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Train and measure every candidate; results of an earlier call are reused.
+
+    Args:
+        name: folder or hub id of the backbone.
+        texts: the documents; no more are read than the windows need.
+        report: called with what begins.
+
+    Returns:
+        Both ends (with the text itself, and with nothing), a row for every candidate, best first,
+        and the recommended candidate.
+
+    Raises:
+        ConfigError: the backbone or a setting cannot be used, or `out` has other results.
+        DataError: the texts are too short.
+    """
+    backbone = open_named(name, None, None, **backbone_options(_optimization(settings)))
+    pairs = list(dict.fromkeys(settings.layers or quarters(backbone)))
+    largest, *smaller = sorted(set(settings.compressions), reverse=True)
+    for pair in pairs:
+        for compression in (largest, *smaller):
+            config = _config(Candidate(*pair, compression), backbone, settings)
+            check_layers(config, backbone, backbone)
+    windows = cut_windows(texts, backbone, settings)
+    tokens = hashlib.sha256()
+    for index in range(len(windows)):
+        for ids in windows[index].values():
+            tokens.update(ids.tobytes())
+    given = {"backbone": backbone.digest, "text": tokens.hexdigest()}
+    claim(out, {**given, "settings": settings.to_dict()})
+    seen = settings.steps * settings.batch_size
+    training, held_out = Subset(windows, range(seen)), Subset(windows, range(seen, len(windows)))
+
+    def losses(model: SeDeM, *conditions: str) -> dict[str, Any]:
+        return continuation_losses(model, held_out, lambda done, total: None, conditions)
+
+    def kept_in(name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """A result from its file, measured if the file does not exist."""
+        path = out / f"{name}.json"
+        if (found := read_json(path)) is None:
+            report(name)
+            found = measure()
+            write_json(path, found)
+        return found
+
+    def row(candidate: Candidate) -> dict[str, Any]:
+        extract, inject, compression = candidate
+        file = f"extract-{extract}.inject-{inject}.c{compression}"
+
+        def run() -> dict[str, Any]:
+            started = time.time()
+            model = _trained(candidate, backbone, settings, training, out / f"run-{file}")
+            return {
+                "extract_layers": [extract],
+                "inject_layer": inject,
+                "compression": compression,
+                "bytes_per_token": state_bytes_per_token(backbone.model.config) / compression,
+                **losses(model, "true_states", "memory"),
+                "seconds": round(time.time() - started, 1),
+            }
+
+        found: dict[str, Any] = kept_in(
+            file, lambda: {"run": run(), **provenance(backbone.device)}
+        )["run"]
+        return found
+
+    rows = [row(Candidate(*pair, largest)) for pair in pairs]
+    best = min(rows, key=_loss)
+    chosen = best["extract_layers"][0], best["inject_layer"]
+    rows += [row(Candidate(*chosen, compression)) for compression in smaller]
+    rows.sort(key=lambda row: (_loss(row), row["bytes_per_token"]))
+    # The same for every candidate: losses with the text itself, and with nothing.
+    plain = _model(Candidate(*chosen, largest), backbone, settings)
+    ends = kept_in("ends", lambda: losses(plain, "raw_text", "nothing"))
+    result = {
+        "backbone": {"name": name, "layers": backbone.depth, "digest": backbone.digest},
+        "settings": settings.to_dict(),
+        "ends": ends,
+        "runs": rows,
+        "recommended": recommended(rows, chosen, ends),
+        **provenance(backbone.device),
+    }
+    write_json(out / "probe.json", result)
+    return result
+
+
+def quarters(backbone: Backbone) -> list[tuple[int, int]]:
+    """Pairs of extraction and injection layer at quarters of the depth.
+
+    Raises:
+        ConfigError: the backbone has too few layers.
+    """
+    if backbone.depth < LEAST_DEPTH:
+        raise ConfigError(
+            f"backbone '{backbone.name}' has {backbone.depth} layers; a probe compares quarters of "
+            f"the depth and needs at least {LEAST_DEPTH}: name the layers to try with --layers"
+        )
+    layers = [round(share * backbone.depth) for share in SHARES]
+    return [(extract, inject) for inject in layers for extract in layers if extract >= inject]
+
+
+def cut_windows(
+    texts: Iterator[str], backbone: Backbone, settings: ProbeSettings
+) -> Subset[dict[str, Any]]:
+    """Windows to train on, then windows to measure on; no window is seen twice.
+
+    Raises:
+        DataError: the texts do not have enough of them.
+    """
+    width = settings.segment_length + settings.continuation
+    needed = settings.steps * settings.batch_size + settings.held_out
+    rows: list[list[int]] = []
+    found = 0
+    while found < needed and (together := list(islice(texts, TOKENIZED_TOGETHER))):
+        new = backbone.tokenize(together)["input_ids"]
+        rows += new
+        # The first window of a text starts at a random token, which can cost one window.
+        found += sum(max(len(ids) // width - 1, int(len(ids) >= width)) for ids in new)
+    if found:
+        bounds = np.cumsum([0, *map(len, rows)])
+        corpus = TokenizedCorpus(np.concatenate([np.asarray(ids) for ids in rows]), bounds)
+        windows = Windows(corpus, settings.segment_length, settings.continuation, SEED)
+        found = len(windows)
+    if found < needed:
+        raise DataError(
+            f"the documents have {found:,} windows of {width} tokens, a probe needs {needed:,}: "
+            f"{settings.steps} steps of {settings.batch_size}, and {settings.held_out} to measure "
+            "on; give more or longer documents, or fewer steps"
+        )
+    return Subset(windows, range(needed))
+
+
+def recommended(
+    rows: Sequence[dict[str, Any]], best: tuple[int, int], ends: dict[str, Any]
+) -> dict[str, Any]:
+    """The recommended row: the best layers, and the largest compression that costs little."""
+    own = [row for row in rows if (row["extract_layers"][0], row["inject_layer"]) == best]
+    most = max(kept(row, ends) for row in own)
+    enough = [row for row in own if kept(row, ends) >= min(most, KEPT * most)]
+    return max(enough, key=lambda row: row["compression"])
+
+
+def kept(row: dict[str, Any], ends: dict[str, Any]) -> float:
+    """Share of the text's benefit to its continuation that memory keeps: 0 is none, 1 is all.
+
+    It is also 0 if the text itself gives no benefit, as for a random decoder.
+    """
+    text, nothing = (float(ends["continuation"][end]["mean"]) for end in ("raw_text", "nothing"))
+    return (nothing - _loss(row)) / (nothing - text) if text < nothing else 0.0
+
+
+def _loss(row: dict[str, Any]) -> float:
+    return float(row["continuation"]["memory"]["mean"])
+
+
+def _trained(
+    candidate: Candidate,
+    backbone: Backbone,
+    settings: ProbeSettings,
+    windows: Subset[dict[str, Any]],
+    folder: Path,
+) -> SeDeM:
+    """A candidate after its run, whose checkpoint is not kept."""
+    recipe = Stage1Recipe(
+        model=_config(candidate, backbone, settings),
+        text=TextSource(path="documents of a probe", continuation=settings.continuation),
+        optimization=_optimization(settings),
+        run=RunSettings(output=str(folder), log_every=settings.steps, save_every=settings.steps),
+        losses=LOSSES,
+    )
+    start_run(recipe)
+    model = _model(candidate, backbone, settings)
+    stage = Stage1(model, LOSSES, SEED)
+    calibrate(stage, windows)
+    fit(stage, model, recipe, folder, windows, None, progress=lambda step: None)
+    shutil.rmtree(folder)
+    return model
+
+
+def _model(candidate: Candidate, backbone: Backbone, settings: ProbeSettings) -> SeDeM:
+    model = SeDeM(_config(candidate, backbone, settings), backbone, backbone)
+    model.parts().to(backbone.device)
+    return model
+
+
+def _config(candidate: Candidate, backbone: Backbone, settings: ProbeSettings) -> SedemConfig:
+    """The model of a candidate, without adapters, which belong to stage 2."""
+    return SedemConfig(
+        encoder=backbone.name,
+        extract_layers=(candidate.extract,),
+        inject_layer=candidate.inject,
+        compression=candidate.compression,
+        segment_length=settings.segment_length,
+        lora_rank=0,
+    )
+
+
+def _optimization(settings: ProbeSettings) -> Optimization:
+    """Mixed precision wherever the machine has it."""
+    rate = settings.learning_rate
+    return Optimization(
+        learning_rates={"compressor": rate / 10, "decompressor": rate},
+        steps=settings.steps,
+        batch_size=settings.batch_size,
+        warmup_ratio=0.1,
+        seed=SEED,
+    )
