@@ -205,14 +205,6 @@ def build(
             "faster answers.",
         ),
     ] = None,
-    no_text: Annotated[
-        bool,
-        typer.Option(
-            "--no-text",
-            help="Keep no texts in a new bank, only their SHA-256; sources are read from the "
-            "files, if these are still there and unchanged.",
-        ),
-    ] = False,
     no_words: Annotated[
         bool, typer.Option("--no-words", help="Make a new bank without an index of words.")
     ] = False,
@@ -251,7 +243,7 @@ def build(
     from sedem.reading.documents import told_left_out
     from sedem.reading.followed import Record
 
-    options = {"dtype": dtype, "keys": keys, "no_text": no_text, "words": not no_words}
+    options = {"dtype": dtype, "keys": keys, "words": not no_words}
     reading = {"encoding": encoding, "strict": strict, "include": include or ()}
     record, gone = Record(bank), list[str]()
     if not os.path.exists(bank):
@@ -422,11 +414,10 @@ def ask(
     chosen_k = budget(k)
     from sedem.answering.decoding import Decoding
     from sedem.bank.memory_bank import MemoryBank
-    from sedem.reading.documents import source_text
     from sedem.reading.followed import Record
 
     decoding = Decoding(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    opened = MemoryBank.open(bank, source=source_text)
+    opened = MemoryBank.open(bank)
     answering = open_model(model or model_of(bank), engine, weights)
     opened.check_made_by(answering.fingerprint())
     options: dict[str, Any] = {

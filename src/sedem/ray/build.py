@@ -89,7 +89,6 @@ def build_on_ray(
     source: str | None = None,
     dtype: str | None = None,
     keys: str | None = None,
-    no_text: bool = False,
     words: bool = True,
     wait: float = WAIT,
 ) -> Report:
@@ -104,7 +103,6 @@ def build_on_ray(
         source: where the model was opened from, to be recorded in the bank.
         dtype: type of the stored slots; None means the bank's, or bfloat16 in a new one.
         keys: type in which to store the selector's keys of the whole bank; None stores none.
-        no_text: make a bank that keeps the SHA-256 of each text instead of the text.
         words: make a bank with an index of the words of its blocks.
         wait: seconds to wait for another writer before each commit.
 
@@ -117,18 +115,18 @@ def build_on_ray(
         check_dtype(name)
     if keys is not None:
         local_file(path, "'sedem build --keys'")
-    stored = stored_digests(model, path, dtype, no_text)
+    stored = stored_digests(model, path, dtype)
     taken = Taken(stored, lambda document: sources.sizes[document.name])
     store = store_at(path, wait)
     exists = store.exists()
-    meta = store.meta() if exists else new_meta(model, source, dtype, no_text, words)
+    meta = store.meta() if exists else new_meta(model, source, dtype, words)
     if not isinstance(store, BankFile):
         # A worker has another working folder.
         place = path if is_remote(path) else Path(path).resolve()
         job = Job(workers.checkpoint, workers.cpus, version("sedem"), meta, place)
     else:
-        # The banks are appended, which needs their texts and indexes their words here.
-        appended = replace(meta, texts=True, words=False)
+        # The banks are appended, which indexes their words here.
+        appended = replace(meta, words=False)
         job = Job(workers.checkpoint, workers.cpus, version("sedem"), appended, None)
     with connected(workers.address):
         started, tokens = time.monotonic(), 0
@@ -311,7 +309,6 @@ def encode(job: Job, documents: Sequence[Document]) -> tuple[bytes, str] | Entry
             documents,
             source=meta.made_by.get("model"),
             dtype=meta.dtype,
-            no_text=not meta.texts,
             words=meta.words,
         )
         if job.place is not None:

@@ -60,7 +60,6 @@ def build_bank(
     source: str | None = None,
     dtype: str | None = None,
     keys: str | None = None,
-    no_text: bool = False,
     words: bool = True,
     wait: float = WAIT,
     commit: int | None = None,
@@ -83,8 +82,6 @@ def build_bank(
         source: where the model was opened from, to be recorded in the bank.
         dtype: type of the stored slots; None means that of the bank, or bfloat16 in a new one.
         keys: type in which to store the selector's keys of the whole bank; None stores none.
-        no_text: make a bank that keeps the SHA-256 of each text instead of the text. An existing
-            bank is not changed.
         wait: seconds to wait for another writer before each commit.
         commit: characters read between two commits; None means `COMMIT`.
         committed: called with the names of documents that are in the bank now.
@@ -93,7 +90,7 @@ def build_bank(
 
     Raises:
         BankMismatchError: another model made the bank.
-        BankError: the bank stores its slots as another type, or stores texts despite `no_text`.
+        BankError: the bank stores its slots as another type.
         ConfigError: there is no such type.
         DataError: there are no documents, two have the same name, or one is rejected.
     """
@@ -101,8 +98,8 @@ def build_bank(
         check_dtype(name)
     if keys is not None:
         local_file(path, "'sedem build --keys'")
-    meta = new_meta(model, source, dtype, no_text, words)
-    stored = stored_digests(model, path, dtype, no_text)
+    meta = new_meta(model, source, dtype, words)
+    stored = stored_digests(model, path, dtype)
     store = store_at(path, wait)
     held = {*stored.values()}
     with _file_of(store, meta) as file:
@@ -161,7 +158,6 @@ def describe(path: Place) -> dict[str, Any]:
         "blocks": len(bank),
         "tokens": tokens,
         "dtype": bank.dtype,
-        "texts": "in the bank" if bank.meta.texts else "not in the bank",
         "memory_bytes": bank.memory_bytes,
         "bytes_per_token": round(bank.memory_bytes / tokens, 1) if tokens else 0.0,
         "key_bytes": stored_bytes(store) if isinstance(store, BankFile) else 0,
@@ -271,13 +267,12 @@ def new_meta(
     model: SedemModules,
     source: str | None = None,
     dtype: str | None = None,
-    no_text: bool = False,
     words: bool = True,
 ) -> Meta:
     """Return the metadata of a bank that a build creates; arguments as in `build_bank`."""
     made_by = {**model.made_by(), "model": source}
     size = model.config.slots_per_block, model.decoder.width
-    return Meta(model.fingerprint(), made_by, *size, dtype or BFLOAT16, not no_text, words)
+    return Meta(model.fingerprint(), made_by, *size, dtype or BFLOAT16, words=words)
 
 
 @dataclass
@@ -313,9 +308,7 @@ class Taken:
             yield document
 
 
-def stored_digests(
-    model: SedemModules, path: Place, dtype: str | None, no_text: bool
-) -> dict[str, str]:
+def stored_digests(model: SedemModules, path: Place, dtype: str | None) -> dict[str, str]:
     """Return the SHA-256 of the texts in a bank by name; empty if there is no bank.
 
     Arguments and errors are those of `build_bank`.
@@ -329,11 +322,6 @@ def stored_digests(
         raise BankError(
             f"bank '{path}' stores its slots as {bank.dtype}, not as {dtype}; "
             "leave the type out, or build another bank"
-        )
-    if no_text and bank.meta.texts:
-        raise BankError(
-            f"bank '{path}' holds the texts of its documents; build another bank without texts, or "
-            "leave --no-text out"
         )
     return store.digests()
 

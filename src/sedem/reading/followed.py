@@ -26,13 +26,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from filelock import FileLock, Timeout
 
 from sedem.durable_files import atomic_write, create_private, make_folders, sha256
-from sedem.errors import DataError, NoTextError, SedemError
+from sedem.errors import DataError, SedemError
 from sedem.reading.document_formats import told_empty
 from sedem.reading.documents import (
     LeftOut,
     files_in,
     read_document,
-    source_text,
     told_left_out,
     unknown_type,
 )
@@ -116,7 +115,7 @@ class OpenBank:
             found = path.stat() if path.is_file() else None
             file = None if found is None else (found.st_dev, found.st_ino)
             if self.bank is None or file != self._file:
-                bank = MemoryBank.open(self.place, source=source_text)
+                bank = MemoryBank.open(self.place)
                 self.prepare(bank.snapshot())
                 self.bank, self._file = bank, file
             self.bank.reload(self.prepare)
@@ -598,7 +597,4 @@ def _empty(snapshot: Snapshot, index: int) -> tuple[str, ...]:
     def part(place: slice) -> str:
         return documents.text(index, place.start, place.stop)
 
-    try:
-        return told_empty(documents.name(index), pages, characters, part) if pages else ()
-    except NoTextError:  # its file is gone
-        return ()
+    return told_empty(documents.name(index), pages, characters, part) if pages else ()
