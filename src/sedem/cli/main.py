@@ -306,8 +306,8 @@ def _build_here(
     prune: bool,
 ) -> tuple[Report, list[str]]:
     """Build on this machine; return what was done, and the documents whose files are gone."""
-    from sedem.bank.memory_bank import MemoryBank
-    from sedem.reading.building import build_bank
+    from sedem.bank.parts import store_at
+    from sedem.reading.building import build_bank, held_by
 
     opened = open_model(model or model_of(bank))
     with output.progress("reading", of_bytes=True) as report_progress:
@@ -324,12 +324,13 @@ def _build_here(
         )
     if not report.documents:
         raise DataError("nothing could be read; give at least one document with words in it")
-    held = MemoryBank.open(bank)
-    gone = record.gone(held.names, [Path(source) for source in sources], files.paths)
+    store = store_at(bank)
+    gone = record.gone([*store.digests()], [Path(source) for source in sources], files.paths)
     record.save()
     if gone and prune:
-        held.remove(*gone)
-        report = replace(report, documents=len(held.names), blocks=len(held))
+        store.remove(*gone)
+        documents, blocks = held_by(store)
+        report = replace(report, documents=documents, blocks=blocks)
     return report, gone
 
 

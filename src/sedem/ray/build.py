@@ -37,7 +37,15 @@ from sedem.modules import SedemModules
 from sedem.quantization import check_dtype
 from sedem.ray.cluster import connected, import_ray
 from sedem.ray.sources import READ_CPUS, Sources
-from sedem.reading.building import Report, Taken, build_bank, commits, new_meta, stored_digests
+from sedem.reading.building import (
+    Report,
+    Taken,
+    add_documents,
+    commits,
+    held_by,
+    new_meta,
+    stored_digests,
+)
 from sedem.types import Document
 
 if TYPE_CHECKING:
@@ -143,10 +151,9 @@ def build_on_ray(
             if progress is not None:
                 speed = tokens / (time.monotonic() - started)
                 progress(group.done, max(sources.total, group.done), speed)
-    bank = MemoryBank.open(path)
     if keys is not None:
-        save_keys(bank, model.selector, keys)
-    return Report(taken.added, taken.replaced, taken.unchanged, len(bank.documents), len(bank))
+        save_keys(MemoryBank.open(path), model.selector, keys)
+    return Report(taken.added, taken.replaced, taken.unchanged, *held_by(store))
 
 
 # On this machine
@@ -302,15 +309,7 @@ def encode(job: Job, documents: Sequence[Document]) -> tuple[bytes, str] | Entry
     model = _opened(job.checkpoint, job.version, meta.fingerprint, job.place, device)
     with TemporaryDirectory() as folder:
         read, sent = Path(folder, "read.bank"), Path(folder, "sent.bank")
-        build_bank(
-            model,
-            model.engine,
-            read,
-            documents,
-            source=meta.made_by.get("model"),
-            dtype=meta.dtype,
-            words=meta.words,
-        )
+        add_documents(model, model.engine, BankFile(read), meta, documents)
         if job.place is not None:
             return Parts(job.place).publish(BankFile(read))
         # Without the log beside it, and without the connections that the build has left.

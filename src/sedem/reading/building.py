@@ -1,4 +1,4 @@
-"""Building a bank on disk from documents, commit by commit, and describing a bank.
+"""Reading documents into a bank in RAM, in a file or in parts, commit by commit.
 
 Letters: S segments, M slots per segment, N blocks, J slots per block, D decoder width.
 """
@@ -17,19 +17,18 @@ import numpy as np
 from sedem.bank import search
 from sedem.bank.blocks import Blocks, partition, to_blocks
 from sedem.bank.database import WAIT
-from sedem.bank.file import BankFile
+from sedem.bank.file import BankFile, check_fingerprint
 from sedem.bank.keys import save_keys, stored_bytes
-from sedem.bank.memory_bank import MemoryBank, append_to
+from sedem.bank.memory_bank import MemoryBank
 from sedem.bank.parts import Place, Store, local_file, store_at
 from sedem.bank.rows import Meta, text_digest
 from sedem.config import SedemConfig
 from sedem.engine.interface import Engine
 from sedem.errors import BankError, DataError
-from sedem.method.segments import Segments
 from sedem.modules import SedemModules
 from sedem.quantization import BFLOAT16, Quantized, check_dtype
-from sedem.reading.encoding import Progress, compress, read, segments_of
-from sedem.types import Document, distinct
+from sedem.reading.encoding import Progress, compress, encode, segments_of
+from sedem.types import Document, check_documents, distinct
 
 COMMIT = 400_000
 """Characters read between two commits: about 100 MB of memory for a 1B model at C = 4. A longer
@@ -47,6 +46,29 @@ class Report:
     unchanged: int
     documents: int
     blocks: int
+
+
+def read(
+    model: SedemModules,
+    engine: Engine,
+    documents: Sequence[Document],
+    *,
+    source: str | None = None,
+    progress: Progress | None = None,
+) -> MemoryBank:
+    """Read documents into a new bank in RAM.
+
+    Args:
+        source: where the model was opened from, to be recorded in the bank.
+        progress: called with the number of characters read and of all characters.
+
+    Raises:
+        DataError: there are no documents, two have the same name, or one has no tokens.
+    """
+    check_documents(documents)
+    file = BankFile()
+    add_documents(model, engine, file, new_meta(model, source), documents, progress)
+    return MemoryBank.open_from(file)
 
 
 def build_bank(
@@ -118,17 +140,21 @@ def build_bank(
             copies = _copies(store, twins) if twins else []
             copied = {document.name for document, *_ in copies}
             lacking = [one for one in group if one.name not in copied]
+
+            def add(some: Sequence[Document], report: Progress = report) -> None:
+                add_documents(model, engine, file, meta, some, report)
+                committed([document.name for document in some])
+
             try:
                 if lacking:
-                    add_documents(model, engine, file, meta, lacking, report)
-                    committed([document.name for document in lacking])
+                    add(lacking)
             except DataError:
                 if failed is None:
                     raise
+                # One by one, so that those fail alone that the model rejects.
                 for document in lacking:
                     try:
-                        add_documents(model, engine, file, meta, [document], report)
-                        committed([document.name])
+                        add([document])
                     except DataError as error:
                         failed(document.name, error)
             for document, blocks, memory_NJD in copies:
@@ -136,12 +162,18 @@ def build_bank(
                 committed([document.name])
     if not store.exists():  # the model has rejected all
         return Report(0, 0, 0, 0, 0)
-    bank = MemoryBank.open(path)
     if keys is not None:
-        save_keys(bank, model.selector, keys)
-    if bank.path is not None and len(bank) > search.COARSE_FROM:
-        search.bank_codes(bank, model.selector)
-    return Report(taken.added, taken.replaced, taken.unchanged, len(bank.documents), len(bank))
+        save_keys(MemoryBank.open(path), model.selector, keys)
+    held_now = held_by(store)
+    if isinstance(store, BankFile) and held_now[1] > search.COARSE_FROM:
+        search.bank_codes(MemoryBank.open(path), model.selector)
+    return Report(taken.added, taken.replaced, taken.unchanged, *held_now)
+
+
+def held_by(store: Store) -> tuple[int, int]:
+    """Return how many documents and blocks a stored bank holds."""
+    heads = [file.head() for file in store.files()]
+    return sum(head.documents for head in heads), sum(head.blocks for head in heads)
 
 
 def describe(path: Place) -> dict[str, Any]:
@@ -191,46 +223,60 @@ def add_documents(
     engine: Engine,
     file: BankFile,
     meta: Meta,
-    group: list[Document],
+    documents: Sequence[Document],
     progress: Progress | None = None,
 ) -> None:
-    """Read a group of `commits` into a bank: in one commit, or a long document in several.
+    """Read documents into a bank: some in each commit, or a long one in several.
 
     The bank is not opened, so the cost of a commit depends only on what it adds.
 
     Args:
         file: of the bank, or of a new one.
         meta: metadata of the bank, if it does not exist yet.
+        progress: called with the number of characters read and of all characters.
 
     Raises:
+        DataError: a document has no tokens.
         BankError: as `BankFile.append` and `append_part`.
     """
-    new = nullcontext() if file.exists() else file.creating(meta)
-    if is_long(group[0]):
-        segments = segments_of(model, group[0])
-        with new:
-            pass
-        _add_parts(model, engine, file, group[0], segments, progress)
-    else:
-        snapshot = read(model, engine, group, progress=progress).snapshot()
-        with new:
-            append_to(file, snapshot)
+    total, before = sum(len(one.text) for one in documents), 0
+    for group in commits(documents):
+        size = sum(len(one.text) for one in group)
+
+        def report(done: int, of: int, before: int = before, size: int = size) -> None:
+            if progress is not None:
+                progress(before + size * done // of, total)
+
+        if is_long(group[0]):
+            _add_parts(model, engine, file, meta, group[0], report)
+        else:
+            blocks, memory_NJD = encode(model, engine, group, report)
+            with _at(file, meta):
+                file.append(model.fingerprint(), group, blocks, memory_NJD)
+        before += size
+
+
+def _at(file: BankFile, meta: Meta) -> AbstractContextManager[BankFile]:
+    """Create a bank with what is added to it, unless there is one."""
+    return nullcontext(file) if file.exists() else file.creating(meta)
 
 
 def _add_parts(
     model: SedemModules,
     engine: Engine,
     file: BankFile,
+    meta: Meta,
     document: Document,
-    segments: Segments,
-    progress: Progress | None,
+    progress: Progress,
 ) -> None:
     """Read a long document into a bank; it is complete after the commit of its last part.
 
     A part depends only on the document and the model, so an interrupted build gives the same memory
     as an uninterrupted one.
     """
-    step = part_segments(model.config)
+    step, segments = part_segments(model.config), segments_of(model, document)
+    with _at(file, meta):
+        pass
     parts = [segments.part(slice(at, at + step)) for at in range(0, len(segments), step)]
     cut = model.config.compression, model.config.slots_per_block
     blocks = [partition(part, 0, *cut)[0] for part in parts]
@@ -241,8 +287,7 @@ def _add_parts(
     for number in range(first, len(parts)):
 
         def report(count: int, done: int = done) -> None:
-            if progress is not None:
-                progress(done + count, len(segments))
+            progress(done + count, len(segments))
 
         memory_SMD = compress(model, engine, [parts[number]], report)
         _, memory_NJD = to_blocks(parts[number], memory_SMD, 0, *cut)
@@ -316,11 +361,11 @@ def stored_digests(model: SedemModules, path: Place, dtype: str | None) -> dict[
     store = store_at(path)
     if not store.exists():
         return {}
-    bank = MemoryBank.open_from(store)
-    bank.check_made_by(model.fingerprint())
-    if dtype not in (None, bank.dtype):
+    meta = store.meta()
+    check_fingerprint(str(store), meta.fingerprint, model.fingerprint())
+    if dtype not in (None, meta.dtype):
         raise BankError(
-            f"bank '{path}' stores its slots as {bank.dtype}, not as {dtype}; "
+            f"bank '{path}' stores its slots as {meta.dtype}, not as {dtype}; "
             "leave the type out, or build another bank"
         )
     return store.digests()

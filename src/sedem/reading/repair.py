@@ -10,7 +10,7 @@ from sedem.bank.file import BankFile, check_fingerprint
 from sedem.bank.rows import text_digest
 from sedem.engine.interface import Engine
 from sedem.modules import SedemModules
-from sedem.reading.building import add_documents, commits
+from sedem.reading.building import add_documents
 from sedem.reading.encoding import Progress
 from sedem.types import Document
 
@@ -35,7 +35,9 @@ def reading_again(
     def again(bank: BankFile, lost: Sequence[DamagedDocument]) -> list[str]:
         documents = [one for one in (_recovered(each, given) for each in lost) if one]
         if documents:
-            _read(*open_model(bank), bank, documents, progress)
+            model, engine = open_model(bank)
+            check_fingerprint(str(bank), bank.meta().fingerprint, model.fingerprint())
+            add_documents(model, engine, bank, bank.meta(), documents, progress)
         return [one.name for one in documents]
 
     return again
@@ -47,23 +49,3 @@ def _recovered(lost: DamagedDocument, given: dict[tuple[str, str], Document]) ->
         return Document(lost.name, lost.text, lost.pages)
     found = given.get((lost.name, lost.sha256))
     return None if found is None else replace(found, pages=found.pages or lost.pages)
-
-
-def _read(
-    model: SedemModules,
-    engine: Engine,
-    bank: BankFile,
-    documents: Sequence[Document],
-    progress: Progress | None,
-) -> None:
-    check_fingerprint(str(bank), bank.meta().fingerprint, model.fingerprint())
-    total, done = sum(len(one.text) for one in documents), 0
-    for group in commits(documents):
-        size = sum(len(one.text) for one in group)
-
-        def report(segments: int, of: int, before: int = done, part: int = size) -> None:
-            if progress is not None:
-                progress(before + part * segments // of, total)
-
-        add_documents(model, engine, bank, bank.meta(), group, report)
-        done += size

@@ -507,7 +507,7 @@ def test_a_moved_file_keeps_its_memory_and_a_touched_one_is_not_read(
 ) -> None:  # fmt: skip
     bank = open_folder()
     bank.catch_up(read, Event())
-    monkeypatch.delattr(building, "read")  # nothing is computed
+    monkeypatch.delattr(building, "encode")  # nothing is computed
     (folder / "lease.txt").rename(folder / "kitchen" / "contract.txt")
     (folder / "copy.md").write_text(RECIPE, "utf-8")
     bank.catch_up(read, Event())
