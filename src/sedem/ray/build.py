@@ -27,25 +27,15 @@ import torch
 
 from sedem.bank.database import WAIT
 from sedem.bank.file import BankFile
-from sedem.bank.keys import save_keys
-from sedem.bank.memory_bank import MemoryBank, Snapshot, append_to, copy_to
-from sedem.bank.parts import Entry, Parts, Place, is_remote, local_file, store_at
+from sedem.bank.memory_bank import Snapshot, append_to, copy_to
+from sedem.bank.parts import Entry, Parts, Place, is_remote, store_at
 from sedem.bank.rows import Meta
 from sedem.bank.view import View
 from sedem.errors import BankError, ConfigError, SedemError, UnavailableError, first_line
 from sedem.modules import SedemModules
-from sedem.quantization import check_dtype
 from sedem.ray.cluster import connected, import_ray
 from sedem.ray.sources import READ_CPUS, Sources
-from sedem.reading.building import (
-    Report,
-    Taken,
-    add_documents,
-    commits,
-    held_by,
-    new_meta,
-    stored_digests,
-)
+from sedem.reading.building import Report, Taken, add_documents, begin, commits, finish
 from sedem.types import Document
 
 if TYPE_CHECKING:
@@ -119,15 +109,10 @@ def build_on_ray(
         UnavailableError: the cluster has lost all workers, or some documents kill every worker.
         SedemError: as in `build_bank`.
     """
-    for name in filter(None, (dtype, keys)):
-        check_dtype(name)
-    if keys is not None:
-        local_file(path, "'sedem build --keys'")
-    stored = stored_digests(model, path, dtype)
-    taken = Taken(stored, lambda document: sources.sizes[document.name])
     store = store_at(path, wait)
+    meta, stored = begin(model, store, source, dtype, keys, words)
+    taken = Taken(stored, lambda document: sources.sizes[document.name])
     exists = store.exists()
-    meta = store.meta() if exists else new_meta(model, source, dtype, words)
     if not isinstance(store, BankFile):
         # A worker has another working folder.
         place = path if is_remote(path) else Path(path).resolve()
@@ -151,9 +136,7 @@ def build_on_ray(
             if progress is not None:
                 speed = tokens / (time.monotonic() - started)
                 progress(group.done, max(sources.total, group.done), speed)
-    if keys is not None:
-        save_keys(MemoryBank.open(path), model.selector, keys)
-    return Report(taken.added, taken.replaced, taken.unchanged, *held_by(store))
+    return finish(model, store, keys, taken)
 
 
 # On this machine

@@ -116,15 +116,11 @@ def build_bank(
         ConfigError: there is no such type.
         DataError: there are no documents, two have the same name, or one is rejected.
     """
-    for name in filter(None, (dtype, keys)):
-        check_dtype(name)
-    if keys is not None:
-        local_file(path, "'sedem build --keys'")
-    meta = new_meta(model, source, dtype, words)
-    stored = stored_digests(model, path, dtype)
     store = store_at(path, wait)
+    meta, stored = begin(model, store, source, dtype, keys, words)
     held = {*stored.values()}
-    with _file_of(store, meta) as file:
+    # A build of a bank in parts writes another file.
+    with nullcontext(store) if isinstance(store, BankFile) else store.building(meta) as file:
         if file.exists():
             stored |= file.digests()
         taken = Taken(stored, size or (lambda document: len(document.text)))
@@ -141,33 +137,68 @@ def build_bank(
             copied = {document.name for document, *_ in copies}
             lacking = [one for one in group if one.name not in copied]
 
-            def add(some: Sequence[Document], report: Progress = report) -> None:
-                add_documents(model, engine, file, meta, some, report)
-                committed([document.name for document in some])
-
-            try:
-                if lacking:
-                    add(lacking)
-            except DataError:
-                if failed is None:
-                    raise
-                # One by one, so that those fail alone that the model rejects.
-                for document in lacking:
-                    try:
+            def add(some: list[Document], report: Progress = report) -> None:
+                try:
+                    add_documents(model, engine, file, meta, some, report)
+                    committed([document.name for document in some])
+                except DataError as error:
+                    if failed is None:
+                        raise
+                    if len(some) == 1:
+                        failed(some[0].name, error)
+                        return
+                    # One by one, so that those fail alone that the model rejects.
+                    for document in some:
                         add([document])
-                    except DataError as error:
-                        failed(document.name, error)
+
+            if lacking:
+                add(lacking)
             for document, blocks, memory_NJD in copies:
                 file.append(model.fingerprint(), [document], blocks, memory_NJD)
                 committed([document.name])
+    return finish(model, store, keys, taken)
+
+
+def begin(
+    model: SedemModules,
+    store: Store,
+    source: str | None,
+    dtype: str | None,
+    keys: str | None,
+    words: bool,
+) -> tuple[Meta, dict[str, str]]:
+    """Check what a build is to do; arguments and errors are those of `build_bank`.
+
+    Returns:
+        The metadata of its bank or of a new one, and the SHA-256 of the texts that it
+        holds, by name.
+    """
+    for name in filter(None, (dtype, keys)):
+        check_dtype(name)
+    if keys is not None:
+        local_file(str(store), "'sedem build --keys'")
+    if not store.exists():
+        return new_meta(model, source, dtype, words), {}
+    meta = store.meta()
+    check_fingerprint(str(store), meta.fingerprint, model.fingerprint())
+    if dtype not in (None, meta.dtype):
+        raise BankError(
+            f"bank '{store}' stores its slots as {meta.dtype}, not as {dtype}; leave the type out, "
+            "or build another bank"
+        )
+    return meta, store.digests()
+
+
+def finish(model: SedemModules, store: Store, keys: str | None, taken: Taken) -> Report:
+    """Make what is derived from a bank that was built, and report what was done."""
     if not store.exists():  # the model has rejected all
         return Report(0, 0, 0, 0, 0)
+    documents, blocks = held_by(store)
     if keys is not None:
-        save_keys(MemoryBank.open(path), model.selector, keys)
-    held_now = held_by(store)
-    if isinstance(store, BankFile) and held_now[1] > search.COARSE_FROM:
-        search.bank_codes(MemoryBank.open(path), model.selector)
-    return Report(taken.added, taken.replaced, taken.unchanged, *held_now)
+        save_keys(MemoryBank.open_from(store), model.selector, keys)
+    if isinstance(store, BankFile) and blocks > search.COARSE_FROM:
+        search.bank_codes(MemoryBank.open_from(store), model.selector)
+    return Report(taken.added, taken.replaced, taken.unchanged, documents, blocks)
 
 
 def held_by(store: Store) -> tuple[int, int]:
@@ -211,11 +242,6 @@ def _copies(
             blocks = blocks.of_documents(np.zeros_like(blocks.documents))
             found.append((document, blocks, known.stored(rows.tolist())))
     return found
-
-
-def _file_of(store: Store, meta: Meta) -> AbstractContextManager[BankFile]:
-    """Return the file that a build writes, which is another one for a bank in parts."""
-    return nullcontext(store) if isinstance(store, BankFile) else store.building(meta)
 
 
 def add_documents(
@@ -351,24 +377,6 @@ class Taken:
             self.added += found is None
             self.replaced += found is not None
             yield document
-
-
-def stored_digests(model: SedemModules, path: Place, dtype: str | None) -> dict[str, str]:
-    """Return the SHA-256 of the texts in a bank by name; empty if there is no bank.
-
-    Arguments and errors are those of `build_bank`.
-    """
-    store = store_at(path)
-    if not store.exists():
-        return {}
-    meta = store.meta()
-    check_fingerprint(str(store), meta.fingerprint, model.fingerprint())
-    if dtype not in (None, meta.dtype):
-        raise BankError(
-            f"bank '{path}' stores its slots as {meta.dtype}, not as {dtype}; "
-            "leave the type out, or build another bank"
-        )
-    return store.digests()
 
 
 def commits(documents: Iterable[Document], least: int | None = None) -> Iterator[list[Document]]:

@@ -299,7 +299,7 @@ def test_a_file_that_is_put_into_the_folder_is_read_and_one_that_is_taken_leaves
     (folder / "put.txt").write_text("The dog sleeps.")
     (folder / "lease.txt").unlink()
     library = lease.app.state.lifecycle.service.library  # type: ignore[attr-defined]
-    library.get("flat")._next_look = 0.0
+    library.get("flat").next_turn = 0.0
     library.work.set()
     until = time.monotonic() + 60
     while True:
