@@ -281,11 +281,6 @@ def _create(folder: Path) -> None:
     sync_folder(folder.parent)
 
 
-def is_bank_file(name: str) -> bool:
-    """Return whether a name is valid for the file of a client's bank."""
-    return _BANK.fullmatch(name) is not None
-
-
 def check_bank_name(name: str) -> None:
     """Reject an invalid bank name, with 400."""
     if not is_bank_name(name):
