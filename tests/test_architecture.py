@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tools.house import walk
 
 import sedem
 
@@ -251,3 +252,11 @@ def test_experiments_open_backbones_safely() -> None:
     for path in (PACKAGE.parents[1] / "experiments").rglob("*.py"):
         calls = [n for n in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(n, ast.Call)]
         assert not [problem for call in calls for problem in lacks_safe_options(call)], path
+
+
+def test_a_document_passes_through_few_files_into_a_bank(tmp_path: Path) -> None:
+    """Opening the model is most of them."""
+    document = Path(sedem.__file__).parent / "demo" / "harbour-register.txt"
+    for name in ("a.bank", "b.bank"):  # what the first run imports is not counted
+        built = walk("build", str(tmp_path / name), str(document))
+    assert len(built.files) <= 49

@@ -36,10 +36,6 @@ class DamagedBankError(BankError):
     """A bank whose file is damaged."""
 
 
-class NoTextError(BankError):
-    """A text that a memory bank does not hold and that cannot be read from its source."""
-
-
 class UnknownDocumentError(BankError):
     """A requested document that a memory bank does not have."""
 

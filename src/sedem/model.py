@@ -34,7 +34,8 @@ from sedem.engine.static import open_engine
 from sedem.errors import ConfigError
 from sedem.guidance.scores import Budget
 from sedem.modules import SedemModules
-from sedem.reading.encoding import Progress, read
+from sedem.reading.building import read
+from sedem.reading.encoding import Progress
 from sedem.types import Answer, Citation
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class SeDeM(SedemModules):
 
         Args:
             documents: documents, or paths of files and folders; one or several.
-            progress: called after every batch, once all are cut, with segments done and of all.
+            progress: called after every batch with characters read and of all.
 
         Raises:
             DataError: there are no documents, two have the same name, one has no tokens, or a file

@@ -136,7 +136,6 @@ class Citation:
         score: what the block was selected by; None if the method reads everything in order.
         text: the span.
         page: page on which the span begins, from 1; None if the document has no pages.
-        note: why `text` is empty, in a sentence; None if it is there.
         state_score: the selector's part of the score; None if it was not asked for.
         word_score: BM25 of the question's words, before its weight; None if it was not asked for.
         words: words of the question that stand in the block or its document's name, rarest first,
@@ -153,7 +152,6 @@ class Citation:
     score: float | None
     text: str
     page: int | None = None
-    note: str | None = None
     state_score: float | None = None
     word_score: float | None = None
     words: tuple[str, ...] = ()

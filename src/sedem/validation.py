@@ -17,7 +17,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError, PydanticKnownError
 
-from sedem.errors import ConfigError
+from sedem.errors import ConfigError, cut
 
 
 def _not_a_bool(value: Any) -> Any:
@@ -118,7 +118,7 @@ class Settings(BaseModel):
 
 
 def explain(error: ValidationError, source: str) -> str:
-    """Turn a validation error into one sentence: the place, what was given, and pydantic's words.
+    """Turn a validation error into a sentence: the place, what was given, and pydantic's words.
 
     The sentence is about the first problem.
 
@@ -129,35 +129,24 @@ def explain(error: ValidationError, source: str) -> str:
     Returns:
         Such as "a.yaml: optimization.steps is 'many'; input should be a valid integer".
     """
-    first, *_ = details = error.errors(include_url=False)
-    place = _place(first["loc"])
-    # A union reports an error for each of its members.
-    words = ", or ".join(dict.fromkeys(_words(d) for d in details if _place(d["loc"]) == place))
+    told: dict[str, list[ErrorDetails]] = {}
+    for detail in error.errors(include_url=False):
+        # Members of a union, such as "literal['all']", are no keys.
+        steps = [one for one in detail["loc"] if isinstance(one, int) or one.isidentifier()]
+        place = "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in steps)
+        told.setdefault(place.removeprefix("."), []).append(detail)
+    place, (first, *others) = next(iter(told.items()))
     if first["type"] in ("missing", "value_error", "unknown_key"):
+        words = first["msg"].removeprefix("Value error, ")
+        words = words if first["type"] == "value_error" else words[:1].lower() + words[1:]
         return ": ".join(filter(None, (source, place, words)))
-    return f"{source}: {place or 'it'} is {_shown(first['input'])}; {words}"
-
-
-def _place(loc: tuple[int | str, ...]) -> str:
-    """A location as a path such as `data.training[1].path`."""
-    # Members of a union, such as "literal['all']", are no keys.
-    steps = [step for step in loc if isinstance(step, int) or step.isidentifier()]
-    parts = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
-    return "".join(parts).removeprefix(".")
-
-
-def _words(detail: ErrorDetails) -> str:
-    """What pydantic says, in the middle of a sentence."""
-    words = detail["msg"].removeprefix("Value error, ")
-    return words if detail["type"] == "value_error" else words[:1].lower() + words[1:]
-
-
-def _shown(value: Any) -> str:
+    # A union reports an error for each of its members.
+    every = (one["msg"][:1].lower() + one["msg"][1:] for one in (first, *others))
     try:
-        text = repr(value)
+        given = cut(repr(first["input"]), 77)
     except ValueError:  # Python writes no number of more than 4,300 digits.
-        return "a number of too many digits"
-    return text if len(text) <= 80 else f"{text[:77]}..."
+        given = "a number of too many digits"
+    return f"{source}: {place or 'it'} is {given}; {', or '.join(dict.fromkeys(every))}"
 
 
 def check_choice(name: str, value: object, known: Any) -> None:

@@ -349,7 +349,7 @@ def test_a_long_document_is_shown_in_parts(visit: Opener) -> None:
         asked.append((start, end))
         inside = [span for span in spans if span[0] < end and span[1] > start]
         part = {"text": text[start:end], "start": start, "end": end, "spans": inside}
-        route.fulfill(json={**part, "characters": len(text), "pages": [], "note": None})
+        route.fulfill(json={**part, "characters": len(text), "pages": []})
 
     page.route("**/v1/banks/demo/documents/0?*", answer)
     page.goto("/#bank=demo")

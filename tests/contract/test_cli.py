@@ -37,7 +37,7 @@ ANSWER_KEYS = {"answer", "citations", "k", "blocks", "timings", "model", "finish
     "answer_confidence", "unsupported", "certainty", "alternative", "sentences",
 }  # fmt: skip
 CITATION_KEYS = {
-    "rank", "document", "start", "end", "score", "text", "page", "note",
+    "rank", "document", "start", "end", "score", "text", "page",
     "state_score", "word_score", "words", "answer_spans", "also",
 }  # fmt: skip
 
@@ -219,7 +219,6 @@ def test_a_bank_keeps_the_type_that_it_was_built_with_and_may_keep_keys(here: Pa
     succeeds(*build, "--dtype", "int8")
     refused(*build, "--dtype", "fp8", words="stores its slots as int8, not as fp8")
     refused(*build, "--keys", "int4", words="use bfloat16, int8, fp8")
-    refused(*build, "--no-text", words="b.bank' holds the texts of its documents; build another")
 
 
 def test_a_build_that_is_interrupted_in_a_document_names_it_and_resumes(
@@ -346,7 +345,7 @@ def test_deleted_and_renamed_files_are_named_and_leave_when_that_is_wanted(
     Path("lease.txt").unlink()
     Path("docs/0.txt").unlink()
     Path("docs/1.txt").rename("docs/one.txt")
-    monkeypatch.delattr(building, "read")  # a move needs no reading
+    monkeypatch.delattr(building, "encode")  # a move needs no reading
     told = succeeds(*build)
     assert "1 added" in told and "holds 7 documents" in told
     gone = "2 (the file is gone: docs/0.txt, docs/1.txt)"
@@ -580,24 +579,6 @@ def test_an_answer_comes_with_its_sources_and_equals_the_python_interface(
         assert set(citation) == CITATION_KEYS
         span = texts[citation["document"]][citation["start"] : citation["end"]]
         assert span == citation["text"]
-
-
-def test_a_bank_without_texts_shows_sources_from_their_files(here: Path) -> None:
-    succeeds("build", "bare.bank", "lease.txt", "-m", TINY, "--no-text")
-    assert b"tenant" in Path("lease.txt").read_bytes()
-    assert not any(b"tenant" in content for content in bytes_of(Path("bare.bank")).values())
-    assert re.search(r"texts +not in the bank", succeeds("bank", "show", "bare.bank"))
-    assert len(prints_json("bank", "ls", "bare.bank", "--json")) == 1
-    for citation in prints_json("ask", "bare.bank", RENT, "-k", 2, "--json")["citations"]:
-        assert citation["text"] == LEASE[citation["start"] : citation["end"]]
-        assert citation["note"] is None
-    Path("lease.txt").write_text("A new lease.", encoding="utf-8")
-    said = "bank 'bare.bank' holds no texts, and 'lease.txt' has changed since; put the original"
-    lines = succeeds("ask", "bare.bank", RENT, "-k", 2).splitlines()
-    assert [line for line in lines if "note: " in line and said in line] == [
-        f"  note: {said} file back in its place to see it"
-    ]
-    refused("ask", "bare.bank", RENT, "--condition", "text", words="holds no texts, and 'lease")
 
 
 def test_questions_come_from_stdin_one_a_line_and_a_bad_one_costs_itself_alone(

@@ -280,7 +280,7 @@ def test_a_reader_reads_once_and_answers_often(reader: Reader, documents: list[D
     }  # fmt: skip
     assert entries["answer"] == again.text
     assert set(entries["citations"][0]) == {
-        "rank", "document", "start", "end", "score", "text", "page", "note",
+        "rank", "document", "start", "end", "score", "text", "page",
         "state_score", "word_score", "words", "answer_spans", "also",
     }  # fmt: skip
 

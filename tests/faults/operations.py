@@ -89,10 +89,10 @@ def append_in_parts(file: BankFile, version: Version) -> None:
         file.append_part(FINGERPRINT, document, blocks, part, before=row, last=last)
 
 
-def create(path: Path, state: State, dtype: str = "bfloat16", texts: bool = True) -> None:
+def create(path: Path, state: State, dtype: str = "bfloat16", words: bool = True) -> None:
     """Make a bank."""
     file = BankFile(path)
-    with file.creating(Meta(FINGERPRINT, MADE_BY, SLOTS, WIDTH, dtype, texts, words=texts)):
+    with file.creating(Meta(FINGERPRINT, MADE_BY, SLOTS, WIDTH, dtype, words=words)):
         for version in state:
             append(file, [version])
 
@@ -107,11 +107,10 @@ def read_again(file: BankFile, lost: Sequence[DamagedDocument]) -> Iterator[str]
 
 @contextmanager
 def opened(path: Path) -> Iterator[MemoryBank]:
-    """A bank, of which nothing stays open at the end; its texts are known if it has none."""
+    """A bank, of which nothing stays open at the end."""
     file = BankFile(path)
     try:
-        digests = file.digests()
-        yield MemoryBank.open_from(file, lambda name: _known_texts()[digests[name]])
+        yield MemoryBank.open_from(file)
     finally:
         file.close()
 
@@ -148,7 +147,7 @@ def _check_keys(bank: MemoryBank) -> None:
 
 @cache
 def _known_texts() -> dict[str, str]:
-    """Every text that a scene may have by its SHA-256, for banks that hold no texts."""
+    """Every text that a scene may have by its SHA-256."""
     return {text_digest(text): text for text in map(text_of, range(2000))}
 
 
@@ -214,11 +213,11 @@ def read_checkpoint(folder: Path) -> State | None:
 
 @dataclass(frozen=True)
 class Scene:
-    """Where an operation begins: the documents of a bank, its type, and whether it holds texts."""
+    """Where an operation begins: the documents of a bank, its type, and whether it has words."""
 
     documents: State
     dtype: str
-    texts: bool
+    words: bool
 
     @classmethod
     def number(cls, number: int) -> Scene:
@@ -229,7 +228,7 @@ class Scene:
     def build(self, folder: Path) -> None:
         """Make the bank and a checkpoint of version 1."""
         folder.mkdir()
-        create(folder / BANK, self.documents, self.dtype, self.texts)
+        create(folder / BANK, self.documents, self.dtype, self.words)
         save_checkpoint(folder / CHECKPOINT, 1)
 
     def fresh(self, count: int) -> State:
@@ -267,7 +266,7 @@ class Operation:
 def append_next(bank: Path, scene: Scene, found: State | None) -> State:
     """Append one document more; to a new bank if none was found."""
     if found is None:
-        create(bank, scene.documents, scene.dtype, scene.texts)
+        create(bank, scene.documents, scene.dtype, scene.words)
         found = scene.documents
     added = ("next", scene.documents[0][1] + 9)
     append(BankFile(bank), [added])
@@ -371,7 +370,7 @@ OPERATIONS = {
         lambda scene: scene.documents[1:],
     ),
     "create": _of_new_bank(
-        lambda folder, scene: create(folder / NEW_BANK, scene.documents, scene.dtype, scene.texts)
+        lambda folder, scene: create(folder / NEW_BANK, scene.documents, scene.dtype, scene.words)
     ),
     "compact": Operation(
         lambda folder, scene: BankFile(folder / BANK).compact(),

@@ -27,7 +27,7 @@ from sedem.bank.memory_bank import Snapshot
 from sedem.config import PASSAGES, PER_DOCUMENT
 from sedem.engine.device import device_lock
 from sedem.engine.interface import Engine
-from sedem.errors import ConfigError, NoTextError
+from sedem.errors import ConfigError
 from sedem.guidance.spans import matches_of, total_weight
 from sedem.method.segments import sentences_of
 from sedem.method.selector import select
@@ -53,7 +53,6 @@ class _Hit:
     start: int
     end: int
     text: str
-    note: str | None = None
 
 
 @torch.no_grad()
@@ -142,9 +141,8 @@ def _without(hit: _Hit, others: Sequence[_Hit]) -> _Hit | None:
 
 
 def _touch(first: _Hit, second: _Hit) -> bool:
-    # One character of white space may be between them. Without texts, nothing is joined.
-    near = first.start <= second.end + 1 and second.start <= first.end + 1
-    return near and first.note is second.note is None
+    # One character of white space may be between them.
+    return first.start <= second.end + 1 and second.start <= first.end + 1
 
 
 def _widened(bank: Snapshot, block: int, scores: Scores) -> _Hit:
@@ -152,10 +150,7 @@ def _widened(bank: Snapshot, block: int, scores: Scores) -> _Hit:
     row, documents = bank.rows([block])[0], bank.documents
     base = max(0, row.start - REACH)
     stop = min(row.end + REACH, documents.characters(row.document))
-    try:
-        text = documents.text(row.document, base, stop)
-    except NoTextError as missing:
-        return _Hit(block, row.document, row.start, row.end, "", str(missing))
+    text = documents.text(row.document, base, stop)
     borders = sentences_of(text)
     if base:
         del borders[0]  # not the beginning of a sentence
@@ -197,7 +192,6 @@ def _citation(bank: Snapshot, scores: Scores, hit: _Hit, rank: int) -> Citation:
         float(scores.total[hit.block]),
         hit.text,
         page_of(documents.pages(hit.document), hit.start),
-        hit.note,
         None if scores.states is None else float(scores.states[hit.block]),
         None if words is None else float(words.scores[hit.block]),
         () if words is None else words.matching(hit.block),

@@ -325,11 +325,7 @@ def prompt_states(model: SedemModules, engine: Engine, questions: Sequence[str])
 def hop_again(
     model: SedemModules, engine: Engine, request: Request, scores: Scores, question_tokens: int
 ) -> Scores:
-    """Score blocks again by what the best one says, if the request has a second hop.
-
-    Raises:
-        NoTextError: the bank does not hold the text of the best block.
-    """
+    """Score blocks again by what the best one says, if the request has a second hop."""
     first = second_hop_from(model, request, scores, question_tokens)
     if first is None:
         return scores

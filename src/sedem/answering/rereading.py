@@ -109,9 +109,6 @@ def find_quotation(
     Args:
         rows: the engine's rows, in one of which the question was just prefilled.
         logits_V: logits after the prefix.
-
-    Raises:
-        NoTextError: the bank does not hold the text of a block.
     """
     limit, about_all = decoding.max_new_tokens, ABOUT_ALL.search(prepared.request.question)
     quotes = about_all is not None or answer_by(model, prepared.request) == "span"
@@ -170,8 +167,8 @@ def _has_room(model: SedemModules, prepared: Prepared, limit: int) -> bool:
 def words_without_source(prepared: Prepared, text: str) -> tuple[str, ...]:
     """Return the words of an answer that neither its sources nor its question have."""
     citations = prepared.citations
-    # Without a text nothing can be checked; nor does a declined answer come from one.
-    if prepared.inputs is None or not citations or any(one.note for one in citations):
+    # A declined answer comes from no text.
+    if prepared.inputs is None or not citations:
         return ()
     names = [one.document for one in citations]
     return unsupported(text, [*names, *(one.text for one in citations), prepared.request.question])

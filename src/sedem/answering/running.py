@@ -41,7 +41,6 @@ from sedem.errors import (
     CancelledError,
     ConfigError,
     NoRoomError,
-    NoTextError,
     SedemError,
     UnavailableError,
 )
@@ -436,14 +435,9 @@ class RunningAnswers:
         how, decoding = answer_by(self.model, running.prepared.request), running.question.decoding
         if how == "free":
             return None
-        try:
-            found = find_quotation(
-                self.model, self.engine, self.rows, row, running.prepared, decoding, logits_V
-            )
-        except NoTextError:
-            if how == "span":
-                raise
-            return None
+        found = find_quotation(
+            self.model, self.engine, self.rows, row, running.prepared, decoding, logits_V
+        )
         if how == "span" and found.quotation is None:
             raise ConfigError(
                 f"the answer is to be quoted, but the selected blocks have no words that fit into "

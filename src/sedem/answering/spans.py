@@ -528,11 +528,7 @@ class SpanSearch:
 
 
 def read_passage(bank: BankReader, block: int, before: int) -> Passage:
-    """Read the text of a block, with so many characters before it, and what follows it.
-
-    Raises:
-        NoTextError: the bank does not hold it, and it cannot be read from its source.
-    """
+    """Read the text of a block, with so many characters before it, and what follows it."""
     [row], documents = bank.rows([block]), bank.documents
     start = max(0, row.start - before)
     end = min(row.end + LONGEST * CHARACTERS, documents.characters(row.document))

@@ -62,7 +62,7 @@ class Damage:
 
 
 class DamagedDocument(NamedTuple):
-    """A document that lost a part; its text is None if that is damaged too, or not stored."""
+    """A document that lost a part; its text is None if that is damaged too."""
 
     name: str
     sha256: str
@@ -303,7 +303,7 @@ def _problem(connection: apsw.Connection, one: _Examined, meta: Meta, is_checked
     """Return what a document lost; empty if it is intact."""
     if not is_checked and one.text is None:
         return "its row cannot be read"
-    if meta.texts and one.added is not None and one.text is None:
+    if one.added is not None and one.text is None:
         return "its text is damaged or incomplete"
     if one.pages != json.dumps([*one.first_characters()]):
         return "its pages lie outside its text"
@@ -344,8 +344,7 @@ def repair(file: BankFile, again: Again = lambda bank, lost: ()) -> Repaired:
     """Copy what is intact into a new file, and put it in the place of the damaged one.
 
     No other process can use the bank meanwhile. A crash leaves the damaged file or the repaired
-    one. Stored keys are not copied, and neither is the index of words of a bank without texts.
-    Documents that are read again become the last ones.
+    one. Stored keys are not copied. Documents that are read again become the last ones.
 
     Args:
         again: is given the new bank and the documents that it lacks.
@@ -440,7 +439,7 @@ def _copy(file: BankFile, path: Path, new: BankFile) -> tuple[list[DamagedDocume
         except (*UNREADABLE, apsw.SQLError, BankError) as error:
             raise _hopeless(file, error) from None
         # The index of words is made from the texts.
-        meta = replace(meta, words=meta.texts and loose.table_exists("main", "words"))
+        meta = replace(meta, words=loose.table_exists("main", "words"))
         with new.creating(meta), new.writing() as writing:
             writing.execute("UPDATE bank SET id = ?, version = ?", head)
             version = rows.next_version(writing)
@@ -492,8 +491,8 @@ def _copy_document(
     if writing.total_changes() - before != one.blocks:
         raise BankError("blocks that were readable before are not any more; check the disk")
     if one.added is not None:
-        if one.text is not None:
-            rows.insert_text(writing, meta, one.number, Document(one.name, one.text))
+        assert one.text is not None
+        rows.insert_text(writing, meta, one.number, Document(one.name, one.text))
         rows.show_document(writing, one.number, version)
 
 

@@ -16,16 +16,16 @@ import numpy as np
 
 from sedem.bank.care import examine
 from sedem.bank.file import BankFile, already_there, delete
-from sedem.bank.memory_bank import MemoryBank, Snapshot, copy_to
+from sedem.bank.memory_bank import MemoryBank, copy_to
 from sedem.bank.parts import Parts, Place, is_remote, store_at
 from sedem.durable_files import make_folders, sync_folder
-from sedem.errors import BankError, DamagedBankError, NoTextError
+from sedem.errors import BankError, DamagedBankError
 
 
 def backup(source: Place, target: Place) -> int:
     """Copy a bank as of one commit into a new file, or to a new place in an object store.
 
-    Other processes may write the bank meanwhile. Joining parts needs their texts.
+    Other processes may write the bank meanwhile.
     """
     files = store_at(source).files()
     if is_remote(target):
@@ -34,7 +34,7 @@ def backup(source: Place, target: Place) -> int:
         if len(files) == 1:
             files[0].copy_to(path)
         else:
-            bank = _with_texts(source)
+            bank = MemoryBank.open(source).snapshot()
             copy_to(BankFile(path), bank, bank.meta)
     return Path(target).stat().st_size
 
@@ -61,11 +61,11 @@ def import_bank(file: Path, target: Place) -> int:
 
 
 def split(source: Place, target: Place, parts: int) -> int:
-    """Write a bank with texts as parts of similar size; each has whole documents.
+    """Write a bank as parts of similar size; each has whole documents.
 
     There are fewer parts than `parts` if there are fewer documents.
     """
-    bank, given = _with_texts(source), _new(target)
+    bank, given = MemoryBank.open(source).snapshot(), _new(target)
     blocks = np.bincount(bank.blocks.documents, minlength=len(bank.documents))
     # The part in which the middle of a document lies, if all blocks are divided evenly.
     middles = np.cumsum(blocks) - blocks / 2
@@ -82,16 +82,6 @@ def _publish(files: Sequence[BankFile], target: Parts) -> int:
     entries = [target.publish(file) for file in files]
     target.start(entries)
     return sum(entry.bytes for entry in entries)
-
-
-def _with_texts(place: Place) -> Snapshot:
-    bank = MemoryBank.open(place).snapshot()
-    if not bank.meta.texts:
-        raise NoTextError(
-            f"bank '{place}' holds no texts, which are needed to split or join banks; copy it as "
-            "it is with 'sedem bank backup', or build it again with texts"
-        )
-    return bank
 
 
 def _new(place: Place) -> Parts:

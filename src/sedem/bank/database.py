@@ -309,11 +309,11 @@ def create_tables(connection: apsw.Connection, words: bool) -> None:
     connection.execute(TABLES + WORDS * words)
 
 
-def renew_words(connection: apsw.Connection, words: bool) -> None:
-    """Make the index of words of an older bank anew and empty, or drop it, inside a transaction."""
+def renew_words(connection: apsw.Connection) -> None:
+    """Make the index of words of an older bank anew and empty, inside a transaction."""
     connection.execute(f"PRAGMA user_version = {FORMAT}")
     if connection.table_exists("main", "words"):
-        connection.execute("DROP TABLE words" + f"; {WORDS}" * words)
+        connection.execute(f"DROP TABLE words; {WORDS}")
 
 
 def query(connection: apsw.Connection, statement: str, *values: Any) -> list[Any]:

@@ -193,7 +193,7 @@ class BankFile:
                 check_file(self.path, self)
                 with self._transaction(create=False) as connection:
                     if not check_tables(self, connection):
-                        rows.index_again(self, connection)
+                        rows.index_again(connection)
                     # So that the log names its bank; see `database.connect`. SQLite writes no page
                     # of a row that is set to what it is.
                     for step in (1, -1):
@@ -528,7 +528,7 @@ class BankFile:
                     use_log(copy)
                     with copy:
                         if not check_tables(path, copy):
-                            rows.index_again(path, copy)
+                            rows.index_again(copy)
                         copy.execute("UPDATE bank SET id = ?", (secrets.token_hex(16),))
                         if rows.purge(copy, "added IS NULL OR removed NOT NULL") is not None:
                             copy.execute("UPDATE bank SET oldest = version")

@@ -22,8 +22,8 @@ from sedem.bank.blocks import BlockRow, Blocks, scan_ranges
 from sedem.bank.file import BankFile, Compacted, check_fingerprint
 from sedem.bank.parts import Place, Store, store_at
 from sedem.bank.rows import Meta
-from sedem.bank.view import Documents, Source, View
-from sedem.errors import BankError, NoTextError
+from sedem.bank.view import Documents, View
+from sedem.errors import BankError
 from sedem.quantization import BFLOAT16, DTYPES, Quantized, check_dtype, empty, vector_bytes
 from sedem.types import Citation, Document, page_of
 
@@ -158,21 +158,14 @@ class BankReader(ABC):
         """Return the span behind a block as a citation."""
         now = self.snapshot()
         block, documents = now.rows([index])[0], now.documents
-        try:
-            text, note = documents.text(block.document, block.start, block.end), None
-        except NoTextError as missing:
-            text, note = "", str(missing)
+        text = documents.text(block.document, block.start, block.end)
         name, pages = documents.name(block.document), documents.pages(block.document)
         page = page_of(pages, block.start)
         also = documents.copies(block.document)
-        return Citation(rank, name, block.start, block.end, score, text, page, note, also=also)
+        return Citation(rank, name, block.start, block.end, score, text, page, also=also)
 
     def block_text(self, index: int) -> str:
-        """Return the text behind a block.
-
-        Raises:
-            NoTextError: the bank does not hold it, and it cannot be read from its source.
-        """
+        """Return the text behind a block."""
         now = self.snapshot()
         block = now.rows([index])[0]
         return now.documents.text(block.document, block.start, block.end)
@@ -270,11 +263,7 @@ class Snapshot(BankReader):
     def groups(
         self, documents: Sequence[int] | None = None
     ) -> Iterator[tuple[list[Document], Blocks, Quantized]]:
-        """Yield documents of ascending indices with their blocks and memory; None means all.
-
-        Raises:
-            NoTextError: the bank holds no texts, and one cannot be read from its source.
-        """
+        """Yield documents of ascending indices with their blocks and memory; None means all."""
         bounds = np.searchsorted(self.blocks.documents, np.arange(len(self.documents) + 1))
         every = range(len(self.documents)) if documents is None else documents
         wanted = np.array(every, np.int64)
@@ -327,35 +316,31 @@ class MemoryBank(BankReader):
         file = BankFile()
         with file.creating(meta):
             file.append(fingerprint, documents, Blocks.of(blocks), memory_NJD)
-        self._start(file, None)
+        self._start(file)
 
     @classmethod
-    def open(cls, path: Place, *, source: Source | None = None) -> MemoryBank:
+    def open(cls, path: Place) -> MemoryBank:
         """Open a bank; its memory is read when it is needed.
 
         Args:
             path: the file; or the folder or the place in an object store, such as
                 "s3://bucket/folder", of a bank in parts, which are downloaded on first use.
-            source: reads texts that the bank does not hold, by document name, such as
-                `sedem.reading.documents.source_text`. A text is used only if its SHA-256 matches
-                the one in the bank.
 
         Raises:
             BankError: there is no bank, or it is damaged.
         """
-        return cls.open_from(store_at(path), source)
+        return cls.open_from(store_at(path))
 
     @classmethod
-    def open_from(cls, store: Store, source: Source | None = None) -> MemoryBank:
+    def open_from(cls, store: Store) -> MemoryBank:
         """Open the bank in a store, as `open` does at a place."""
         bank = cls.__new__(cls)
-        bank._start(store, source)
+        bank._start(store)
         return bank
 
-    def _start(self, store: Store, source: Source | None) -> None:
-        self._source = source
+    def _start(self, store: Store) -> None:
         self._changing = threading.RLock()
-        self._now = Snapshot([View.newest(file, source) for file in store.files()], store)
+        self._now = Snapshot([View.newest(file) for file in store.files()], store)
 
     def snapshot(self) -> Snapshot:
         """Return the bank as it is now; later changes do not affect the result."""
@@ -368,7 +353,6 @@ class MemoryBank(BankReader):
 
         Raises:
             BankMismatchError: another model made the other bank.
-            NoTextError: the other bank holds no texts, and one cannot be read from its source.
         """
         other = other.snapshot()
         other.check_made_by(self.fingerprint)
@@ -416,25 +400,23 @@ class MemoryBank(BankReader):
         copy_to(file, self.snapshot(), replace(self.meta, dtype=check_dtype(dtype)))
         return MemoryBank.open_from(file)
 
-    def save(self, path: Place, dtype: str | None = None, *, no_text: bool = False) -> None:
+    def save(self, path: Place, dtype: str | None = None) -> None:
         """Write the bank to a new file; later changes are written there too.
 
         Args:
             path: the file, or a place in an object store such as "s3://bucket/folder".
             dtype: type to store slots as: "bfloat16", "int8" or "fp8"; None keeps the current one.
                 Documents appended later are stored the same way.
-            no_text: keep the SHA-256 of each document's text instead of the text.
 
         Raises:
             BankError: something exists at that path.
-            NoTextError: the bank holds no texts, and one cannot be read from its source.
             ConfigError: there is no such type.
         """
         with self._changing:
             meta = replace(self.meta, dtype=check_dtype(dtype or self.dtype))
             store = store_at(path)
-            copy_to(store, self.snapshot(), replace(meta, texts=meta.texts and not no_text))
-            self._start(store, self._source)
+            copy_to(store, self.snapshot(), meta)
+            self._start(store)
 
     def reload(self, prepare: Callable[[Snapshot], None] = lambda snapshot: None) -> None:
         """Load what other processes have written since; only what is new is read.
@@ -444,9 +426,7 @@ class MemoryBank(BankReader):
         """
         with self._changing:
             before = {view.file: view for view in self._now.views}
-            views = [
-                View.newest(file, self._source, before.get(file)) for file in self.store.files()
-            ]
+            views = [View.newest(file, before.get(file)) for file in self.store.files()]
             if views != [*before.values()]:
                 new = Snapshot(views, self.store)
                 prepare(new)
@@ -473,7 +453,6 @@ def copy_to(
 
     Raises:
         BankError: something exists there, or it cannot be written.
-        NoTextError: as in `Snapshot.groups`.
     """
     with store.creating(meta) as file:
         append_to(file, bank, documents)

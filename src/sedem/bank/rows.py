@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import apsw
 import numpy as np
@@ -40,7 +40,7 @@ class Meta:
         fingerprint: hash of the model that made it.
         made_by: the settings behind the fingerprint, for people.
         dtype: type of the stored slots: "bfloat16", "int8" or "fp8".
-        texts: whether the texts of documents are stored; if not, only their SHA-256 is.
+        texts: always true; banks of earlier releases may be without texts, which are refused.
         words: whether there is a word index.
     """
 
@@ -49,7 +49,7 @@ class Meta:
     slots: int
     width: int
     dtype: str = BFLOAT16
-    texts: bool = True
+    texts: Literal[True] = True
     words: bool = True
 
 
@@ -150,9 +150,13 @@ def read_meta(name: object, connection: apsw.Connection) -> Meta:
             f"bank '{name}' stores its slots as '{dtype}', this sedem reads {', '.join(DTYPES)}; "
             "use the sedem that wrote it or build it again"
         )
+    if not texts:
+        raise BankError(
+            f"bank '{name}' holds no texts, which this sedem needs; build it again from its files"
+        )
     # An index that could not be made anew has words in another form.
     words = connection.table_exists("main", "words") and connection.pragma("user_version") == FORMAT
-    return Meta(fingerprint, made_by, slots, width, dtype, bool(texts), words)
+    return Meta(fingerprint, made_by, slots, width, dtype, True, words)
 
 
 def row_bytes(meta: Meta) -> int:
@@ -236,14 +240,9 @@ def insert_blocks(
 def insert_text(connection: apsw.Connection, meta: Meta, number: int, document: Document) -> None:
     """Store the text of a document, and index the words of its blocks."""
     text = document.text
-    if meta.texts:
-        connection.executemany(
-            "INSERT INTO texts VALUES (?, ?, ?)",
-            (
-                (number, start, text[start : start + TEXT_PIECE])
-                for start in range(0, len(text), TEXT_PIECE)
-            ),
-        )
+    starts = range(0, len(text), TEXT_PIECE)
+    pieces = ((number, start, text[start : start + TEXT_PIECE]) for start in starts)
+    connection.executemany("INSERT INTO texts VALUES (?, ?, ?)", pieces)
     if meta.words:
         index_words(connection, number, document.name, text)
 
@@ -258,12 +257,11 @@ def index_words(connection: apsw.Connection, number: int, name: str, text: str) 
     )
 
 
-def index_again(name: object, connection: apsw.Connection) -> None:
-    """Index all words as this release folds them; a bank without texts loses its index."""
-    has_texts = read_meta(name, connection).texts
-    renew_words(connection, has_texts)
+def index_again(connection: apsw.Connection) -> None:
+    """Index all words as this release folds them."""
+    renew_words(connection)
     statement = "SELECT id, name FROM documents WHERE added NOT NULL"
-    for number, title in query(connection, statement) if has_texts else ():
+    for number, title in query(connection, statement):
         pieces = query(
             connection, "SELECT text FROM texts WHERE document = ? ORDER BY start", number
         )

@@ -10,12 +10,11 @@ Letters: N blocks, n documents, J slots of a block, D decoder width.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial
+from functools import cached_property
 from itertools import islice
 from typing import Any, overload
-from weakref import proxy
 
 import apsw
 import numpy as np
@@ -32,17 +31,11 @@ from sedem.bank.rows import (
     checked_memory,
     checked_spans,
     checked_text,
-    text_digest,
 )
-from sedem.errors import BankError, NoTextError
+from sedem.errors import BankError
 from sedem.quantization import Quantized
 from sedem.types import Document, are_pages
 
-Source = Callable[[str], str | None]
-"""Rereads the text of a document by its name; None if it no longer exists."""
-
-SOURCES = 4
-"""Number of texts read from their sources that stay in RAM: an answer cites few documents."""
 COPIES = 10
 """Documents of the same text that a citation names."""
 ROWS = 50_000
@@ -72,23 +65,19 @@ class View:
     """A version of a bank file; threads may share it.
 
     Attributes:
-        source: reads texts that the bank does not hold; None if there is no such source.
         known: columns of an earlier version, for those of this one; None if there are none.
     """
 
     file: BankFile
     meta: Meta
     head: Head
-    source: Source | None = None
     known: Columns | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self.file.add_reader(self)
 
     @classmethod
-    def newest(
-        cls, file: BankFile, source: Source | None = None, before: View | None = None
-    ) -> View:
+    def newest(cls, file: BankFile, before: View | None = None) -> View:
         """Return a view of the newest version; what an earlier view has read is reused.
 
         Raises:
@@ -96,15 +85,15 @@ class View:
         """
         head = file.head()
         if before is None:
-            return cls(file, file.meta(), head, source)
+            return cls(file, file.meta(), head)
         if before.head == head:
             return before
         known = before.__dict__.get("columns", before.known)
-        return cls(file, before.meta, head, source, known if before.head.id == head.id else None)
+        return cls(file, before.meta, head, known if before.head.id == head.id else None)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process opens the same version of the same file, or gets the bank in RAM.
-        return View, (self.file, self.meta, self.head, self.source)
+        return View, (self.file, self.meta, self.head)
 
     def __len__(self) -> int:
         """N."""
@@ -234,8 +223,6 @@ class Documents(Sequence[Document]):
     def __init__(self, views: Sequence[View]) -> None:
         self._views = views
         self.bounds = np.cumsum([0, *(view.head.documents for view in views)])
-        # A cycle would keep the views, and so what is removed from their files.
-        self._source_text = lru_cache(SOURCES)(partial(Documents._read_source, proxy(self)))
 
     def __len__(self) -> int:
         return int(self.bounds[-1])
@@ -318,12 +305,9 @@ class Documents(Sequence[Document]):
         """Return a span of a document's text; the rest of the text need not be read.
 
         Raises:
-            NoTextError: the bank does not hold it, and it cannot be read from its source.
             BankError: it is damaged, or the bank was compacted since.
         """
         view, number = self._at(index)
-        if not view.meta.texts:
-            return self._source_text(index)[start:end]
         with view.file.reading() as connection:
             rows = query(
                 connection,
@@ -354,22 +338,6 @@ class Documents(Sequence[Document]):
         if not row:
             raise view.compacted()
         return row[0][0]
-
-    def _read_source(self, index: int) -> str:
-        """Read a text from its source; its SHA-256 must be that of the text read before."""
-        name, view = self.name(index), self._at(index)[0]
-        if view.source is None:
-            raise NoTextError(
-                f"bank '{view.file}' holds no texts; open it with `source` to read them again"
-            )
-        text = view.source(name)
-        if text is None or text_digest(text) != self._column("sha256", index):
-            what = "cannot be read" if text is None else "has changed since"
-            raise NoTextError(
-                f"bank '{view.file}' holds no texts, and '{name}' {what}; put the original file "
-                "back in its place to see it"
-            )
-        return text
 
 
 def open_values(

@@ -91,8 +91,8 @@ def verify(
 
     A repair copies everything intact into a new file, which takes the place of the damaged one. A
     document that lost a part is read again from the text in the bank, or from a file of the same
-    name and content; a bank without texts looks for such files itself. The damaged file gets the
-    ending .damaged; sedem never deletes it. Meanwhile, no other process can use the bank.
+    name and content. The damaged file gets the ending .damaged; sedem never deletes it.
+    Meanwhile, no other process can use the bank.
     """
     from sedem.bank.care import examine_all
     from sedem.bank.file import BankFile
@@ -120,7 +120,7 @@ def _repair(bank: Path, files: list[Path], drop: bool, model: str | None, as_jso
     """Repair a bank and print what was done."""
     from sedem.bank.care import repair
     from sedem.bank.file import BankFile
-    from sedem.reading.documents import read_documents, source_text
+    from sedem.reading.documents import read_documents
     from sedem.reading.repair import reading_again
 
     def opened(new: BankFile) -> tuple[SeDeM, Engine]:
@@ -131,7 +131,7 @@ def _repair(bank: Path, files: list[Path], drop: bool, model: str | None, as_jso
         if drop:
             return ()
         with progress("characters read again") as report_progress:
-            return reading_again(opened, documents, source_text, report_progress)(new, lost)
+            return reading_again(opened, documents, report_progress)(new, lost)
 
     documents = read_documents(files)
     done = asdict(repair(BankFile(bank), again))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from sedem.cli.options import (
     WeightsOption,
     budget,
     hops_of,
+    option_of,
     parse_options,
 )
 from sedem.evaluation.config import EvaluationConfig
@@ -73,10 +75,7 @@ def evaluations(
         raise typer.BadParameter("give a METHOD and --data, or 'report' and folders, or --list")
 
 
-def _flag(setting: str, metavar: str, *names: str) -> Any:
-    """Return an option whose help is the docstring of a setting."""
-    help_text = EvaluationConfig.model_fields[setting].description
-    return typer.Option(*names, metavar=metavar, help=help_text)
+_flag = partial(option_of, EvaluationConfig)
 
 
 @eval_app.command(METHOD)

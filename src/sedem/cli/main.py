@@ -203,14 +203,6 @@ def build(
             "faster answers.",
         ),
     ] = None,
-    no_text: Annotated[
-        bool,
-        typer.Option(
-            "--no-text",
-            help="Keep no texts in a new bank, only their SHA-256; sources are read from the "
-            "files, if these are still there and unchanged.",
-        ),
-    ] = False,
     no_words: Annotated[
         bool, typer.Option("--no-words", help="Make a new bank without an index of words.")
     ] = False,
@@ -249,7 +241,7 @@ def build(
     from sedem.reading.documents import told_left_out
     from sedem.reading.followed import Record
 
-    options = {"dtype": dtype, "keys": keys, "no_text": no_text, "words": not no_words}
+    options = {"dtype": dtype, "keys": keys, "words": not no_words}
     reading = {"encoding": encoding, "strict": strict, "include": include or ()}
     record, gone = Record(bank), list[str]()
     if not os.path.exists(bank):
@@ -312,8 +304,8 @@ def _build_here(
     prune: bool,
 ) -> tuple[Report, list[str]]:
     """Build on this machine; return what was done, and the documents whose files are gone."""
-    from sedem.bank.memory_bank import MemoryBank
-    from sedem.reading.building import build_bank
+    from sedem.bank.parts import store_at
+    from sedem.reading.building import build_bank, held_by
 
     opened = open_model(model or model_of(bank))
     with output.progress("reading", of_bytes=True) as report_progress:
@@ -330,12 +322,13 @@ def _build_here(
         )
     if not report.documents:
         raise DataError("nothing could be read; give at least one document with words in it")
-    held = MemoryBank.open(bank)
-    gone = record.gone(held.names, [Path(source) for source in sources], files.paths)
+    store = store_at(bank)
+    gone = record.gone([*store.digests()], [Path(source) for source in sources], files.paths)
     record.save()
     if gone and prune:
-        held.remove(*gone)
-        report = replace(report, documents=len(held.names), blocks=len(held))
+        store.remove(*gone)
+        documents, blocks = held_by(store)
+        report = replace(report, documents=documents, blocks=blocks)
     return report, gone
 
 
@@ -420,11 +413,10 @@ def ask(
     chosen_k = budget(k)
     from sedem.answering.decoding import Decoding
     from sedem.bank.memory_bank import MemoryBank
-    from sedem.reading.documents import source_text
     from sedem.reading.followed import Record
 
     decoding = Decoding(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    opened = MemoryBank.open(bank, source=source_text)
+    opened = MemoryBank.open(bank)
     answering = open_model(model or model_of(bank), engine, weights)
     opened.check_made_by(answering.fingerprint())
     options: dict[str, Any] = {

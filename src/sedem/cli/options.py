@@ -12,6 +12,8 @@ from sedem.errors import ConfigError
 from sedem.untrusted import parse_json
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from sedem.model import SeDeM
 
 RESERVED = ("records", "revision", "schema", "source", "split", "streaming")
@@ -118,6 +120,11 @@ OptionEntries = Annotated[
 def hops_of(text: str | None) -> int | str | None:
     """Parse the value of --hops; what it can be is checked where it is used."""
     return int(text) if text is not None and text.isdecimal() else text
+
+
+def option_of(settings: type[BaseModel], name: str, metavar: str | None = None, *flags: str) -> Any:
+    """Return the option of a setting, whose help is its description."""
+    return typer.Option(*flags, metavar=metavar, help=settings.model_fields[name].description)
 
 
 def budget(text: str | None) -> int | str | None:

@@ -225,8 +225,6 @@ def print_sources(answer: Answer) -> None:
     """Write the spans that an answer was conditioned on, best first, and what was truncated."""
     notes = dict.fromkeys(answer.cut)
     for citation in answer.citations:
-        if citation.note is not None:
-            notes.setdefault(citation.note)
         shown = _snippet(citation)
         words = "".join(f", {word}" for word in citation.words[:SHARED])
         score = "" if citation.score is None else f" ({citation.score:.1f}{words})"

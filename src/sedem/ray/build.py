@@ -27,17 +27,15 @@ import torch
 
 from sedem.bank.database import WAIT
 from sedem.bank.file import BankFile
-from sedem.bank.keys import save_keys
-from sedem.bank.memory_bank import MemoryBank, Snapshot, append_to, copy_to
-from sedem.bank.parts import Entry, Parts, Place, is_remote, local_file, store_at
+from sedem.bank.memory_bank import Snapshot, append_to, copy_to
+from sedem.bank.parts import Entry, Parts, Place, is_remote, store_at
 from sedem.bank.rows import Meta
 from sedem.bank.view import View
 from sedem.errors import BankError, ConfigError, SedemError, UnavailableError, first_line
 from sedem.modules import SedemModules
-from sedem.quantization import check_dtype
 from sedem.ray.cluster import connected, import_ray
 from sedem.ray.sources import READ_CPUS, Sources
-from sedem.reading.building import Report, Taken, build_bank, commits, new_meta, stored_digests
+from sedem.reading.building import Report, Taken, add_documents, begin, commits, finish
 from sedem.types import Document
 
 if TYPE_CHECKING:
@@ -89,7 +87,6 @@ def build_on_ray(
     source: str | None = None,
     dtype: str | None = None,
     keys: str | None = None,
-    no_text: bool = False,
     words: bool = True,
     wait: float = WAIT,
 ) -> Report:
@@ -104,7 +101,6 @@ def build_on_ray(
         source: where the model was opened from, to be recorded in the bank.
         dtype: type of the stored slots; None means the bank's, or bfloat16 in a new one.
         keys: type in which to store the selector's keys of the whole bank; None stores none.
-        no_text: make a bank that keeps the SHA-256 of each text instead of the text.
         words: make a bank with an index of the words of its blocks.
         wait: seconds to wait for another writer before each commit.
 
@@ -113,22 +109,17 @@ def build_on_ray(
         UnavailableError: the cluster has lost all workers, or some documents kill every worker.
         SedemError: as in `build_bank`.
     """
-    for name in filter(None, (dtype, keys)):
-        check_dtype(name)
-    if keys is not None:
-        local_file(path, "'sedem build --keys'")
-    stored = stored_digests(model, path, dtype, no_text)
-    taken = Taken(stored, lambda document: sources.sizes[document.name])
     store = store_at(path, wait)
+    meta, stored = begin(model, store, source, dtype, keys, words)
+    taken = Taken(stored, lambda document: sources.sizes[document.name])
     exists = store.exists()
-    meta = store.meta() if exists else new_meta(model, source, dtype, no_text, words)
     if not isinstance(store, BankFile):
         # A worker has another working folder.
         place = path if is_remote(path) else Path(path).resolve()
         job = Job(workers.checkpoint, workers.cpus, version("sedem"), meta, place)
     else:
-        # The banks are appended, which needs their texts and indexes their words here.
-        appended = replace(meta, texts=True, words=False)
+        # The banks are appended, which indexes their words here.
+        appended = replace(meta, words=False)
         job = Job(workers.checkpoint, workers.cpus, version("sedem"), appended, None)
     with connected(workers.address):
         started, tokens = time.monotonic(), 0
@@ -145,10 +136,7 @@ def build_on_ray(
             if progress is not None:
                 speed = tokens / (time.monotonic() - started)
                 progress(group.done, max(sources.total, group.done), speed)
-    bank = MemoryBank.open(path)
-    if keys is not None:
-        save_keys(bank, model.selector, keys)
-    return Report(taken.added, taken.replaced, taken.unchanged, len(bank.documents), len(bank))
+    return finish(model, store, keys, taken)
 
 
 # On this machine
@@ -304,16 +292,7 @@ def encode(job: Job, documents: Sequence[Document]) -> tuple[bytes, str] | Entry
     model = _opened(job.checkpoint, job.version, meta.fingerprint, job.place, device)
     with TemporaryDirectory() as folder:
         read, sent = Path(folder, "read.bank"), Path(folder, "sent.bank")
-        build_bank(
-            model,
-            model.engine,
-            read,
-            documents,
-            source=meta.made_by.get("model"),
-            dtype=meta.dtype,
-            no_text=not meta.texts,
-            words=meta.words,
-        )
+        add_documents(model, model.engine, BankFile(read), meta, documents)
         if job.place is not None:
             return Parts(job.place).publish(BankFile(read))
         # Without the log beside it, and without the connections that the build has left.

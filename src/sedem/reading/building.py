@@ -1,4 +1,4 @@
-"""Building a bank on disk from documents, commit by commit, and describing a bank.
+"""Reading documents into a bank in RAM, in a file or in parts, commit by commit.
 
 Letters: S segments, M slots per segment, N blocks, J slots per block, D decoder width.
 """
@@ -17,19 +17,18 @@ import numpy as np
 from sedem.bank import search
 from sedem.bank.blocks import Blocks, partition, to_blocks
 from sedem.bank.database import WAIT
-from sedem.bank.file import BankFile
+from sedem.bank.file import BankFile, check_fingerprint
 from sedem.bank.keys import save_keys, stored_bytes
-from sedem.bank.memory_bank import MemoryBank, append_to
+from sedem.bank.memory_bank import MemoryBank
 from sedem.bank.parts import Place, Store, local_file, store_at
 from sedem.bank.rows import Meta, text_digest
 from sedem.config import SedemConfig
 from sedem.engine.interface import Engine
 from sedem.errors import BankError, DataError
-from sedem.method.segments import Segments
 from sedem.modules import SedemModules
 from sedem.quantization import BFLOAT16, Quantized, check_dtype
-from sedem.reading.encoding import Progress, compress, read, segments_of
-from sedem.types import Document, distinct
+from sedem.reading.encoding import Progress, compress, encode, segments_of
+from sedem.types import Document, check_documents, distinct
 
 COMMIT = 400_000
 """Characters read between two commits: about 100 MB of memory for a 1B model at C = 4. A longer
@@ -49,6 +48,29 @@ class Report:
     blocks: int
 
 
+def read(
+    model: SedemModules,
+    engine: Engine,
+    documents: Sequence[Document],
+    *,
+    source: str | None = None,
+    progress: Progress | None = None,
+) -> MemoryBank:
+    """Read documents into a new bank in RAM.
+
+    Args:
+        source: where the model was opened from, to be recorded in the bank.
+        progress: called with the number of characters read and of all characters.
+
+    Raises:
+        DataError: there are no documents, two have the same name, or one has no tokens.
+    """
+    check_documents(documents)
+    file = BankFile()
+    add_documents(model, engine, file, new_meta(model, source), documents, progress)
+    return MemoryBank.open_from(file)
+
+
 def build_bank(
     model: SedemModules,
     engine: Engine,
@@ -60,7 +82,6 @@ def build_bank(
     source: str | None = None,
     dtype: str | None = None,
     keys: str | None = None,
-    no_text: bool = False,
     words: bool = True,
     wait: float = WAIT,
     commit: int | None = None,
@@ -83,8 +104,6 @@ def build_bank(
         source: where the model was opened from, to be recorded in the bank.
         dtype: type of the stored slots; None means that of the bank, or bfloat16 in a new one.
         keys: type in which to store the selector's keys of the whole bank; None stores none.
-        no_text: make a bank that keeps the SHA-256 of each text instead of the text. An existing
-            bank is not changed.
         wait: seconds to wait for another writer before each commit.
         commit: characters read between two commits; None means `COMMIT`.
         committed: called with the names of documents that are in the bank now.
@@ -93,19 +112,15 @@ def build_bank(
 
     Raises:
         BankMismatchError: another model made the bank.
-        BankError: the bank stores its slots as another type, or stores texts despite `no_text`.
+        BankError: the bank stores its slots as another type.
         ConfigError: there is no such type.
         DataError: there are no documents, two have the same name, or one is rejected.
     """
-    for name in filter(None, (dtype, keys)):
-        check_dtype(name)
-    if keys is not None:
-        local_file(path, "'sedem build --keys'")
-    meta = new_meta(model, source, dtype, no_text, words)
-    stored = stored_digests(model, path, dtype, no_text)
     store = store_at(path, wait)
+    meta, stored = begin(model, store, source, dtype, keys, words)
     held = {*stored.values()}
-    with _file_of(store, meta) as file:
+    # A build of a bank in parts writes another file.
+    with nullcontext(store) if isinstance(store, BankFile) else store.building(meta) as file:
         if file.exists():
             stored |= file.digests()
         taken = Taken(stored, size or (lambda document: len(document.text)))
@@ -121,30 +136,75 @@ def build_bank(
             copies = _copies(store, twins) if twins else []
             copied = {document.name for document, *_ in copies}
             lacking = [one for one in group if one.name not in copied]
-            try:
-                if lacking:
-                    add_documents(model, engine, file, meta, lacking, report)
-                    committed([document.name for document in lacking])
-            except DataError:
-                if failed is None:
-                    raise
-                for document in lacking:
-                    try:
-                        add_documents(model, engine, file, meta, [document], report)
-                        committed([document.name])
-                    except DataError as error:
-                        failed(document.name, error)
+
+            def add(some: list[Document], report: Progress = report) -> None:
+                try:
+                    add_documents(model, engine, file, meta, some, report)
+                    committed([document.name for document in some])
+                except DataError as error:
+                    if failed is None:
+                        raise
+                    if len(some) == 1:
+                        failed(some[0].name, error)
+                        return
+                    # One by one, so that those fail alone that the model rejects.
+                    for document in some:
+                        add([document])
+
+            if lacking:
+                add(lacking)
             for document, blocks, memory_NJD in copies:
                 file.append(model.fingerprint(), [document], blocks, memory_NJD)
                 committed([document.name])
+    return finish(model, store, keys, taken)
+
+
+def begin(
+    model: SedemModules,
+    store: Store,
+    source: str | None,
+    dtype: str | None,
+    keys: str | None,
+    words: bool,
+) -> tuple[Meta, dict[str, str]]:
+    """Check what a build is to do; arguments and errors are those of `build_bank`.
+
+    Returns:
+        The metadata of its bank or of a new one, and the SHA-256 of the texts that it
+        holds, by name.
+    """
+    for name in filter(None, (dtype, keys)):
+        check_dtype(name)
+    if keys is not None:
+        local_file(str(store), "'sedem build --keys'")
+    if not store.exists():
+        return new_meta(model, source, dtype, words), {}
+    meta = store.meta()
+    check_fingerprint(str(store), meta.fingerprint, model.fingerprint())
+    if dtype not in (None, meta.dtype):
+        raise BankError(
+            f"bank '{store}' stores its slots as {meta.dtype}, not as {dtype}; leave the type out, "
+            "or build another bank"
+        )
+    return meta, store.digests()
+
+
+def finish(model: SedemModules, store: Store, keys: str | None, taken: Taken) -> Report:
+    """Make what is derived from a bank that was built, and report what was done."""
     if not store.exists():  # the model has rejected all
         return Report(0, 0, 0, 0, 0)
-    bank = MemoryBank.open(path)
+    documents, blocks = held_by(store)
     if keys is not None:
-        save_keys(bank, model.selector, keys)
-    if bank.path is not None and len(bank) > search.COARSE_FROM:
-        search.bank_codes(bank, model.selector)
-    return Report(taken.added, taken.replaced, taken.unchanged, len(bank.documents), len(bank))
+        save_keys(MemoryBank.open_from(store), model.selector, keys)
+    if isinstance(store, BankFile) and blocks > search.COARSE_FROM:
+        search.bank_codes(MemoryBank.open_from(store), model.selector)
+    return Report(taken.added, taken.replaced, taken.unchanged, documents, blocks)
+
+
+def held_by(store: Store) -> tuple[int, int]:
+    """Return how many documents and blocks a stored bank holds."""
+    heads = [file.head() for file in store.files()]
+    return sum(head.documents for head in heads), sum(head.blocks for head in heads)
 
 
 def describe(path: Place) -> dict[str, Any]:
@@ -161,7 +221,6 @@ def describe(path: Place) -> dict[str, Any]:
         "blocks": len(bank),
         "tokens": tokens,
         "dtype": bank.dtype,
-        "texts": "in the bank" if bank.meta.texts else "not in the bank",
         "memory_bytes": bank.memory_bytes,
         "bytes_per_token": round(bank.memory_bytes / tokens, 1) if tokens else 0.0,
         "key_bytes": stored_bytes(store) if isinstance(store, BankFile) else 0,
@@ -185,56 +244,65 @@ def _copies(
     return found
 
 
-def _file_of(store: Store, meta: Meta) -> AbstractContextManager[BankFile]:
-    """Return the file that a build writes, which is another one for a bank in parts."""
-    return nullcontext(store) if isinstance(store, BankFile) else store.building(meta)
-
-
 def add_documents(
     model: SedemModules,
     engine: Engine,
     file: BankFile,
     meta: Meta,
-    group: list[Document],
+    documents: Sequence[Document],
     progress: Progress | None = None,
 ) -> None:
-    """Read a group of `commits` into a bank: in one commit, or a long document in several.
+    """Read documents into a bank: some in each commit, or a long one in several.
 
     The bank is not opened, so the cost of a commit depends only on what it adds.
 
     Args:
         file: of the bank, or of a new one.
         meta: metadata of the bank, if it does not exist yet.
+        progress: called with the number of characters read and of all characters.
 
     Raises:
+        DataError: a document has no tokens.
         BankError: as `BankFile.append` and `append_part`.
     """
-    new = nullcontext() if file.exists() else file.creating(meta)
-    if is_long(group[0]):
-        segments = segments_of(model, group[0])
-        with new:
-            pass
-        _add_parts(model, engine, file, group[0], segments, progress)
-    else:
-        snapshot = read(model, engine, group, progress=progress).snapshot()
-        with new:
-            append_to(file, snapshot)
+    total, before = sum(len(one.text) for one in documents), 0
+    for group in commits(documents):
+        size = sum(len(one.text) for one in group)
+
+        def report(done: int, of: int, before: int = before, size: int = size) -> None:
+            if progress is not None:
+                progress(before + size * done // of, total)
+
+        if is_long(group[0]):
+            _add_parts(model, engine, file, meta, group[0], report)
+        else:
+            blocks, memory_NJD = encode(model, engine, group, report)
+            with _at(file, meta):
+                file.append(model.fingerprint(), group, blocks, memory_NJD)
+        before += size
+
+
+def _at(file: BankFile, meta: Meta) -> AbstractContextManager[BankFile]:
+    """Create a bank with what is added to it, unless there is one."""
+    return nullcontext(file) if file.exists() else file.creating(meta)
 
 
 def _add_parts(
     model: SedemModules,
     engine: Engine,
     file: BankFile,
+    meta: Meta,
     document: Document,
-    segments: Segments,
-    progress: Progress | None,
+    progress: Progress,
 ) -> None:
     """Read a long document into a bank; it is complete after the commit of its last part.
 
     A part depends only on the document and the model, so an interrupted build gives the same memory
     as an uninterrupted one.
     """
-    step = part_segments(model.config)
+    step, segments = part_segments(model.config), segments_of(model, document)
+    with _at(file, meta):
+        pass
     parts = [segments.part(slice(at, at + step)) for at in range(0, len(segments), step)]
     cut = model.config.compression, model.config.slots_per_block
     blocks = [partition(part, 0, *cut)[0] for part in parts]
@@ -245,8 +313,7 @@ def _add_parts(
     for number in range(first, len(parts)):
 
         def report(count: int, done: int = done) -> None:
-            if progress is not None:
-                progress(done + count, len(segments))
+            progress(done + count, len(segments))
 
         memory_SMD = compress(model, engine, [parts[number]], report)
         _, memory_NJD = to_blocks(parts[number], memory_SMD, 0, *cut)
@@ -271,13 +338,12 @@ def new_meta(
     model: SedemModules,
     source: str | None = None,
     dtype: str | None = None,
-    no_text: bool = False,
     words: bool = True,
 ) -> Meta:
     """Return the metadata of a bank that a build creates; arguments as in `build_bank`."""
     made_by = {**model.made_by(), "model": source}
     size = model.config.slots_per_block, model.decoder.width
-    return Meta(model.fingerprint(), made_by, *size, dtype or BFLOAT16, not no_text, words)
+    return Meta(model.fingerprint(), made_by, *size, dtype or BFLOAT16, words=words)
 
 
 @dataclass
@@ -311,31 +377,6 @@ class Taken:
             self.added += found is None
             self.replaced += found is not None
             yield document
-
-
-def stored_digests(
-    model: SedemModules, path: Place, dtype: str | None, no_text: bool
-) -> dict[str, str]:
-    """Return the SHA-256 of the texts in a bank by name; empty if there is no bank.
-
-    Arguments and errors are those of `build_bank`.
-    """
-    store = store_at(path)
-    if not store.exists():
-        return {}
-    bank = MemoryBank.open_from(store)
-    bank.check_made_by(model.fingerprint())
-    if dtype not in (None, bank.dtype):
-        raise BankError(
-            f"bank '{path}' stores its slots as {bank.dtype}, not as {dtype}; "
-            "leave the type out, or build another bank"
-        )
-    if no_text and bank.meta.texts:
-        raise BankError(
-            f"bank '{path}' holds the texts of its documents; build another bank without texts, or "
-            "leave --no-text out"
-        )
-    return store.digests()
 
 
 def commits(documents: Iterable[Document], least: int | None = None) -> Iterator[list[Document]]:

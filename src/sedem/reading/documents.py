@@ -303,14 +303,6 @@ def read_document(
     return Document(os.path.normpath(path), *parse_file(path, str(path), encoding, stopped))
 
 
-def source_text(name: str) -> str | None:
-    """The text of the file that a document is named after; None if it cannot be read."""
-    try:
-        return read_document(Path(name)).text
-    except DataError:
-        return None
-
-
 def size_of(path: Path, include: Sequence[str] = ()) -> int:
     """Return the size of a file in bytes; refuse one of an unknown type before it is read.
 

@@ -1,4 +1,4 @@
-"""Reading: documents -> segments -> hidden states -> memory -> blocks of a bank.
+"""Encoding: documents -> segments -> hidden states -> memory -> blocks of a bank.
 
 Reading needs no question. Adapters are off and no gradients are computed.
 
@@ -15,43 +15,42 @@ import torch
 from torch import Tensor
 
 from sedem.bank.blocks import Blocks, to_blocks
-from sedem.bank.memory_bank import MemoryBank
 from sedem.engine.interface import Engine
 from sedem.method.compressor import slot_tokens
 from sedem.method.segments import Segments, segment_text
 from sedem.modules import SedemModules
 from sedem.quantization import Quantized
-from sedem.types import Document, check_documents
+from sedem.types import Document
 
 BATCHES = {"cpu": 8, "cuda": 32}
 """Segments encoded together, by device; the states of more would exceed a CPU's caches."""
 
 Progress = Callable[[int, int], None]
-"""Called with the number of segments done and the number of all segments."""
+"""Called with how much is done and how much there is, in segments or in characters."""
 
 Rows = tuple[Tensor, Tensor, Tensor]
 """Numbers `[S]`, ids `[S, T]` and lengths `[S]` of some segments."""
 
 
 @torch.no_grad()
-def read(
+def encode(
     model: SedemModules,
     engine: Engine,
     documents: Sequence[Document],
-    *,
-    source: str | None = None,
     progress: Progress | None = None,
-) -> MemoryBank:
-    """Read documents into a new bank.
+) -> tuple[Blocks, Quantized]:
+    """Read documents together, whose short segments share batches.
 
     Args:
-        source: where the model was opened from, to be recorded in the bank.
-        progress: called after every batch, once all documents are cut.
+        progress: called after every batch, once all documents are cut, with numbers of segments.
+
+    Returns:
+        The blocks of all documents, whose `documents` are indices of the given ones, and their
+        memory `[N, J, D]`.
 
     Raises:
-        DataError: there are no documents, two have the same name, or one has no tokens.
+        DataError: one has no tokens.
     """
-    check_documents(documents)
     config = model.config
     segments: list[Segments] = []
     with Cutter(model, documents) as cutter:
@@ -75,13 +74,7 @@ def read(
         )
         blocks.append(rows)
         memories.append(memory_NJD)
-    return MemoryBank(
-        model.fingerprint(),
-        {**model.made_by(), "model": source},
-        list(documents),
-        Blocks.join(blocks),
-        Quantized(torch.cat(memories)),
-    )
+    return Blocks.join(blocks), Quantized(torch.cat(memories))
 
 
 def compress(

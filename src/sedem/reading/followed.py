@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import glob
 import json
+import logging
 import math
 import os
 import threading
@@ -26,13 +27,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from filelock import FileLock, Timeout
 
 from sedem.durable_files import atomic_write, create_private, make_folders, sha256
-from sedem.errors import DataError, NoTextError, SedemError
+from sedem.errors import DataError, SedemError
 from sedem.reading.document_formats import told_empty
 from sedem.reading.documents import (
     LeftOut,
     files_in,
     read_document,
-    source_text,
     told_left_out,
     unknown_type,
 )
@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from sedem.bank.memory_bank import MemoryBank, Snapshot
     from sedem.bank.parts import Place
     from sedem.reading.building import Report
+
+logger = logging.getLogger(__name__)
 
 NOTE = ".note"
 """Ending of the name of a note; no file of such a name is read, so the two are never confused."""
@@ -116,7 +118,7 @@ class OpenBank:
             found = path.stat() if path.is_file() else None
             file = None if found is None else (found.st_dev, found.st_ino)
             if self.bank is None or file != self._file:
-                bank = MemoryBank.open(self.place, source=source_text)
+                bank = MemoryBank.open(self.place)
                 self.prepare(bank.snapshot())
                 self.bank, self._file = bank, file
             self.bank.reload(self.prepare)
@@ -285,7 +287,14 @@ class FollowedBank(OpenBank):
 
     Args:
         place: file of the bank.
+
+    Attributes:
+        ended: set when nothing is to be read any more.
+        next_turn: when there may be more to read, by the monotonic clock.
     """
+
+    known_errors: tuple[type[Exception], ...] = ()
+    """Errors besides sedem's whose message says everything."""
 
     def __init__(self, place: Path, folder: Path, name: str) -> None:
         super().__init__(place, name)
@@ -302,7 +311,8 @@ class FollowedBank(OpenBank):
         self._left_out: LeftOut = {}
         self._notes: dict[str, tuple[str, ...]] = {}
         self._away = self._trouble = ""
-        self._next_look = self._next_check = self._next_save = 0.0
+        self._next_look = self._next_check = self._next_save = self.next_turn = 0.0
+        self.ended = threading.Event()
         self._state = threading.RLock()
 
     def newest(self) -> Snapshot | None:
@@ -339,22 +349,34 @@ class FollowedBank(OpenBank):
 
     # Following
 
-    def follow(self, read: Reader, stop: threading.Event) -> None:
-        """Read the folder, and then what changes in it, until `stop` is set."""
-        while not stop.is_set():
-            began = time.monotonic()
-            try:
-                more = self.catch_up(read, stop, briefly=True)
-                self._trouble = ""
-                wait = 0.0 if more else self._next_look - time.monotonic()
-            except StoppedError:
-                return
-            except (SedemError, OSError) as error:
-                self._trouble = f"'{self.name}' cannot be read into its bank: {error}"
-                wait = _pause(time.monotonic() - began)
-            stop.wait(max(0.0, wait))
+    def read_some(self, read: Reader) -> float:
+        """Read a little, unless it is too early; return the seconds until there may be more to do.
 
-    def catch_up(self, read: Reader, stop: threading.Event, *, briefly: bool = False) -> bool:
+        An error is told, and it is tried again.
+        """
+        began = time.monotonic()
+        if began < self.next_turn:
+            return self.next_turn - began
+        try:
+            more = self.catch_up(read, briefly=True)
+            self._trouble, wait = "", 0.0 if more else max(0.0, self._next_look - time.monotonic())
+        except StoppedError:
+            wait = LOOK_MOST
+        except Exception as error:
+            told, wait = self.told(error), _pause(time.monotonic() - began)
+            if told != self._trouble:
+                known = isinstance(error, (SedemError, OSError, *self.known_errors))
+                why = f": {error}" if known else ""
+                logger.warning("reading files of '%s' failed%s", self.name, why, exc_info=not known)
+            self._trouble = told
+        self.next_turn = time.monotonic() + wait
+        return wait
+
+    def told(self, error: Exception) -> str:
+        """Say that an error keeps the files from being read."""
+        return f"'{self.name}' cannot be read into its bank: {error}"
+
+    def catch_up(self, read: Reader, *, briefly: bool = False) -> bool:
         """Read what is new or changed, and remove what was deleted.
 
         Of several processes, one reads and the others see what it commits.
@@ -366,7 +388,7 @@ class FollowedBank(OpenBank):
             Whether there is more to do now.
 
         Raises:
-            StoppedError: `stop` was set.
+            StoppedError: `ended` was set.
             SedemError: the bank cannot be written, or another model made it.
         """
         make_folders(self.path.parent, 0o700)
@@ -374,9 +396,9 @@ class FollowedBank(OpenBank):
         until = time.monotonic() + (LOOK_SECONDS if briefly else math.inf)
         try:
             with self._alone():
-                self._read_waiting(read, stop, until)
-                self._check(stop, until)
-                self._read_waiting(read, stop, until)
+                self._read_waiting(read, until)
+                self._check(until)
+                self._read_waiting(read, until)
                 self._remove_deleted()
                 self.purge()
                 return bool(self._waiting or self._unchecked)
@@ -448,15 +470,15 @@ class FollowedBank(OpenBank):
         }
         return {name: (path, at) for name, (path, at) in stamps.items() if at is not None}
 
-    def _read_waiting(self, read: Reader, stop: threading.Event, until: float) -> None:
+    def _read_waiting(self, read: Reader, until: float) -> None:
         def progress(done: int) -> None:
-            if stop.is_set():
+            if self.ended.is_set():
                 raise StoppedError
             self._live = done
             if time.monotonic() > self._next_look:
                 self.look()  # so that what comes while a long document is read is told
 
-        documents, self._live = self._documents(stop, until), 0
+        documents, self._live = self._documents(until), 0
         if (first := next(documents, None)) is not None:
             read(
                 self.place,
@@ -467,11 +489,11 @@ class FollowedBank(OpenBank):
                 commit=GROUP_CHARACTERS,
             )
 
-    def _documents(self, stop: threading.Event, until: float) -> Iterator[Document]:
+    def _documents(self, until: float) -> Iterator[Document]:
         """Read the files that wait, until there is none or it is time to return."""
         tried = set[str]()
         while not tried or time.monotonic() < until:
-            if stop.is_set():
+            if self.ended.is_set():
                 raise StoppedError
             with self._state:
                 name = next((one for one in self._waiting or () if one not in tried), None)
@@ -486,15 +508,15 @@ class FollowedBank(OpenBank):
                 if before and name in self._held and before.sha256 == self._seen[name].sha256:
                     self._committed([name])  # it was only touched
                     continue
-                document = self._document(name, path, stop)
+                document = self._document(name, path)
             except (DataError, OSError) as error:
                 self._fail(name, error)
             else:
                 self._notes[name] = document.notes
                 yield document
 
-    def _document(self, name: str, path: Path, stop: threading.Event) -> Document:
-        return replace(read_document(path, stopped=stop.is_set), name=name)
+    def _document(self, name: str, path: Path) -> Document:
+        return replace(read_document(path, stopped=self.ended.is_set), name=name)
 
     def _committed(self, names: Iterable[str]) -> None:
         """See that documents are in the bank."""
@@ -518,14 +540,14 @@ class FollowedBank(OpenBank):
         if self._waiting is not None:
             self._waiting.pop(name, None)
 
-    def _check(self, stop: threading.Event, until: float) -> None:
+    def _check(self, until: float) -> None:
         """Let files wait whose content has changed although their size and time have not."""
         if not self._unchecked and time.monotonic() > self._next_check:
             self._unchecked = [*self._found]
             self._next_check = time.monotonic() + CHECK_SECONDS
         changed = False
         while self._unchecked and time.monotonic() < until:
-            if stop.is_set():
+            if self.ended.is_set():
                 raise StoppedError
             name = self._unchecked.pop()
             path, stamp = self._found.get(name, (Path(), None))
@@ -550,6 +572,64 @@ class FollowedBank(OpenBank):
             self._notes = {name: notes for name, notes in self._notes.items() if name in stays}
             if not self._away:
                 self.record.save()
+
+
+class Follower:
+    """Reads what changes in folders into their banks, in the background, a little of each in turn.
+
+    Args:
+        banks: returns the banks; only those that follow a folder are read.
+        read: reads documents into a bank.
+
+    Attributes:
+        work: set when there is something to do at once.
+    """
+
+    def __init__(self, banks: Callable[[], Iterable[OpenBank]], read: Reader) -> None:
+        self.banks, self.read = banks, read
+        self.work, self._ended = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self.run, name="sedem-follower", daemon=True)
+
+    def start(self) -> None:
+        """Start, or continue what a killed process has left."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop after the current batch of segments; what was committed is kept.
+
+        This does not block.
+        """
+        self._ended.set()
+        for bank in self._followed():
+            bank.ended.set()
+        self.work.set()
+
+    def close(self, seconds: float | None = None) -> None:
+        """Stop, and wait until the thread has ended, at most so many seconds."""
+        self.stop()
+        if self._thread.is_alive():
+            self._thread.join(seconds)
+
+    def run(self) -> None:
+        """Read until the end; the thread does this."""
+        while not self._ended.is_set():
+            self.work.clear()
+            self.work.wait(self.turn())
+
+    def turn(self) -> float:
+        """Read a little into each bank; return the seconds until there may be more to do."""
+        wait = LOOK_SECONDS
+        for bank in self._followed():
+            if not self._ended.is_set():
+                wait = min(wait, self.read_some(bank))
+        return wait
+
+    def read_some(self, bank: FollowedBank) -> float:
+        """Read a little into a bank; as `FollowedBank.read_some`."""
+        return bank.read_some(self.read)
+
+    def _followed(self) -> list[FollowedBank]:
+        return [bank for bank in self.banks() if isinstance(bank, FollowedBank)]
 
 
 def _pause(spent: float) -> float:
@@ -598,7 +678,4 @@ def _empty(snapshot: Snapshot, index: int) -> tuple[str, ...]:
     def part(place: slice) -> str:
         return documents.text(index, place.start, place.stop)
 
-    try:
-        return told_empty(documents.name(index), pages, characters, part) if pages else ()
-    except NoTextError:  # its file is gone
-        return ()
+    return told_empty(documents.name(index), pages, characters, part) if pages else ()

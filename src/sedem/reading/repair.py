@@ -8,10 +8,9 @@ from dataclasses import replace
 from sedem.bank.care import Again, DamagedDocument
 from sedem.bank.file import BankFile, check_fingerprint
 from sedem.bank.rows import text_digest
-from sedem.bank.view import Source
 from sedem.engine.interface import Engine
 from sedem.modules import SedemModules
-from sedem.reading.building import add_documents, commits
+from sedem.reading.building import add_documents
 from sedem.reading.encoding import Progress
 from sedem.types import Document
 
@@ -19,7 +18,6 @@ from sedem.types import Document
 def reading_again(
     open_model: Callable[[BankFile], tuple[SedemModules, Engine]],
     sources: Sequence[Document],
-    source: Source | None = None,
     progress: Progress | None = None,
 ) -> Again:
     """Return a function for `repair` that reads lost documents again.
@@ -27,8 +25,6 @@ def reading_again(
     Args:
         open_model: opens the model that made a bank; called if there is anything to read.
         sources: documents; one is used only if its name and SHA-256 match the bank's.
-        source: reads texts by name if the bank stores none; one is used only if its SHA-256
-            matches.
         progress: called with the number of characters read and of all characters.
 
     Returns:
@@ -37,44 +33,19 @@ def reading_again(
     given = {(one.name, text_digest(one.text)): one for one in sources}
 
     def again(bank: BankFile, lost: Sequence[DamagedDocument]) -> list[str]:
-        by_name = source if not bank.meta().texts else None
-        documents = [one for one in (_recovered(each, given, by_name) for each in lost) if one]
+        documents = [one for one in (_recovered(each, given) for each in lost) if one]
         if documents:
-            _read(*open_model(bank), bank, documents, progress)
+            model, engine = open_model(bank)
+            check_fingerprint(str(bank), bank.meta().fingerprint, model.fingerprint())
+            add_documents(model, engine, bank, bank.meta(), documents, progress)
         return [one.name for one in documents]
 
     return again
 
 
-def _recovered(
-    lost: DamagedDocument, given: dict[tuple[str, str], Document], source: Source | None
-) -> Document | None:
+def _recovered(lost: DamagedDocument, given: dict[tuple[str, str], Document]) -> Document | None:
     """Return a lost document with the text that was read before; None if it is not available."""
     if lost.text is not None:
         return Document(lost.name, lost.text, lost.pages)
-    if (found := given.get((lost.name, lost.sha256))) is not None:
-        return replace(found, pages=found.pages or lost.pages)
-    text = source(lost.name) if source is not None else None
-    if text is None or text_digest(text) != lost.sha256:
-        return None
-    return Document(lost.name, text, lost.pages)
-
-
-def _read(
-    model: SedemModules,
-    engine: Engine,
-    bank: BankFile,
-    documents: Sequence[Document],
-    progress: Progress | None,
-) -> None:
-    check_fingerprint(str(bank), bank.meta().fingerprint, model.fingerprint())
-    total, done = sum(len(one.text) for one in documents), 0
-    for group in commits(documents):
-        size = sum(len(one.text) for one in group)
-
-        def report(segments: int, of: int, before: int = done, part: int = size) -> None:
-            if progress is not None:
-                progress(before + part * segments // of, total)
-
-        add_documents(model, engine, bank, bank.meta(), group, report)
-        done += size
+    found = given.get((lost.name, lost.sha256))
+    return None if found is None else replace(found, pages=found.pages or lost.pages)

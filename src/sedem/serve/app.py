@@ -20,10 +20,9 @@ from sedem.serve.errors import ApiError, bad_request, forbidden, not_found, unav
 from sedem.serve.guard import Guard, Owner
 from sedem.serve.keys import KeyRing, keys_of
 from sedem.serve.metrics import Metrics
-from sedem.serve.observe import Observe
+from sedem.serve.observe import Observe, OpenTelemetry, Tracer
 from sedem.serve.service import Lifecycle, OneMachine, OpenAnswerer, lifecycle_of, lifespan
 from sedem.serve.settings import Settings
-from sedem.serve.telemetry import OpenTelemetry, Tracer
 from sedem.serve.tools import add_tools
 
 if TYPE_CHECKING:

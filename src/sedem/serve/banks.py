@@ -17,7 +17,6 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.responses import Response
 
 from sedem.bank.memory_bank import BankReader
-from sedem.errors import NoTextError
 from sedem.reading.documents import unknown_type
 from sedem.serve.errors import bad_request, conflict, full_disk, not_found
 from sedem.serve.events import COMMENT, KEEP_ALIVE_SECONDS, MEDIA_TYPE, event
@@ -229,10 +228,6 @@ def document(
     characters = memory.documents.characters(index)
     start = min(start, characters)
     end = min(characters if end is None else max(start, end), start + TEXT_CHARACTERS, characters)
-    try:
-        text, note = memory.documents.text(index, start, end), None
-    except NoTextError:
-        text, note = "", "this bank holds no texts, so only the places of its blocks are known"
     blocks = memory.blocks
     inside = (blocks.documents == index) & (blocks.starts < end) & (blocks.ends > start)
     rows = np.flatnonzero(inside)
@@ -243,8 +238,7 @@ def document(
         "characters": characters,
         "start": start,
         "end": end,
-        "text": text,
-        "note": note,
+        "text": memory.documents.text(index, start, end),
         "pages": list(memory.documents.pages(index)),
         "blocks": rows.tolist(),
         "spans": np.stack([blocks.starts[rows], blocks.ends[rows]], 1).tolist(),

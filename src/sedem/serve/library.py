@@ -16,17 +16,16 @@ import os
 import re
 import secrets
 import shutil
-import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 from filelock import FileLock, Timeout
 
-from sedem.bank.file import BankFile, delete, is_read
+from sedem.bank.file import delete, is_read
 from sedem.durable_files import make_folders, sync_folder
 from sedem.errors import ConfigError
 from sedem.modules import SedemModules
@@ -46,7 +45,6 @@ from sedem.serve.served import (
     ServedBank,
     UploadBank,
     check_count,
-    file_name,
     files_of,
 )
 from sedem.serve.settings import BANK_NAME_RULE, Settings, is_bank_name
@@ -54,7 +52,7 @@ from sedem.serve.settings import BANK_NAME_RULE, Settings, is_bank_name
 REFRESH_SECONDS = 2.0
 """Minimum time between two checks of the operator's banks."""
 DATABASE = "server.sqlite"
-"""What earlier releases kept their banks and uploads in."""
+"""What earlier releases kept their banks and uploads in; this one would delete the banks."""
 DELETED = ".deleted"
 _BANK = re.compile(r"([a-z0-9][a-z0-9_-]{0,63})-[0-9a-f]{8}\.bank")
 _OF_BANK = re.compile(
@@ -114,7 +112,11 @@ class Library:
     def _open(self) -> None:
         make_folders(self._banks)
         make_folders(self._arriving)
-        _take_over(self.settings.folder)
+        if (database := self.settings.folder / DATABASE).exists():
+            raise ConfigError(
+                f"'{database}' is of an earlier release, which kept banks in another way; give "
+                "another folder, and upload their files again"
+            )
         for path in self._arriving.glob("file-*"):
             path.unlink()  # it was never acknowledged
         for path in [*self._banks.iterdir()]:
@@ -213,7 +215,7 @@ class Library:
                 check_count(len(files), limit)
                 # A bank of the same name may have been deleted before.
                 place = self._banks / f"{name}-{secrets.token_hex(4)}.bank"
-                _create(files_of(place), int(time.time()))
+                _create(files_of(place))
                 bank = self._add(name, place)
             replaced = bank.take(paths, limit)
         self.work.set()
@@ -271,50 +273,12 @@ class Library:
                 self._deleted.remove(path)
 
 
-def _create(folder: Path, created_at: int) -> None:
+def _create(folder: Path) -> None:
     """Make the folder of a bank's files."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir()
     (folder / CREATED).touch()
-    os.utime(folder / CREATED, (created_at, created_at))
     sync_folder(folder)
     sync_folder(folder.parent)
-
-
-def _take_over(folder: Path) -> None:
-    """Give the banks of an earlier release, which had a database, folders of their files.
-
-    Files that it had read are gone; their documents stay in the banks.
-    """
-    database = folder / DATABASE
-    if not database.exists():
-        return
-    with closing(sqlite3.connect(database)) as old:
-        if old.execute("PRAGMA user_version").fetchone() != (3,):
-            raise ConfigError(
-                f"'{database}' is not of the release before this one; start that release once, or "
-                "give another folder"
-            )
-        for id, name, created_at in old.execute("SELECT id, folder, created_at FROM banks"):
-            bank = BankFile(folder / "banks" / name)
-            files = files_of(folder / "banks" / name)
-            _create(files, created_at)
-            waiting = "SELECT name, file FROM uploads WHERE bank = ? AND status = 'waiting'"
-            for document, file in old.execute(f"{waiting} ORDER BY id", (id,)):
-                target = files / file_name(document)
-                make_folders(target.parent)
-                if (folder / "uploads" / file).exists():
-                    (folder / "uploads" / file).replace(target)
-                sync_folder(target.parent)
-            removed = old.execute("SELECT name FROM removals WHERE bank = ?", (id,)).fetchall()
-            if bank.exists():
-                bank.remove(*{name for (name,) in removed} & bank.digests().keys())
-    for path in folder.glob(f"{DATABASE}*"):
-        path.unlink()
-
-
-def is_bank_file(name: str) -> bool:
-    """Return whether a name is valid for the file of a client's bank."""
-    return _BANK.fullmatch(name) is not None
 
 
 def check_bank_name(name: str) -> None:

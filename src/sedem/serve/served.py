@@ -17,10 +17,10 @@ from urllib.parse import quote, unquote
 from sedem.bank.memory_bank import Snapshot
 from sedem.bank.parts import Place, is_remote
 from sedem.durable_files import make_folders, sync_folder
-from sedem.errors import BankError, BankMismatchError, SedemError, UnknownDocumentError
+from sedem.errors import BankError, BankMismatchError, DataError, UnknownDocumentError
 from sedem.reading.document_formats import parse_file
 from sedem.reading.followed import FollowedBank, OpenBank, Reader, Stamp, stamp_of
-from sedem.serve.errors import bad_request, full_disk, is_full
+from sedem.serve.errors import ApiError, FullDiskError, bad_request, full_disk, is_full
 from sedem.types import Document
 from sedem.untrusted import StoppedError
 
@@ -82,7 +82,6 @@ class ServedBank(OpenBank):
     Attributes:
         read_only: whether clients may only query it.
         error: why it cannot be read, in one sentence that names no folder of the server.
-        ended: whether reading into it ends, because it was deleted or the server stops.
         deleted: whether it was deleted; running answers finish on their snapshot.
     """
 
@@ -100,7 +99,7 @@ class ServedBank(OpenBank):
         self._prepare, self._fingerprint, self._looking = prepare, fingerprint, threading.Lock()
         self.writable, self.roots = not self.read_only, ()
         self.error: str | None = None
-        self.ended, self.deleted = threading.Event(), False
+        self.deleted = False
 
     @property
     def current(self) -> Snapshot | None:
@@ -185,6 +184,7 @@ class UploadBank(ServedBank, FollowedBank):
     """
 
     read_only = False
+    known_errors = (ApiError,)
 
     def __init__(self, place: Path, name: str, *given: Any) -> None:
         super().__init__(place, name, *given, folder=files_of(place))
@@ -229,6 +229,7 @@ class UploadBank(ServedBank, FollowedBank):
                 source.replace(target)
                 sync_folder(target.parent)
             self.look()
+            self.next_turn = 0.0
         return [name for name in files if name in known]
 
     def discard(self, name: str) -> bool:
@@ -241,6 +242,7 @@ class UploadBank(ServedBank, FollowedBank):
             for one in known:
                 one.pop(name, None)
             self._held.discard(name)
+            self.next_turn = 0.0
             if Path(self.place).exists():
                 with suppress(UnknownDocumentError):  # a part of it may have been read
                     self.remove(name)
@@ -258,27 +260,30 @@ class UploadBank(ServedBank, FollowedBank):
 
     # What follows them
 
-    def wants(self) -> bool:
-        """Whether there may be something to do."""
-        return bool(self._waiting) or time.monotonic() > self._next_look
-
-    def catch_up(self, read: Reader, stop: threading.Event, *, briefly: bool = False) -> bool:
+    def catch_up(self, read: Reader, *, briefly: bool = False) -> bool:
         """Read what is new, and remove what was deleted; as in `FollowedBank`."""
         try:
-            more = super().catch_up(read, stop, briefly=briefly)
-            self._trouble = ""
-            return more
+            return super().catch_up(read, briefly=briefly)
         except BankMismatchError as error:
             for name in [*(self._waiting or ())]:
                 if name not in self.record.files:
                     self._fail(name, error)
             return False
-        except (SedemError, OSError) as error:
-            self._trouble = told(self.name, error)
-            raise
         finally:
-            self._before, self._lengths = 0, {}
-            self._live = 0
+            self._before, self._lengths, self._live = 0, {}, 0
+
+    def told(self, error: Exception) -> str:
+        """Say what a client may know of an error, which must not name the server's folders."""
+        if isinstance(error, BankMismatchError):
+            return (
+                f"bank '{self.name}' was built by another model; upload to a new bank, or serve "
+                "the model that built it"
+            )
+        if is_full(error) or isinstance(error, FullDiskError):
+            return "the disk of the server is full; files are read when there is room"
+        if isinstance(error, (DataError, ApiError)):
+            return str(error)
+        return "the bank cannot be written now; the log of the server has the reason"
 
     def _alone(self) -> AbstractContextManager[object]:
         return nullcontext()  # the server has its folder for itself
@@ -308,8 +313,8 @@ class UploadBank(ServedBank, FollowedBank):
                     found[document_name(path.relative_to(self.folder).as_posix())] = path, stamp
         return dict(sorted(found.items(), key=lambda one: one[1][1][1]))
 
-    def _document(self, name: str, path: Path, stop: threading.Event) -> Document:
-        document = Document(name, *parse_file(path, name, stopped=stop.is_set))
+    def _document(self, name: str, path: Path) -> Document:
+        document = Document(name, *parse_file(path, name, stopped=self.ended.is_set))
         self._lengths[name] = len(document.text)
         return document
 
@@ -332,7 +337,7 @@ class UploadBank(ServedBank, FollowedBank):
             path, stamp = self._found.get(name, (None, None))
             if path is not None and stamp_of(path) == stamp:
                 logger.info("a file could not be read into bank '%s'", self.name)
-                self.failures[name] = told(self.name, error)
+                self.failures[name] = self.told(error)
                 self.record.files.pop(name, None)
                 self.record.save()
                 self._unlink(name)
@@ -396,20 +401,6 @@ class UploadBank(ServedBank, FollowedBank):
                 failed=tuple(Failure(*one) for one in failures),
                 notes=tuple("; ".join(notes) for notes in self._notes.values() if notes),
             )
-
-
-def told(bank: str, error: Exception) -> str:
-    """Return what a client is told about an error; it must not name the server's folders."""
-    if isinstance(error, BankMismatchError):
-        return (
-            f"bank '{bank}' was built by another model; upload to a new bank, or serve the model "
-            "that built it"
-        )
-    if is_full(error):
-        return "the disk of the server is full; files are read when there is room"
-    if isinstance(error, BankError):
-        return "the bank cannot be written now; the log of the server has the reason"
-    return str(error)
 
 
 def check_count(documents: int, limit: int) -> None:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain, count
 from pathlib import Path
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
 
 PARTS = "bank.json"
 """File of a folder that is a bank in parts, `bank.parts.MANIFEST`."""
-STOP_SECONDS = 10.0
-"""How long the end of a process waits for a batch that is being read."""
 
 
 def banks_at(places: Sequence[str], home: Path, model: str) -> list[OpenBank]:
@@ -68,24 +64,3 @@ def reader_of(model: SeDeM) -> Reader:
     from sedem.reading.building import build_bank
 
     return partial(build_bank, model, model.engine, source=model.source)
-
-
-@contextmanager
-def following(banks: Sequence[OpenBank], model: SeDeM) -> Iterator[None]:
-    """Read the folders among some banks in the background until the block ends."""
-    stop = threading.Event()
-    threads = [
-        threading.Thread(
-            target=bank.follow, args=(reader_of(model), stop), name="sedem-folder", daemon=True
-        )
-        for bank in banks
-        if isinstance(bank, FollowedBank)
-    ]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(STOP_SECONDS)

@@ -31,8 +31,8 @@ from pydantic_core import PydanticUseDefault
 
 from sedem.config import PASSAGES, PER_DOCUMENT
 from sedem.errors import SedemError, UnavailableError, printable
-from sedem.reading.followed import OpenBank
-from sedem.tools.banks import following
+from sedem.reading.followed import Follower, OpenBank
+from sedem.tools.banks import reader_of
 from sedem.tools.names import SCHEME
 from sedem.tools.stdio import answered_stdio
 from sedem.tools.toolbox import (
@@ -64,6 +64,8 @@ PATIENCE = 10.0
 """How long a search waits for the first documents of a folder."""
 FIRST = 1.5
 """Seconds before the model is opened unasked: importing torch slows the first messages down."""
+STOP_SECONDS = 10.0
+"""How long the end waits for a batch that is being read."""
 END_SECONDS = 0.3
 """How long the end waits for the model's thread, which may be opening it or reading a batch."""
 RESOURCES = 1_000
@@ -435,7 +437,9 @@ class LocalBackend:
                 model = self._open_model()
                 scheduler = model.scheduler()
                 opened.callback(scheduler.close, at_once=True)
-                opened.enter_context(following(self._banks, model))
+                follower = Follower(lambda: self._banks, reader_of(model))
+                opened.callback(follower.close, STOP_SECONDS)
+                follower.start()
             except Exception as error:
                 self._opened.set_exception(error)
                 return

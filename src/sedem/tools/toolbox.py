@@ -543,7 +543,6 @@ def _passage(bank: OpenBank, citation: Citation) -> Passage:
     reasons = [
         f"words {', '.join(citation.words)}" if citation.words else "",
         "" if score is None else f"meaning {score:.1f}",
-        citation.note or "",
         f"also in {', '.join(citation.also)}" if citation.also else "",
     ]
     title = citation.document.rpartition("/")[2]

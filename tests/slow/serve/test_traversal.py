@@ -17,7 +17,7 @@ from serving import SECRET, bearer
 from unit.serve.conftest import read_all, send
 
 from sedem import SeDeM
-from sedem.serve.library import is_bank_file
+from sedem.serve.library import _BANK
 from sedem.serve.settings import Settings
 
 pytestmark = pytest.mark.slow
@@ -127,7 +127,7 @@ def guarded(settings: Settings, model: SeDeM, tmp_path: Path) -> Iterator[httpx.
     assert [*(folder / "uploads").iterdir()] == []
     beside = re.compile(r"-(wal|shm|journal)$|\.(sources|files)$")
     banks = {beside.sub("", path.name) for path in (folder / "banks").iterdir()}
-    assert all(is_bank_file(name) for name in banks)
+    assert all(map(_BANK.fullmatch, banks))
 
 
 @pytest.mark.parametrize(("method", "route"), ROUTES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
@@ -106,15 +105,6 @@ def test_a_text_without_sentences_is_bounded(model: SeDeM) -> None:
     bank = model.read([Document("endless.txt", "word " * 1000)])
     [found] = model.search(bank, QUESTION, k=1, per_document=1)
     assert 0 < len(found.text) <= LENGTH
-
-
-def test_a_bank_without_texts_gives_places_and_says_why(
-    model: SeDeM, bank: MemoryBank, tmp_path: Path
-) -> None:
-    bank.save(tmp_path / "no.bank", no_text=True)
-    found = model.search(MemoryBank.open(tmp_path / "no.bank"), QUESTION, k=2)
-    assert [one.text for one in found] == ["", ""]
-    assert all(one.end > one.start and "holds no texts" in str(one.note) for one in found)
 
 
 def test_an_empty_bank_has_no_passages(model: SeDeM, bank: MemoryBank) -> None:

@@ -19,11 +19,9 @@ from sedem.answering.spans import JOINERS, Candidate, Quotation, SpanSearch
 from sedem.backbone.decoder import Backbone
 from sedem.engine.device import Clock
 from sedem.engine.interface import Rows
-from sedem.errors import ConfigError, NoTextError
+from sedem.errors import ConfigError
 from sedem.folding import folded
 from sedem.guidance.spans import LEAST
-from sedem.reading.building import build_bank
-from sedem.reading.documents import DocumentFiles, source_text
 
 
 def compared(model: SeDeM, request: Request, limit: int = 12) -> tuple[Prepared, list[Candidate]]:
@@ -210,23 +208,6 @@ def test_there_must_be_words_to_quote(model: SeDeM, bank: MemoryBank) -> None:
         model.answer(signs, RENT, answer="span")
     free = model.answer(signs, RENT, answer="free", decoding=SHORT)
     assert untimed(model.answer(signs, RENT, answer="auto", decoding=SHORT)) == untimed(free)
-
-
-def test_without_texts_nothing_is_quoted(model: SeDeM, tmp_path: Path) -> None:
-    source = tmp_path / "lease.txt"
-    source.write_text(LEASE)
-    place = tmp_path / "lease.bank"
-    build_bank(model, model.engine, str(place), DocumentFiles([source]), no_text=True)
-    kept = MemoryBank.open(place, source=source_text)
-    quoted = model.answer(kept, RENT, answer="span")
-    assert quoted.text in LEASE
-    source.unlink()
-    lost = MemoryBank.open(place, source=source_text)
-    with pytest.raises(NoTextError, match="holds no texts"):
-        model.answer(lost, RENT, answer="span")
-    free, auto = (model.answer(lost, RENT, answer=how, decoding=SHORT) for how in ("free", "auto"))
-    assert untimed(auto) == untimed(free)
-    assert free.unsupported == ()
 
 
 def test_an_unknown_way_to_answer_is_refused(model: SeDeM, bank: MemoryBank) -> None:

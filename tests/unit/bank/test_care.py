@@ -44,9 +44,9 @@ def add(file: BankFile, *numbers: int, characters: int = 3_000) -> None:
         file.append(PRINT, [document], Blocks.of(rows), memory_of(number))
 
 
-def make(path: Path, dtype: str = "bfloat16", texts: bool = True) -> BankFile:
+def make(path: Path, dtype: str = "bfloat16") -> BankFile:
     file = BankFile(path, wait=0.2)
-    with file.creating(replace(META, width=WIDE, dtype=dtype, texts=texts)):
+    with file.creating(replace(META, width=WIDE, dtype=dtype)):
         add(file, *range(COUNT))
     add(file, COUNT, characters=300_000)
     file.remove("3.txt")
@@ -125,16 +125,6 @@ def test_an_intact_bank_has_no_damage(file: BankFile) -> None:
     assert repair(file) == Repaired([], [], [], [], [])
     file.close()
     assert os.listdir(path_of(file).parent) == ["a.bank"]
-
-
-def test_a_bank_without_texts_is_repaired_without_its_words(tmp_path: Path) -> None:
-    file = make(tmp_path / "a.bank", "int8", texts=False)
-    assert examine(file) == Damage([], [])
-    flip(path_of(file), pages_of(path_of(file), "blocks")[2])
-    done = repair(file, again)
-    assert done.dropped and not done.read_again
-    assert len(MemoryBank.open_from(file).documents) == COUNT - len(done.dropped)
-    assert not file.meta().words and examine(file) == Damage([], [])
 
 
 def test_a_free_page_is_compared_too(file: BankFile) -> None:

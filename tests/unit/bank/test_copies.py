@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from sedem.bank.copies import backup, export_bank, import_bank, split
 from sedem.bank.database import connect
 from sedem.bank.file import BankFile
 from sedem.bank.parts import Parts, Place, Store, store_at
-from sedem.errors import BankError, DamagedBankError, NoTextError
+from sedem.errors import BankError, DamagedBankError
 
 
 @pytest.fixture(autouse=True)
@@ -23,9 +22,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEDEM_CACHE", str(tmp_path / "cache"))
 
 
-def fill(store: Store, texts: bool = True) -> None:
+def fill(store: Store) -> None:
     """Make a bank of documents 1, 3, 4 and 5 in several commits."""
-    with store.creating(replace(META, texts=texts)) as file:
+    with store.creating(META) as file:
         append(file, 1, 2)
     append(store, 3, 4, characters=100_000)
     append(store, 5)
@@ -81,16 +80,6 @@ def test_an_empty_bank_is_copied(tmp_path: Path) -> None:
     split(tmp_path / "a.bank", tmp_path / "parts", 3)
     backup(tmp_path / "parts", tmp_path / "b.bank")
     assert_equal(tmp_path / "b.bank", tmp_path / "a.bank")
-
-
-def test_a_bank_without_texts_is_copied_but_not_split(tmp_path: Path) -> None:
-    """The words and digests of another file are made from the texts."""
-    fill(BankFile(tmp_path / "a.bank"), texts=False)
-    backup(tmp_path / "a.bank", tmp_path / "b.bank")
-    assert BankFile(tmp_path / "b.bank").digests() == BankFile(tmp_path / "a.bank").digests()
-    with pytest.raises(NoTextError, match=r"'.*a\.bank' holds no texts, which are needed to split"):
-        split(tmp_path / "a.bank", tmp_path / "parts", 2)
-    assert not Parts(tmp_path / "parts").exists()
 
 
 def test_a_damaged_file_is_not_copied(server: ObjectServer, tmp_path: Path) -> None:

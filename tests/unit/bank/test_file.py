@@ -289,9 +289,16 @@ def test_what_is_not_a_bank_is_refused_and_left_alone(
     assert not path.is_file() or path.read_bytes() == before
 
 
-def test_another_format_is_refused(file: BankFile) -> None:
-    change(file, "PRAGMA user_version = 7")
-    with pytest.raises(BankError, match="has format 7, this sedem reads 6"):
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("PRAGMA user_version = 7", "has format 7, this sedem reads 6"),
+        ("UPDATE bank SET texts = 0", "holds no texts, which this sedem needs; build it again"),
+    ],
+)
+def test_another_format_is_refused(statement: str, message: str, file: BankFile) -> None:
+    change(file, statement)
+    with pytest.raises(BankError, match=message):
         names(BankFile(file.path))
 
 

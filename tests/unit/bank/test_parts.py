@@ -222,6 +222,7 @@ HOSTILE: list[tuple[str, Any, str]] = [
     ("parts.1.head.tokens", 2**62, "cannot hold"),
     ("parts.1.meta.slots", 2**40, "cannot hold"),
     ("parts.1.meta.fingerprint", OTHER, "parts differ in their model"),
+    ("parts.1.meta.texts", False, "texts is False; input should be True"),
     ("parts.1.other", 1, "other is 1; extra inputs"),
     ("parts", [], "parts is .*; tuple should have"),
     ("format", 2, "format is 2; .*use the sedem that wrote it"),

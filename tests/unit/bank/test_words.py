@@ -175,15 +175,9 @@ def test_an_older_bank_is_indexed_anew_when_it_is_opened_or_appended(
     assert not len(score_words(MemoryBank.open(tmp_path / "b.bank"), "old").words[0].blocks)
 
 
-def test_an_older_bank_that_cannot_be_indexed_anew_has_no_words(
-    model: SeDeM, tmp_path: Path
-) -> None:
-    whole = model.read(DOCUMENTS)
-    copy_to(BankFile(tmp_path / "a.bank"), whole.snapshot(), replace(whole.meta, texts=False))
-    make_older(tmp_path / "a.bank")
-    assert not MemoryBank.open(tmp_path / "a.bank").has_words
+def test_an_older_part_has_no_words(model: SeDeM, tmp_path: Path) -> None:
     parts = Parts(tmp_path / "parts")
-    with parts.creating(whole.meta):
+    with parts.creating(model.read(DOCUMENTS).meta):
         pass
     [part] = parts.files()
     assert part.meta().words

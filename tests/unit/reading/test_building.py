@@ -59,7 +59,7 @@ def test_unchanged_documents_are_not_read_again(
     model: SeDeM, bank: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build_bank(model, model.engine, bank, DOCUMENTS)
-    monkeypatch.delattr(building, "read")
+    monkeypatch.delattr(building, "encode")
     report = build_bank(model, model.engine, bank, iter(DOCUMENTS))
     assert (report.added, report.replaced, report.unchanged) == (0, 0, 3)
 

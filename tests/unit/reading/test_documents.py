@@ -28,7 +28,6 @@ from sedem.reading.documents import (
     DocumentFiles,
     files_in,
     read_document,
-    source_text,
     told_left_out,
 )
 from sedem.untrusted import DOCUMENT_BYTES
@@ -127,12 +126,13 @@ def test_what_is_no_document_is_left_out_of_folders_and_named() -> None:
     assert files_in([Path("texts/**/*")]) == found
 
 
-def test_the_text_of_a_source_is_none_if_it_cannot_be_read(tmp_path: Path) -> None:
-    assert source_text("texts/deep/a.txt") == "First."
+def test_a_path_that_is_no_readable_file_is_refused(tmp_path: Path) -> None:
     for name in ("texts/none.txt", "texts/c.bin", "texts", "\0.txt", "x" * 5000 + ".txt"):
-        assert source_text(name) is None
+        with pytest.raises(DataError):
+            read_document(Path(name))
     for kind, path in hostile_paths(tmp_path / "hostile.txt", DOCUMENT_BYTES + 1):
-        assert source_text(str(path)) is None, kind
+        with pytest.raises(DataError):
+            raise AssertionError(kind, read_document(path))
 
 
 # Formats

@@ -19,8 +19,8 @@ from sedem import Document, MemoryBank, SeDeM
 from sedem.bank.file import BankFile
 from sedem.errors import BankError, DataError
 from sedem.reading import building, followed
-from sedem.reading.followed import FollowedBank, OpenBank, Reader
-from sedem.tools.banks import banks_at, following, reader_of
+from sedem.reading.followed import FollowedBank, Follower, OpenBank, Reader
+from sedem.tools.banks import banks_at, reader_of
 from sedem.tools.toolbox import Toolbox
 from sedem.untrusted import StoppedError
 
@@ -97,7 +97,7 @@ def test_a_folder_is_read_and_not_touched(
 ) -> None:
     before, bank = contents(folder), open_folder()
     assert bank.snapshot() is None and bank.reading() == "still reading 2 files of 'papers'"
-    bank.catch_up(read, Event())
+    bank.catch_up(read)
     assert names(bank) == ["kitchen/recipe.md", "lease.txt"] and bank.reading() == ""
     bank.add(read, Document("a.note", "A note."))
     bank.remove("a.note")
@@ -122,7 +122,7 @@ def test_a_forgotten_note_and_a_deleted_file_stand_nowhere(
         files = (path.read_bytes() for path in (tmp_path / "home").rglob("*") if path.is_file())
         return any(text.encode() in content for content in files)
 
-    bank.catch_up(read, Event())
+    bank.catch_up(read)
     toolbox.remember("The door code is zqseven.", "door")
     assert toolbox.search("door code").results and stands("zqseven") and stands(LEASE[:40])
     toolbox.remember("The door code is zqeight.", "door")
@@ -130,10 +130,10 @@ def test_a_forgotten_note_and_a_deleted_file_stand_nowhere(
     toolbox.forget("door")
     assert not stands("eight")
     change(folder / "lease.txt", "Another text.")
-    bank.catch_up(read, Event())
+    bank.catch_up(read)
     assert not stands(LEASE[:40]) and stands("Another text.")
     (folder / "lease.txt").unlink()
-    bank.catch_up(read, Event())
+    bank.catch_up(read)
     assert not stands("Another text.") and names(bank) == ["kitchen/recipe.md"]
 
 
@@ -155,13 +155,13 @@ def test_a_file_that_was_only_begun_and_then_deleted_stands_nowhere(
     bank = open_folder()
     with monkeypatch.context() as patched, pytest.raises(StoppedError):
         patched.setattr(BankFile, "append_part", stopped)
-        bank.catch_up(read, Event())
+        bank.catch_up(read)
     begun = BankFile(bank.path).unfinished()
     assert begun
     for name in begun:
         (folder / name).unlink()
     bank = open_folder()
-    bank.catch_up(read, Event())
+    bank.catch_up(read)
     assert BankFile(bank.path).unfinished() == []
     assert not {*begun}.intersection(names(bank))
 
@@ -170,7 +170,7 @@ def test_changes_are_told_at_once_and_then_followed(
     read: Reader, folder: Path, open_folder: Callable[[], FollowedBank]
 ) -> None:
     bank = open_folder()
-    bank.catch_up(read, Event())
+    bank.catch_up(read)
     bank.add(read, Document("a.note", "A note."))
     assert not bank.changed("lease.txt") and not bank.changed("a.note")
     change(folder / "lease.txt", "The rent is 950 euros.")
@@ -179,7 +179,7 @@ def test_changes_are_told_at_once_and_then_followed(
     assert bank.changed("lease.txt") and bank.changed("kitchen/recipe.md")
     # So does a process that starts only now.
     assert open_folder().changed("lease.txt")
-    bank.catch_up(read, Event())
+    bank.catch_up(read)
     assert names(bank) == ["a.note", "lease.txt", "new.txt"] and not bank.changed("lease.txt")
     snapshot = bank.snapshot()
     assert snapshot is not None
@@ -190,20 +190,20 @@ def test_changes_are_told_at_once_and_then_followed(
 def test_a_restart_reads_no_file_again(
     read: Reader, open_folder: Callable[[], FollowedBank], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    open_folder().catch_up(read, Event())
+    open_folder().catch_up(read)
 
     def again(path: Path, **_: object) -> Document:
         raise AssertionError(f"{path} is read again")
 
     monkeypatch.setattr(followed, "read_document", again)
     bank = open_folder()
-    bank.catch_up(read, Event())
+    bank.catch_up(read)
     assert len(names(bank)) == 2
     # Without the stamps, files are compared with the bank, which keeps what is the same.
     bank.path.with_name("papers.bank.sources").write_text("[]", "utf-8")
     monkeypatch.undo()
     version = bank.snapshot()
-    open_folder().catch_up(read, Event())
+    open_folder().catch_up(read)
     assert bank.snapshot() is version
 
 
@@ -213,12 +213,12 @@ def test_a_file_that_cannot_be_read_does_not_stop_the_others(
     (folder / "binary.txt").write_bytes(b"\0\1\2")
     (folder / "empty.txt").write_text(" ", "utf-8")
     bank = open_folder()
-    bank.catch_up(read, Event())
+    bank.catch_up(read)
     assert names(bank) == ["kitchen/recipe.md", "lease.txt"]
     told = " ".join(bank.unreadable())
     assert "binary.txt" in told and "empty.txt" in told and bank.reading() == ""
     change(folder / "empty.txt", "Now it has text.")
-    bank.catch_up(read, Event())
+    bank.catch_up(read)
     assert "empty.txt" in names(bank) and "empty.txt" not in str(bank.unreadable())
 
 
@@ -234,7 +234,7 @@ def test_a_document_that_the_model_rejects_does_not_stop_the_others(
 
     monkeypatch.setattr(building, "add_documents", picky)
     bank = open_folder()
-    bank.catch_up(read, Event())
+    bank.catch_up(read)
     assert names(bank) == ["kitchen/recipe.md"] and bank.reading() == ""
     assert bank.unreadable() == ["'lease.txt' has no tokens"]
 
@@ -243,21 +243,23 @@ def test_what_is_read_can_be_asked_while_the_rest_is_read(
     read: Reader, open_folder: Callable[[], FollowedBank], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(followed, "GROUP_CHARACTERS", 1)
-    bank, stop, seen = open_folder(), Event(), list[str]()
+    bank, seen = open_folder(), list[str]()
     parse = followed.read_document
 
     def slow(path: Path, **_: Any) -> Document:
         seen.extend(names(bank))
         if seen:
             assert bank.reading() == "still reading 1 files of 'papers'"
-            stop.set()
+            bank.ended.set()
         return parse(path)
 
     monkeypatch.setattr(followed, "read_document", slow)
     with pytest.raises(StoppedError):
-        bank.catch_up(read, stop)
+        bank.catch_up(read)
+    bank.ended.clear()
+    monkeypatch.setattr(followed, "read_document", parse)
     assert seen == names(bank) == ["kitchen/recipe.md"]
-    bank.catch_up(read, Event())
+    bank.catch_up(read)
     assert len(names(bank)) == 2
 
 
@@ -267,11 +269,11 @@ def test_one_process_reads_and_the_other_sees_it(
     first, second = open_folder(), open_folder()
     first.path.parent.mkdir()
     with FileLock(first.path.with_name("papers.bank.lock")):
-        Thread(target=second.catch_up, args=(read, Event())).start()
-        second.catch_up(read, Event())
-    first.catch_up(read, Event())
+        Thread(target=second.catch_up, args=(read,)).start()
+        second.catch_up(read)
+    first.catch_up(read)
     with FileLock(first.path.with_name("papers.bank.lock")):
-        second.catch_up(read, Event())
+        second.catch_up(read)
     assert names(second) == names(first) and second.reading() == ""
     assert not second.changed("lease.txt")
 
@@ -291,23 +293,24 @@ def test_a_folder_is_followed_until_the_end(
             read.set()
 
     monkeypatch.setattr(FollowedBank, "_committed", committed)
-    with following([bank], model):
-        (folder / "late.txt").write_text("It came later.", "utf-8")
-        assert read.wait(60)
+    follower = Follower(lambda: [bank], reader_of(model))
+    follower.start()
+    (folder / "late.txt").write_text("It came later.", "utf-8")
+    assert read.wait(60)
+    follower.close()
     assert "late.txt" in names(bank)
 
 
 def test_a_folder_of_another_model_is_told(
     read: Reader, open_folder: Callable[[], FollowedBank], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bank, stop = open_folder(), Event()
+    bank = open_folder()
 
     def fail(*arguments: object, briefly: bool) -> None:
-        stop.set()
         raise BankError("another model made it")
 
     monkeypatch.setattr(bank, "catch_up", fail)
-    bank.follow(read, stop)
+    assert bank.read_some(read) == followed.LOOK_SECONDS >= bank.read_some(read) > 0
     assert "'papers' cannot be read into its bank: another model made it" in bank.reading()
 
 
@@ -349,7 +352,7 @@ def test_what_is_out_of_reach_is_not_forgotten_until_it_is_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     bank, (unplug, count, told) = open_folder(), UNPLUGGED[how]
-    bank.catch_up(read, Event())
+    bank.catch_up(read)
     away = papers.with_name("away")
     shutil.copytree(papers, away, symlinks=True)
     unplug(papers)
@@ -357,7 +360,7 @@ def test_what_is_out_of_reach_is_not_forgotten_until_it_is_back(
     for one in (bank, open_folder()):
         for _ in range(2):
             assert told in one.reading() or one is bank
-            one.catch_up(read, Event())
+            one.catch_up(read)
             assert names(one) == sorted(PAPERS)
             kept = f"what was read of {count} files of 'papers' is kept until they are back"
             assert told in one.reading() and kept in one.reading()
@@ -369,13 +372,13 @@ def test_what_is_out_of_reach_is_not_forgotten_until_it_is_back(
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
         shutil.copy2(source, target, follow_symlinks=False)
-        open_folder().catch_up(read, Event())
+        open_folder().catch_up(read)
         assert names(bank) == sorted(PAPERS)
     monkeypatch.setattr(followed, "read_document", None)  # nothing is read again
-    bank.catch_up(read, Event())
+    bank.catch_up(read)
     assert names(bank) == sorted(PAPERS) and bank.reading() == "" and not bank.changed("one.txt")
     (papers / "one.txt").unlink()
-    bank.catch_up(read, Event())
+    bank.catch_up(read)
     assert names(bank) == sorted({*PAPERS} - {"one.txt"})
 
 
@@ -397,9 +400,9 @@ def test_what_somebody_deletes_or_moves_is_forgotten(
     read: Reader, papers: Path, open_folder: Callable[[], FollowedBank], how: str
 ) -> None:
     bank, (delete, left) = open_folder(), DELETED[how]
-    bank.catch_up(read, Event())
+    bank.catch_up(read)
     delete(papers)
-    bank.catch_up(read, Event())
+    bank.catch_up(read)
     assert names(bank) == sorted(left) and bank.reading() == ""
 
 
@@ -407,20 +410,20 @@ def test_a_file_that_is_deleted_as_soon_as_its_folder_is_back_is_forgotten(
     read: Reader, papers: Path, open_folder: Callable[[], FollowedBank]
 ) -> None:
     bank = open_folder()
-    bank.catch_up(read, Event())
+    bank.catch_up(read)
     papers.rename(papers.with_name("away"))
-    bank.catch_up(read, Event())
+    bank.catch_up(read)
     assert names(bank) == sorted(PAPERS)
     papers.with_name("away").rename(papers)
     (papers / "one.txt").unlink()
-    open_folder().catch_up(read, Event())
+    open_folder().catch_up(read)
     assert names(bank) == sorted({*PAPERS} - {"one.txt"})
 
 
 def test_a_place_that_is_away_opens_if_it_was_read(read: Reader, folder: Path, home: Path) -> None:
     [bank] = banks_at([str(folder)], home, "tiny")
     assert isinstance(bank, FollowedBank)
-    bank.catch_up(read, Event())
+    bank.catch_up(read)
     shutil.rmtree(folder)
     [again] = banks_at([str(folder)], home, "tiny")
     assert names(again) == ["kitchen/recipe.md", "lease.txt"]
@@ -438,10 +441,10 @@ def test_a_file_that_goes_while_it_is_read_is_read_when_it_is_back(
     bank = open_folder()
     with monkeypatch.context() as patch:
         patch.setattr(followed, "read_document", unplugged)
-        bank.catch_up(read, Event())
+        bank.catch_up(read)
     assert names(bank) == [] and bank.unreadable() == []
     (folder / "lease.away").rename(folder / "lease.txt")
-    bank.catch_up(read, Event())
+    bank.catch_up(read)
     assert names(bank) == ["lease.txt"]
 
 
@@ -453,7 +456,8 @@ def test_what_is_added_is_read_before_what_still_waits(
     monkeypatch.setattr(followed, "GROUP_CHARACTERS", 1)
     monkeypatch.setattr(followed, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(followed, "LOOK_SHARE", 0)
-    bank, stop, order = open_folder(), Event(), list[str]()
+    bank, order = open_folder(), list[str]()
+    follower = Follower(lambda: [bank], read)
     commit = FollowedBank._committed
     for number in range(5):
         (folder / f"m{number}.txt").write_text(f"Text {number}.", "utf-8")
@@ -465,11 +469,12 @@ def test_what_is_added_is_read_before_what_still_waits(
             (folder / "z.txt").write_text("A late text.", "utf-8")
         time.sleep(0.05)
         if len(order) == 8:
-            stop.set()
+            follower.stop()
 
     monkeypatch.setattr(FollowedBank, "_committed", slow)
     began = time.monotonic()
-    bank.follow(read, stop)
+    follower.start()
+    follower._thread.join(60)
     assert order.index("z.txt") <= (4 if when == "while" else 7)
     assert time.monotonic() - began < 60
 
@@ -506,18 +511,18 @@ def test_a_moved_file_keeps_its_memory_and_a_touched_one_is_not_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     bank = open_folder()
-    bank.catch_up(read, Event())
-    monkeypatch.delattr(building, "read")  # nothing is computed
+    bank.catch_up(read)
+    monkeypatch.delattr(building, "encode")  # nothing is computed
     (folder / "lease.txt").rename(folder / "kitchen" / "contract.txt")
     (folder / "copy.md").write_text(RECIPE, "utf-8")
-    bank.catch_up(read, Event())
+    bank.catch_up(read)
     assert names(bank) == ["copy.md", "kitchen/contract.txt", "kitchen/recipe.md"]
     snapshot = bank.snapshot()
     assert snapshot is not None and {one.text for one in snapshot.documents} == {LEASE, RECIPE}
     monkeypatch.delattr(followed, "read_document")
     os.utime(folder / "copy.md", ns=(1, 1))
     assert bank.changed("copy.md")
-    bank.catch_up(read, Event())
+    bank.catch_up(read)
     assert not bank.changed("copy.md") and bank.reading() == ""
 
 
@@ -528,12 +533,12 @@ def test_an_edit_that_keeps_size_and_time_is_found(
 ) -> None:  # fmt: skip
     monkeypatch.setattr(followed, "CHECK_SECONDS", 600.0 if how == "a start" else 0.0)
     bank, path = open_folder(), folder / "lease.txt"
-    bank.catch_up(read, Event())
+    bank.catch_up(read)
     stamp = path.stat()
     path.write_text(LEASE.replace("rent", "wine"), "utf-8")
     os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     bank = open_folder() if how == "a start" else bank
-    bank.catch_up(read, Event())
+    bank.catch_up(read)
     snapshot = bank.snapshot()
     assert snapshot is not None
     assert "wine" in next(one.text for one in snapshot.documents if one.name == "lease.txt")
@@ -573,7 +578,7 @@ def test_what_comes_while_a_long_document_is_read_is_told(
             told.append(bank.reading())
         read(place, documents, progress, **more)
 
-    bank.catch_up(slowly, Event())  # type: ignore[arg-type]
+    bank.catch_up(slowly)  # type: ignore[arg-type]
     assert told == ["still reading 3 files of 'papers'"]
 
 
@@ -582,6 +587,6 @@ def test_a_name_that_is_not_utf_8_is_named(
 ) -> None:
     os.close(os.open(os.fsencode(folder) + b"/caf\xe9.txt", os.O_CREAT))
     bank = open_folder()
-    bank.catch_up(read, Event())
+    bank.catch_up(read)
     [told] = bank.unreadable()
     assert "names that are not UTF-8" in told and r"caf\udce9.txt" in told

@@ -24,15 +24,13 @@ LONG = Document("long.txt", "\n\n".join([LEASE, RECIPE, LEASE[::-1], RECIPE.uppe
 SHORT = Document("short.txt", "The key hangs behind the door.", (0, 8))
 
 
-@pytest.fixture(params=[False, True], ids=["texts", "no texts"])
-def bank(
-    model: SeDeM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> BankFile:
+@pytest.fixture
+def bank(model: SeDeM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BankFile:
     """A short document and a long one, whose blocks are all damaged."""
     monkeypatch.setattr(building, "COMMIT", 100)
     monkeypatch.setattr(building, "PART", 64)
     path = tmp_path / "a.bank"
-    build_bank(model, model.engine, path, [SHORT, LONG], no_text=request.param)
+    build_bank(model, model.engine, path, [SHORT, LONG])
     gc.collect()  # so that no connection is open
     with closing(connect(path)) as connection:
         size = connection.pragma("page_size")
@@ -64,14 +62,14 @@ def test_documents_are_read_again_and_are_as_before(
     monkeypatch.setattr(building, "compress", counted)
     seen: list[tuple[int, int]] = []
     texts = {one.name: one.text for one in (SHORT, LONG)}
-    done = repaired(model, bank, source=texts.get, progress=lambda *now: seen.append(now))
+    done = repaired(model, bank, progress=lambda *now: seen.append(now))
     assert (done.read_again, done.dropped) == (["short.txt", "long.txt"], [])
     assert len(together) > 4 and max(together) == building.part_segments(model.config)
     assert seen == sorted(seen) and seen[-1] == (sum(map(len, texts.values())),) * 2
     fresh = bank.path.with_name("fresh.bank") if bank.path else None
     assert fresh is not None
     build_bank(model, model.engine, fresh, [SHORT, LONG])
-    wanted, found = MemoryBank.open(fresh), MemoryBank.open_from(bank, texts.get)
+    wanted, found = MemoryBank.open(fresh), MemoryBank.open_from(bank)
     assert found.documents == wanted.documents and found.blocks == wanted.blocks
     every = range(len(wanted))
     assert torch.equal(found.memory(every), wanted.memory(every))
@@ -80,10 +78,8 @@ def test_documents_are_read_again_and_are_as_before(
 
 def test_a_source_has_to_have_the_text_that_was_read(model: SeDeM, bank: BankFile) -> None:
     others = [Document("short.txt", "another text"), Document("other.txt", LONG.text), LONG]
-    done = repaired(model, bank, sources=others, source=lambda name: f"not {name}")
-    has_texts = bank.meta().texts
-    assert done.read_again == (["short.txt"] if has_texts else []) + ["long.txt"]
-    assert done.dropped == ([] if has_texts else ["short.txt"])
+    done = repaired(model, bank, sources=others)
+    assert done.read_again == ["short.txt", "long.txt"]
 
 
 def test_another_model_reads_nothing(

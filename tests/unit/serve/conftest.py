@@ -106,10 +106,8 @@ def upload(library: Library, bank: str, texts: Mapping[str, str]) -> None:
 def finish(builder: Builder) -> None:
     """Do all the work that there is."""
     for bank in builder.library.uploads():
-        bank.look()
-        bank._next_look = 0.0
-    builder.library.work.clear()
-    while builder.turn():
+        bank.next_turn = 0.0
+    while not builder.turn():
         pass
 
 

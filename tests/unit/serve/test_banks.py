@@ -138,19 +138,19 @@ def held(
     monkeypatch: pytest.MonkeyPatch, client: TestClient, bank: str, texts: Mapping[str, str]
 ) -> Iterator[None]:
     """Upload texts; the thread that reads them waits until the block ends."""
-    reading, go, read = threading.Event(), threading.Event(), building.read
+    reading, go, read = threading.Event(), threading.Event(), building.encode
 
-    def slow(*args: Any, **kwargs: Any) -> MemoryBank:
+    def slow(*args: Any) -> Any:
         reading.set()
         assert go.wait(10)
-        kwargs["progress"](0, 1)
-        return read(*args, **kwargs)
+        args[3](0, 1)
+        return read(*args)
 
-    monkeypatch.setattr(building, "read", slow)
+    monkeypatch.setattr(building, "encode", slow)
     send(client, bank, texts)
     assert reading.wait(20)
     yield
-    monkeypatch.setattr(building, "read", read)
+    monkeypatch.setattr(building, "encode", read)
     go.set()
 
 
@@ -299,7 +299,7 @@ def test_a_file_that_is_put_into_the_folder_is_read_and_one_that_is_taken_leaves
     (folder / "put.txt").write_text("The dog sleeps.")
     (folder / "lease.txt").unlink()
     library = lease.app.state.lifecycle.service.library  # type: ignore[attr-defined]
-    library.get("flat")._next_look = 0.0
+    library.get("flat").next_turn = 0.0
     library.work.set()
     until = time.monotonic() + 60
     while True:

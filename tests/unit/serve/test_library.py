@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 import time
 from pathlib import Path
@@ -41,44 +40,15 @@ def test_one_server_uses_a_folder(settings: Settings, model: SeDeM) -> None:
     Library(settings, model).close()
 
 
-EARLIER = """
-CREATE TABLE banks (id INTEGER PRIMARY KEY, name TEXT, folder TEXT, created_at INTEGER);
-CREATE TABLE removals (id INTEGER PRIMARY KEY, bank INTEGER, name TEXT);
-CREATE TABLE uploads (id INTEGER PRIMARY KEY, bank INTEGER, name TEXT, file TEXT, size INTEGER,
-    status TEXT, error TEXT);
-INSERT INTO banks VALUES (1, 'flat', 'flat-00000000.bank', 7), (2, 'new', 'new-00000000.bank', 8);
-INSERT INTO removals (bank, name) VALUES (1, 'removed.txt'), (1, 'never there.txt');
-INSERT INTO uploads (bank, name, file, size, status) VALUES
-    (1, 'old.txt', 'file-000000000000000000000001', 9, 'read'),
-    (2, 'a/lease.txt', 'file-000000000000000000000002', 1, 'waiting');
-PRAGMA user_version = 3;
-"""
-
-
-def test_banks_and_uploads_of_an_earlier_release_are_taken_over(
+def test_the_folder_of_an_earlier_release_is_refused_and_left_as_it_is(
     settings: Settings, model: SeDeM
 ) -> None:
-    for folder in ("banks", "uploads"):
-        (settings.folder / folder).mkdir(parents=True)
-    held = [Document("old.txt", RECIPE), Document("removed.txt", LEASE)]
-    model.read(held).save(settings.folder / "banks" / "flat-00000000.bank")
-    (settings.folder / "uploads" / "file-000000000000000000000002").write_text(LEASE)
-    with sqlite3.connect(settings.folder / "server.sqlite") as connection:
-        connection.executescript(EARLIER)
-    connection.close()
-    for _ in range(2):  # the next start finds what this one makes
-        with opened(settings, model) as (library, builder):
-            finish(builder)
-            banks = {bank.name: bank for bank in library.uploads()}
-            found = {name: [*bank.newest().documents.names] for name, bank in banks.items()}
-            assert found == {"flat": ["old.txt"], "new": ["a/lease.txt"]}
-            assert [bank.created_at for bank in banks.values()] == [7, 8]
-            assert not [*settings.folder.glob("server.sqlite*")]
-    with sqlite3.connect(settings.folder / "server.sqlite") as connection:
-        connection.execute("PRAGMA user_version = 2")
-    connection.close()
-    with pytest.raises(ConfigError, match="start that release once"):
+    (settings.folder / "banks").mkdir(parents=True)
+    for name in ("server.sqlite", "banks/flat-00000000.bank"):
+        (settings.folder / name).write_bytes(b"of an earlier release")
+    with pytest.raises(ConfigError, match="give another folder, and upload their files again"):
         Library(settings, model)
+    assert (settings.folder / "banks" / "flat-00000000.bank").exists()
 
 
 def test_a_stopped_build_goes_on_within_a_long_document(
@@ -95,7 +65,7 @@ def test_a_stopped_build_goes_on_within_a_long_document(
             parts.append(kwargs["before"])
             if len(parts) == 3:
                 threading.Thread(target=builder.close).start()
-                assert builder._stop.wait(10)
+                assert builder._ended.wait(10)
 
         monkeypatch.setattr(BankFile, "append_part", counted)
         builder.start()
@@ -145,7 +115,7 @@ def test_a_document_that_is_deleted_while_it_is_read_is_never_seen(
 
         with monkeypatch.context() as patch:
             patch.setattr(build_module, "add_documents", late)
-            bank.catch_up(builder._reader, bank.ended)
+            bank.catch_up(builder.read)
         snapshot = bank.newest()
         assert snapshot is not None and snapshot.documents.names == ["other.txt"]
         assert bank.progress().status == "ready" and "lease.txt" not in bank.record.files

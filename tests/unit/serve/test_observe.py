@@ -24,7 +24,7 @@ from sedem.serve import logs
 from sedem.serve.errors import INTERNAL
 from sedem.serve.logs import FIELDS
 from sedem.serve.metrics import Metrics
-from sedem.serve.telemetry import OpenTelemetry
+from sedem.serve.observe import OpenTelemetry
 
 QUESTION = "Who is the landlord of the flat in Mill Lane?"
 

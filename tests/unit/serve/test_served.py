@@ -15,7 +15,6 @@ from sedem import SeDeM
 from sedem.bank.file import BankFile
 from sedem.errors import BankError
 from sedem.reading import building as building_module
-from sedem.serve import building
 from sedem.serve.building import Builder
 from sedem.serve.errors import FullDiskError
 from sedem.serve.library import Library
@@ -106,7 +105,7 @@ def test_what_was_read_of_a_document_before_a_stop_is_deleted_with_it(
             patched.setattr(BankFile, "append_part", stopped)
             upload(library, "flat", {"long.txt": 16 * LEASE})
             bank = library.writable("flat")
-            bank.catch_up(builder._reader, bank.ended)
+            bank.catch_up(builder.read)
     with opened(settings, model) as (library, builder):
         file = library.writable("flat").path
         assert BankFile(file).unfinished() == ["long.txt"]
@@ -172,22 +171,20 @@ def test_a_full_disk_is_one_warning_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     library, builder = server
-    left = [FullDiskError() for _ in range(5)]
     upload(library, "flat", {"new.txt": RECIPE})
+    bank = library.writable("flat")
 
-    def turn(bank: object) -> None:
-        if not left:
-            builder._stop.set()
-            return
-        raise left.pop()
+    def full(*arguments: object) -> None:
+        raise FullDiskError
 
-    monkeypatch.setattr(building, "RETRY_SECONDS", 0.0)
-    monkeypatch.setattr(building, "IDLE_SECONDS", 0.0)
-    monkeypatch.setattr(builder, "_read", turn)
-    builder._run()
-    told = [one for one in caplog.records if "reading files failed" in one.getMessage()]
+    monkeypatch.setattr(bank, "_read_waiting", full)
+    for _ in range(5):
+        bank.next_turn = 0.0
+        assert builder.turn() > 0
+    told = [one for one in caplog.records if "reading files of 'flat'" in one.getMessage()]
     assert [one.levelname for one in told] == ["WARNING"]
-    assert "the disk of the server is full" in told[0].getMessage()
+    assert "the disk of the server is full" in told[0].getMessage() and not told[0].exc_info
+    assert "the disk of the server is full" in str(bank.progress().error)
 
 
 def test_a_deleted_bank_is_removed_when_no_answer_reads_it(

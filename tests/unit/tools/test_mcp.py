@@ -370,17 +370,17 @@ async def test_other_tools_answer_while_a_folder_is_read_and_the_model_opens(
     folder, go = tmp_path / "papers", Event()
     folder.mkdir()
     (folder / "a.txt").write_text("The rent is 900 euros.", "utf-8")
-    follow = FollowedBank.follow
+    read_some = FollowedBank.read_some
 
     def opened() -> SeDeM:
         assert go.wait(60)
         return model
 
-    def waiting(self: FollowedBank, read: Reader, stop: Event) -> None:
+    def waiting(self: FollowedBank, read: Reader) -> float:
         assert go.wait(60)
-        follow(self, read, stop)
+        return read_some(self, read)
 
-    monkeypatch.setattr(FollowedBank, "follow", waiting)
+    monkeypatch.setattr(FollowedBank, "read_some", waiting)
     monkeypatch.setattr(served, "PATIENCE", 60.0)
     banks = [
         OpenBank(lease, "lease"),
@@ -419,7 +419,7 @@ async def test_a_search_waits_a_little_for_the_first_documents(
         monkeypatch.setattr(served, "PATIENCE", 60.0)
         assert (await call(client, "search", question=QUESTION))["status"] == "found"
     monkeypatch.setattr(served, "PATIENCE", 0.0)
-    monkeypatch.setattr(FollowedBank, "follow", lambda *arguments: None)
+    monkeypatch.setattr(FollowedBank, "read_some", lambda *arguments: 60.0)
     bank = FollowedBank(tmp_path / "elsewhere" / "papers.bank", tmp_path / "papers", "papers")
     async with connected(LocalBackend([bank], lambda: model)) as client:
         for tool in ("search", "ask"):

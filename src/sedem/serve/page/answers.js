@@ -86,7 +86,7 @@ export class Card {
       make("span", { class: "score" }, score(citation.score)),
       barOf(share),
       make("span", { class: "place" }, [place(citation), ...shared(citation)].join(" · ")),
-      make("span", { class: "excerpt" }, beginning(citation) || citation.note || ""),
+      make("span", { class: "excerpt" }, beginning(citation)),
     );
   }
 

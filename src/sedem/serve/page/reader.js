@@ -88,7 +88,7 @@ export class Reader {
     }
   }
 
-  render({ text: shown, start: first, end: last, characters, pages, spans, note }) {
+  render({ text: shown, start: first, end: last, characters, pages, spans }) {
     const cut = cutter(shown, first);
     this.cut = cut;
     this.pages = pages;
@@ -115,7 +115,6 @@ export class Reader {
     if (pages.length) facts.splice(1, 0, count(pages.length, "page"));
     const part = last - first < characters;
     if (part) facts.push(`shown: ${number(first)} to ${number(last)}`);
-    if (note) facts.push(note);
     by("reader-facts").textContent = facts.join(" · ");
     by("parts").hidden = !part;
     by("earlier").disabled = first === 0;
