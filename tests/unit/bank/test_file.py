@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import pickle
@@ -148,23 +147,6 @@ def test_memory_that_does_not_fit_is_refused(file: BankFile) -> None:
         with pytest.raises(BankError, match="holds infinities or NaN"):
             file.append(PRINT, documents, rows, Quantized(torch.full((1, 4, 8), bad)))
     assert names(file) == ["0.txt", "1.txt"]
-
-
-def test_words_find_blocks_by_stems_names_and_without_accents(tmp_path: Path) -> None:
-    file = BankFile(tmp_path / "a.bank")
-    text = "The tenants pay 900 euros. Görlitz is far."
-    rows = Blocks.of([BlockRow(0, 0, 26, (4,) * 4), BlockRow(0, 27, len(text), (4,) * 4)])
-    with file.creating(META):
-        file.append(PRINT, [Document("lease.txt", text)], rows, Quantized(memory_of(0)))
-    with file.reading() as connection:
-
-        def search(words: str) -> list[int]:
-            query = "SELECT rowid FROM words WHERE words MATCH ? ORDER BY bm25(words)"
-            return [row for (row,) in connection.execute(query, (words,))]
-
-        assert search("tenant paid OR paying") == [1] == search("euro")
-        assert search("gorlitz") == [2]
-        assert sorted(search("lease")) == [1, 2]
 
 
 # Versions
@@ -337,20 +319,6 @@ def test_a_bank_that_contradicts_itself_is_refused(
     change(file, statement)
     with pytest.raises(DamagedBankError, match=f"{message}.*restore it, or keep .*--repair"):
         facts(BankFile(file.path))
-
-
-def test_links_are_not_followed_beside_a_bank(file: BankFile, tmp_path: Path) -> None:
-    assert file.path is not None
-    file.close()
-    victim = tmp_path / "victim"
-    victim.write_bytes(b"mine")
-    for suffix in ("-wal", "-shm", "-journal"):
-        link = file.path.with_name(file.path.name + suffix)
-        link.symlink_to(victim)
-        with contextlib.suppress(BankError):
-            append(BankFile(file.path, wait=0.1), 3)
-        link.unlink(missing_ok=True)
-        assert victim.read_bytes() == b"mine"
 
 
 def test_a_bank_is_opened_through_a_link_and_written_in_its_place(
