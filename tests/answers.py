@@ -36,12 +36,17 @@ def build(config: SedemConfig, backbone: Backbone, **changes: object) -> SeDeM:
 
 
 def opened(
-    config: SedemConfig, engine: str = "eager", *, lora: bool = False, **changes: object
+    config: SedemConfig,
+    engine: str = "eager",
+    *,
+    lora: bool = False,
+    dtype: torch.dtype = torch.float32,
+    **changes: object,
 ) -> SeDeM:
     """Open backbones and build an untrained, frozen model on them, with random adapters or none."""
     config = config.with_changes(**changes)
-    encoder = open_backbone(config.encoder)
-    decoder = open_backbone(str(config.decoder)) if config.cross_model else encoder
+    encoder = open_backbone(config.encoder, dtype=dtype)
+    decoder = open_backbone(str(config.decoder), dtype=dtype) if config.cross_model else encoder
     torch.manual_seed(1)
     model = SeDeM(config, encoder, decoder)
     if lora:

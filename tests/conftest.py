@@ -170,18 +170,16 @@ def backbone(tiny_folder: Callable[..., str]) -> Backbone:
     return open_backbone(tiny_folder())
 
 
+def small_config(encoder: str, **changes: object) -> SedemConfig:
+    """A small shape on a tiny backbone: T=16, C=4, so four slots per segment."""
+    shape = {"segment_length": 16, "compression": 4, "lora_rank": 4, "lora_alpha": 8, **changes}
+    return SedemConfig(encoder=encoder, extract_layers=(3,), inject_layer=2).with_changes(**shape)
+
+
 @pytest.fixture(scope="session")
 def config(tiny_folder: Callable[..., str]) -> SedemConfig:
-    """A small shape on the tiny Llama: T=16, C=4, so four slots per segment."""
-    return SedemConfig(
-        encoder=tiny_folder(),
-        extract_layers=(3,),
-        inject_layer=2,
-        segment_length=16,
-        compression=4,
-        lora_rank=4,
-        lora_alpha=8,
-    )
+    """A small shape on the tiny Llama."""
+    return small_config(tiny_folder())
 
 
 @pytest.fixture(scope="session")

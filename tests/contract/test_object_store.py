@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-import time
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +19,6 @@ from sedem.bank.keys import save_keys
 from sedem.cli.main import app
 from sedem.errors import BankError
 from sedem.reading import building
-from sedem.serve.served import ServedBank
 from sedem.types import Document
 
 RUN = CliRunner()
@@ -72,51 +70,12 @@ def test_a_bank_is_built_asked_and_kept(
     assert left["document"] == str(lease)
 
 
-def test_a_bank_is_copied(place: str, server: ObjectServer, tmp_path: Path) -> None:
-    listed, again = sedem("bank", "ls", place), server.place()
-    for what, source, target in (
-        ("backup", place, tmp_path / "a.bank"),
-        ("export", place, tmp_path / "b.bank"),
-        ("import", tmp_path / "b.bank", again),
-        ("split", again, tmp_path / "parts"),
-        ("join", tmp_path / "parts", tmp_path / "c.bank"),
-    ):
-        copied = json.loads(sedem("bank", what, source, target, "--json"))
-        assert copied["to"] == str(target) and copied["bytes"] > 0
-        assert sedem("bank", "ls", target) == listed
-
-
 def test_what_needs_a_file_is_rejected(place: str, model: SeDeM) -> None:
     advice = f"copy it with 'sedem bank join {place} FILE.bank'"
     with pytest.raises(BankError, match=f"'sedem build --keys' needs a bank in one file; {advice}"):
         building.build_bank(model, model.engine, place, [Document("a", RECIPE)], keys="int8")
     with pytest.raises(BankError, match="keys are stored in a bank in one file"):
         save_keys(MemoryBank.open(place), model.selector)
-
-
-def test_a_server_sees_new_commits(place: str, server: ObjectServer, model: SeDeM) -> None:
-    """A bank that cannot be read keeps its last snapshot, and is read again afterwards."""
-    entry = ServedBank(place, "a")
-    snapshot = entry.newest()
-    assert snapshot is not None and snapshot.documents.names == ["lease", "recipe"]
-    building.build_bank(model, model.engine, place, [Document("note", RECIPE)])
-
-    def refreshed(until: object) -> None:
-        for _ in range(500):
-            entry.refresh()
-            time.sleep(0.02)
-            assert entry.bank is not None
-            if (entry.bank.documents.names, entry.error is None) == until:
-                return
-        raise AssertionError(entry.error)
-
-    everything = ["lease", "recipe", "note"]
-    refreshed((everything, True))
-    content = server.objects(place)["bank.json"]
-    server.put(place, "bank.json", b"damaged")
-    refreshed((everything, False))
-    server.put(place, "bank.json", content)
-    refreshed((everything, True))
 
 
 def test_objects_are_what_the_page_says(place: str, server: ObjectServer, tmp_path: Path) -> None:

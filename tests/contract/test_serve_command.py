@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 import shlex
+import stat
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import typer.main
 from typer.testing import CliRunner
 
 from sedem.cli.main import app
-from sedem.serve.keys import KeyRing
+from sedem.serve.keys import KeyRing, digest_of
 from sedem.serve.settings import LIMITS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -69,11 +70,16 @@ def test_a_new_key_is_shown_once_and_works(tmp_path: Path) -> None:
     assert full.exit_code == limited.exit_code == 0
     ring = KeyRing.load(path)
     ann, ben = (ring.find(result.stdout.strip()) for result in (full, limited))
-    assert ann is not None and (ann.name, ann.write, ann.banks) == ("ann", True, ("*",))
-    assert ben is not None and (ben.name, ben.write) == ("ben", False)
-    assert ben.banks == ("team-*", "lease")
-    assert not [k for k in json.loads(path.read_text())["keys"] if "secret" in k]
-    assert "a key named 'ann'" in refused("--keys", path, "--new-key", "ann")
+    assert ann is not None and (ann.write, ann.metrics, ann.banks) == (True, True, ("*",))
+    assert ben is not None and (ben.name, ben.metrics) == ("ben", False)
+    secret = limited.stdout.strip()
+    assert json.loads(path.read_text())["keys"][1] == {
+        "name": "ben", "sha256": digest_of(secret), "banks": ["team-*", "lease"], "write": False,
+        "metrics": False,
+    }  # fmt: skip
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert "has a key named 'ann'" in refused("--keys", path, "--new-key", "ann")
+    assert "'a/b' cannot name a key" in refused("--keys", path, "--new-key", "a/b")
 
 
 # What deploy/ and the docs rely on

@@ -28,12 +28,6 @@ from sedem.bank import search
 from sedem.errors import ConfigError, DataError, UnknownDocumentError
 
 
-def test_all_blocks_need_no_selection(model: SeDeM, bank: MemoryBank) -> None:
-    everything = model.answer(bank, RENT, k="all", decoding=SHORT)
-    forced = model.answer(bank, RENT, blocks=range(len(bank)), decoding=SHORT)
-    assert untimed(everything) == untimed(forced)
-
-
 def test_forcing_the_blocks_that_would_be_selected_changes_nothing(
     model: SeDeM, bank: MemoryBank
 ) -> None:
@@ -282,14 +276,6 @@ def test_a_ranking_lists_the_blocks_of_these_documents(model: SeDeM, bank: Memor
     assert answer.ranking is not None
     assert len(answer.ranking) == len(of(bank, 1))
     assert {name for name, _, _ in answer.ranking} == {"recipe.txt"}
-
-
-def test_a_batch_may_ask_documents_of_each_question_its_own(model: SeDeM, bank: MemoryBank) -> None:
-    requests = [Request(bank, RENT, 2, documents=d) for d in ([0], None, [1])]
-    together = model.answer_requests(requests, SHORT)
-    for request, answer in zip(requests, together, strict=True):
-        (alone,) = model.answer_requests([request], SHORT)
-        assert_same_sources(answer, alone)
 
 
 def test_a_large_bank_is_not_searched_for_candidates_of_other_documents(

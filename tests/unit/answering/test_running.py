@@ -235,12 +235,6 @@ def test_a_least_confidence_that_is_no_probability_is_refused(
         sure.answer(sure.read(documents), RENT, min_confidence=least)
 
 
-def test_a_least_confidence_needs_a_model_that_tells_it(model: SeDeM, bank: MemoryBank) -> None:
-    words = r"min_confidence is 0\.5, but this model gives no confidence; fit it with 'sedem cali"
-    with pytest.raises(ConfigError, match=words):
-        model.answer(bank, RENT, min_confidence=0.5)
-
-
 VIEWS = ("slice", "select", "view", "permute", "unsqueeze", "expand", "t", "transpose", "unbind")
 VIEWS += ("split", "split_with_sizes", "_unsafe_view", "lift_fresh", "unflatten", "detach")
 OPERATIONS = 68
