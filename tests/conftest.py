@@ -13,6 +13,7 @@ os.environ["SEDEM_MODEL"] = "sedem-nano"
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from transformers import (
 )
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
+from sedem.answering.running import RunningAnswers
 from sedem.backbone import chat_template, gguf, tokenizer_check
 from sedem.backbone.decoder import FAMILIES, Backbone
 from sedem.backbone.loading import open_backbone
@@ -211,6 +213,20 @@ def documents() -> list[Document]:
 def bank(model: SeDeM, documents: list[Document]) -> MemoryBank:
     """The two documents, read by the model."""
     return model.read(documents)
+
+
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
+    """Holds every step of running answers until it is set."""
+    go, step = Event(), RunningAnswers.step
+
+    def held(self: RunningAnswers) -> None:
+        go.wait(240)
+        step(self)
+
+    monkeypatch.setattr(RunningAnswers, "step", held)
+    yield go
+    go.set()
 
 
 @pytest.fixture(scope="module")

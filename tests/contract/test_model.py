@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from answers import QUESTIONS, RENT, SHORT, assert_cites, assert_same_sources, build, untimed
+from answers import QUESTIONS, RENT, SHORT, assert_cites, untimed
 from conftest import LEASE, POSITIONS
 from tokenizers import normalizers
 
-from sedem import Answer, Decoding, Document, MemoryBank, Reader, SeDeM, SedemConfig
-from sedem.backbone.decoder import Backbone
+from sedem import Answer, Decoding, Document, MemoryBank, Reader, SeDeM
 from sedem.baselines.bm25 import BM25
 from sedem.baselines.full_context import FullContext
 from sedem.errors import BankError, ConfigError, DataError
@@ -135,24 +134,6 @@ def test_forced_blocks_are_used_and_ranked_by_score_in_any_order(
     assert [(c.start, c.score) for c in one.citations] == [
         (bank.blocks[index].start, float(scores[index])) for index in ranked
     ]
-
-
-# Batches
-
-
-def test_many_questions_are_answered_as_one_by_one(
-    config: SedemConfig, backbone: Backbone, documents: list[Document]
-) -> None:
-    model = build(config, backbone)
-    bank = model.read(documents)
-    # More than one batch.
-    questions = [f"{question} {'again ' * n}" for n in range(5) for question in QUESTIONS]
-    together = model.answer(bank, questions, decoding=SHORT)
-    alone = [model.answer(bank, question, decoding=SHORT) for question in questions]
-    assert [a.text for a in together] == [a.text for a in alone]
-    for one, other in zip(together, alone, strict=True):
-        assert_same_sources(one, other)
-    assert model.answer(bank, []) == []
 
 
 # Streams

@@ -50,20 +50,6 @@ def client(served: Served) -> Iterator[OpenAI]:
         yield one
 
 
-@pytest.fixture
-def turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
-    """Holds every step of the engine until it is set."""
-    go, step = Event(), RunningAnswers.step
-
-    def held(self: RunningAnswers) -> None:
-        go.wait(SECONDS)
-        step(self)
-
-    monkeypatch.setattr(RunningAnswers, "step", held)
-    yield go
-    go.set()
-
-
 def until(condition: Any) -> None:
     end = time.monotonic() + SECONDS
     while not condition():

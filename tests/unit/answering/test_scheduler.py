@@ -57,20 +57,6 @@ def fast(model: SeDeM) -> SeDeM:
     return model
 
 
-@pytest.fixture
-def turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
-    """Holds the scheduler before its first step, until it is set."""
-    go, step = Event(), RunningAnswers.step
-
-    def held(self: RunningAnswers) -> None:
-        go.wait(20)
-        step(self)
-
-    monkeypatch.setattr(RunningAnswers, "step", held)
-    yield go
-    go.set()
-
-
 def mixed(model: SeDeM, seed: int) -> list[tuple[Request, Decoding]]:
     """Questions to two banks, with K, limits, stop strings and sampling of their own."""
     banks = [model.read([Document("lease.txt", LEASE)]), model.read([Document("r.txt", RECIPE)])]

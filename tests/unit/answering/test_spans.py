@@ -229,11 +229,6 @@ def test_without_texts_nothing_is_quoted(model: SeDeM, tmp_path: Path) -> None:
     assert free.unsupported == ()
 
 
-def test_an_unknown_way_to_answer_is_refused(model: SeDeM, bank: MemoryBank) -> None:
-    with pytest.raises(ConfigError, match="answer is 'quote'; it can be free, span, auto"):
-        model.answer(bank, RENT, answer="quote")  # type: ignore[arg-type]
-
-
 def test_auto_quotes_unless_the_likeliest_first_word_is_in_none_of_the_blocks(
     model: SeDeM, bank: MemoryBank
 ) -> None:

@@ -19,7 +19,6 @@ from conftest import DEPTH, WIDTH
 from gguf_files import write_gguf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from sedem import Document, SeDeM
 from sedem.backbone import gguf
 from sedem.backbone.gguf import ARCHITECTURES, Published, convert, converted, gguf_file, is_gguf
 from sedem.backbone.light import LightBackbone
@@ -175,13 +174,6 @@ def test_a_file_opens_light_as_it_opens_whole(file: Path, here: None) -> None:
     for name, weight in full.model.state_dict().items():
         assert torch.equal(light.model.state_dict()[name], weight)
     assert light.token_ids(TEXT) == full.token_ids(TEXT)
-
-
-def test_a_model_answers_from_a_file_without_training(file: Path, here: None) -> None:
-    model = SeDeM.from_pretrained(file, engine="eager")
-    bank = model.read([Document("note.txt", TEXT * 4)])
-    assert model.answer(bank, "Who paid?").text is not None
-    assert bank.snapshot().made_by["model"] == str(file)
 
 
 CONTENTS = {

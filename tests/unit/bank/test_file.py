@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from stored_banks import META, OTHER, PRINT, append, change, facts, memory_of, path_of, text_of
@@ -212,22 +211,6 @@ def test_a_part_that_does_not_follow_is_refused(file: BankFile) -> None:
 
 
 # Damage and strangers
-
-
-def test_every_flipped_bit_of_a_used_page_is_found(file: BankFile) -> None:
-    assert file.path is not None
-    expected, generator = str(facts(file)), np.random.default_rng(0)
-    file.close()
-    whole = file.path.read_bytes()
-    for _ in range(60):
-        damaged = bytearray(whole)
-        place = int(generator.integers(len(whole)))
-        damaged[place] ^= 1 << int(generator.integers(8))
-        file.path.write_bytes(damaged)
-        try:
-            assert str(facts(BankFile(file.path))) == expected
-        except BankError:
-            continue
 
 
 def foreign_database(path: Path) -> None:

@@ -14,7 +14,7 @@ from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
 from sedem.bank.blocks import BlockRow, Blocks
 from sedem.bank.file import BankFile, unknown_document
-from sedem.errors import BankError, BankMismatchError, ConfigError, DataError
+from sedem.errors import BankError, ConfigError, DataError
 from sedem.quantization import quantize
 
 QUESTIONS = ("What is the rent?", "How long does the pie keep?")
@@ -127,21 +127,6 @@ def test_blocks_and_memory_of_different_number_are_refused(model: SeDeM) -> None
         MemoryBank(bank.fingerprint, bank.made_by, bank.documents, bank.blocks[:-1], every)
 
 
-def test_a_bank_of_another_model_is_refused_with_both_fingerprints_and_unchanged(
-    model: SeDeM, config: SedemConfig, backbone: Backbone, documents: list[Document]
-) -> None:
-    other, bank = build(config, backbone, extract_layers=(2,)), model.read(documents)
-    ours, theirs = model.fingerprint()[:12], other.fingerprint()[:12]
-    assert ours != theirs
-    both = f"built by model {ours}, this model is {theirs}.*sedem build"
-    for use in (other.answer, other.scores):
-        with pytest.raises(BankMismatchError, match=both):
-            use(bank, QUESTIONS[0])
-    with pytest.raises(BankMismatchError, match=f"built by model {theirs}, this model is {ours}"):
-        bank.append(other.read([EXTRA]))
-    assert bank.documents == documents
-
-
 # Types of slots
 
 
@@ -196,7 +181,7 @@ def test_a_second_answer_does_not_scan_the_blocks(
 
 
 @pytest.mark.parametrize("segmentation", ["window", "sentence", "paragraph"])
-@pytest.mark.parametrize("block_slots", [4, 2, 8, 3])
+@pytest.mark.parametrize("block_slots", [2, 8, 3])
 def test_the_spans_of_blocks_cover_each_document_in_order(
     block_slots: int,
     segmentation: str,
