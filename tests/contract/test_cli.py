@@ -600,9 +600,7 @@ def test_a_bank_without_texts_shows_sources_from_their_files(here: Path) -> None
     refused("ask", "bare.bank", RENT, "--condition", "text", words="holds no texts, and 'lease")
 
 
-def test_questions_come_from_stdin_one_a_line_and_a_bad_one_costs_itself_alone(
-    bank: Path,
-) -> None:
+def test_questions_come_from_stdin_one_a_line_and_a_bad_one_costs_itself_alone(bank: Path) -> None:
     alone = [prints_json("ask", bank, q, "--json")["answer"] for q in (RENT, "Pets?")]
     lines = succeeds("ask", bank, "--json", stdin=f"{RENT}\n\n  Pets?  \n").splitlines()
     assert [json.loads(line)["answer"] for line in lines] == alone

@@ -81,10 +81,7 @@ CAMPAIGNS = {
         "commit",
     ),
     "sequences": Campaign(
-        sequences,
-        25,
-        2,
-        "Any sequence of operations, on disk and in RAM, equals a dict",
+        sequences, 25, 2, "Any sequence of operations, on disk and in RAM, equals a dict"
     ),
 }
 REPORT = Report(

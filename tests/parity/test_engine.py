@@ -170,10 +170,7 @@ def test_every_depth_of_injection(inject: int, tiny_folder: Callable[..., str]) 
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"decompressor": "none", "inject_layer": 0},
-        {"decompressor": "identity", "compression": 1},
-    ],
+    [{"decompressor": "none", "inject_layer": 0}, {"decompressor": "identity", "compression": 1}],
     ids=["soft tokens at the input", "the identity"],
 )
 def test_memory_that_is_not_decompressed(

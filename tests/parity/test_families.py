@@ -238,15 +238,7 @@ def padded_batch(backbone: Backbone, inject: int, memories: list[Tensor]) -> Pre
         valid[row, longest - 1 - len(question) :] = True
         restored[row, :count] = memories[row][0]
         restored_valid[row, :count] = True
-    return prefill(
-        backbone,
-        inject,
-        ids,
-        valid,
-        restored,
-        restored_valid,
-        cache=DynamicCache(),
-    )
+    return prefill(backbone, inject, ids, valid, restored, restored_valid, cache=DynamicCache())
 
 
 def check_rows_of_a_batch(backbone: Backbone, inject: int) -> None:

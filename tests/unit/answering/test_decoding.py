@@ -80,9 +80,7 @@ def by_hugging_face(backbone: Backbone, eos_token_id: int, limit: int) -> list[l
 NEVER = 10**6
 
 
-def test_greedy_equals_hugging_face_and_a_row_ends_at_its_end_token_alone(
-    writer: Backbone,
-) -> None:
+def test_greedy_equals_hugging_face_and_a_row_ends_at_its_end_token_alone(writer: Backbone) -> None:
     rows = written(writer, Decoding(max_new_tokens=20), NEVER)
     first, second = by_hugging_face(writer, NEVER, 20)
     assert [row.ids for row in rows] == [first, second]
@@ -177,10 +175,7 @@ def test_sampled_frequencies_follow_the_temperature() -> None:
     ("settings_", "words"),
     [
         ({"max_new_tokens": 0}, "max_new_tokens is 0; it must be a whole number of at least 1"),
-        (
-            {"temperature": -0.1},
-            r"temperature is -0\.1; it must be 0 \(greedy\) or at least",
-        ),
+        ({"temperature": -0.1}, r"temperature is -0\.1; it must be 0 \(greedy\) or at least"),
         ({"temperature": float("nan")}, "temperature is nan"),
         ({"top_k": -1}, "top_k is -1; it must be a whole number of at least 0"),
         ({"top_p": 0.0}, r"top_p is 0\.0; it must be above 0 and at most 1"),

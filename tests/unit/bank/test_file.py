@@ -184,11 +184,7 @@ def test_compacting_frees_space_and_keeps_what_living_readers_need(file: BankFil
     assert report.bytes_after == file.path.stat().st_size < 1_400_000 < report.bytes_before
     # In another process they are read again.
     reader, lazy = map(pickle.loads, packed)
-    for use in (
-        lambda: reader.memory([4, 5]),
-        lambda: lazy.blocks,
-        lambda: lazy.documents.names,
-    ):
+    for use in (lambda: reader.memory([4, 5]), lambda: lazy.blocks, lambda: lazy.documents.names):
         with pytest.raises(BankError, match="was compacted since it was opened"):
             use()
     assert names(file) == ["0.txt", "1.txt"] and bank.memory([0]).isfinite().all()

@@ -80,11 +80,7 @@ def test_the_hidden_width_is_that_of_the_decoder_by_default(
 
 def test_the_identity_returns_its_slots_whatever_it_was_calibrated_on() -> None:
     config = SedemConfig(
-        encoder="-",
-        extract_layers=(1,),
-        inject_layer=1,
-        compression=1,
-        decompressor="identity",
+        encoder="-", extract_layers=(1,), inject_layer=1, compression=1, decompressor="identity"
     )
     module = build_decompressor(config, 8)
     assert isinstance(module, IdentityDecompressor)

@@ -30,7 +30,7 @@ def naive_positions(valid: list[bool], restored_valid: list[bool]) -> tuple[list
         st.tuples(st.integers(1, 6), st.lists(st.booleans(), min_size=4, max_size=4)),
         min_size=1,
         max_size=3,
-    ),
+    )
 )
 def test_positions_count_real_tokens_and_states_in_reading_order(
     rows: list[tuple[int, list[bool]]],

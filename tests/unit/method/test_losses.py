@@ -207,12 +207,7 @@ def test_an_example_without_pairs_has_no_margin_loss(row: int) -> None:
 def test_a_batch_without_evidence_has_a_zero_loss_and_zero_gradients() -> None:
     scores_BN = SCORES_BN[2:3].clone().requires_grad_()
     loss = selection_loss(
-        scores_BN,
-        EVIDENCE_BN[2:3],
-        BLOCKS_BN[2:3],
-        temperature=0.07,
-        margin=2.0,
-        margin_weight=0.5,
+        scores_BN, EVIDENCE_BN[2:3], BLOCKS_BN[2:3], temperature=0.07, margin=2.0, margin_weight=0.5
     )
     (gradient,) = torch.autograd.grad(loss, scores_BN)
     assert loss.item() == 0

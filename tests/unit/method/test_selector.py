@@ -9,13 +9,7 @@ from torch import Tensor
 from unit.method.conftest import case
 
 from sedem.config import SedemConfig
-from sedem.method.selector import (
-    Selector,
-    block_scores,
-    build_selector,
-    resolve_budget,
-    select,
-)
+from sedem.method.selector import Selector, block_scores, build_selector, resolve_budget, select
 
 Vector = list[float]
 
