@@ -10,29 +10,20 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from commands import prints_json, succeeds
 from conftest import LEASE, RECIPE
 from object_server import ObjectServer
-from typer.testing import CliRunner
 
 from sedem import MemoryBank, SeDeM
 from sedem.bank.keys import save_keys
-from sedem.cli.main import app
 from sedem.errors import BankError
 from sedem.reading import building
 from sedem.types import Document
-
-RUN = CliRunner()
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEDEM_CACHE", str(tmp_path / "cache"))
-
-
-def sedem(*arguments: object, fails: bool = False) -> str:
-    result = RUN.invoke(app, [str(argument) for argument in arguments])
-    assert bool(result.exit_code) == fails, (result.output, result.exception)
-    return result.output
 
 
 @pytest.fixture
@@ -54,19 +45,19 @@ def test_a_bank_is_built_asked_and_kept(
     recipe.write_text(RECIPE)
     place, file = server.place(), tmp_path / "a.bank"
     for bank in (place, file):
-        assert "2 added" in sedem("build", bank, lease, recipe, "-m", "any")
-        assert "2 unchanged" in sedem("build", bank, lease, recipe, "-m", "any")
+        assert "2 added" in succeeds("build", bank, lease, recipe, "-m", "any")
+        assert "2 unchanged" in succeeds("build", bank, lease, recipe, "-m", "any")
     question = ("What is the rent?", "-k", 2, "--json", "-m", "any")
-    answers = [json.loads(sedem("ask", bank, *question)) for bank in (place, file)]
+    answers = [prints_json("ask", bank, *question) for bank in (place, file)]
     for answer in answers:
         answer.pop("timings")
     assert answers[0] == answers[1] and answers[0]["citations"]
-    assert sedem("bank", "ls", place) == sedem("bank", "ls", file)
-    assert sedem("bank", "show", place) == sedem("bank", "show", file)
-    assert "all is well" in sedem("bank", "verify", place)
-    sedem("bank", "rm", place, recipe)
-    assert "now" in sedem("bank", "compact", place, "--keep", 1)
-    [left] = json.loads(sedem("bank", "ls", place, "--json"))
+    assert succeeds("bank", "ls", place) == succeeds("bank", "ls", file)
+    assert succeeds("bank", "show", place) == succeeds("bank", "show", file)
+    assert "all is well" in succeeds("bank", "verify", place)
+    succeeds("bank", "rm", place, recipe)
+    assert "now" in succeeds("bank", "compact", place, "--keep", 1)
+    [left] = prints_json("bank", "ls", place, "--json")
     assert left["document"] == str(lease)
 
 

@@ -6,18 +6,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from answers import RENT, opened, teach
+from answers import RENT, opened, scores_by, teach
 from conftest import LEASE, RECIPE
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
 from sedem.answering.decoding import SEPARATOR
 from sedem.answering.requests import Request, Selection, prepare
-from sedem.bank.keys import keys_of
 from sedem.bank.words import score_words
 from sedem.engine.device import Clock
 from sedem.guidance.hops import SecondHop, open_features, reordered
 from sedem.method.encoder import encode
-from sedem.method.selector import block_scores
 
 DOCUMENTS = [Document("lease.txt", LEASE), Document("recipe.txt", RECIPE)]
 
@@ -47,17 +45,7 @@ def test_the_second_hop_orders_the_others_which_keep_the_totals_of_the_first(
     question = hopping.encoder.token_ids(RENT)
     states = encode(hopping.encoder, torch.tensor([text + question]), hopping.config.extract_layers)
     hidden_1QE = hopping.mixture(states.float())[:, -len(question) :]
-    weight = hopping.selector.w_query.weight + part.up.weight @ part.down.weight
-    projected = hopping.selector.norm_query(hidden_1QE) @ weight.T
-    heads = projected.unflatten(-1, (hopping.selector.heads, -1))
-    query_1QRH = heads / heads.norm(dim=-1, keepdim=True)
-    every = range(len(bank))
-    again_N = block_scores(
-        query_1QRH,
-        torch.ones(1, len(question), dtype=torch.bool),
-        keys_of(bank, hopping.selector, every).dequantize()[None],
-        torch.as_tensor(bank.slot_tokens(every))[None] > 0,
-    )[0]
+    again_N, every = scores_by(hopping, bank, part, hidden_1QE[0]), range(len(bank))
     a, b, c = part.weights.tolist()
     assert once.states is not None and once.words is not None
     named_N = score_words(bank, bank.block_text(first)).scores
