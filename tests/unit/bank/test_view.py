@@ -49,6 +49,17 @@ def test_a_citation_shows_the_text_of_an_unchanged_source_alone(bank: Path) -> N
     assert "open it with `source`" in str(MemoryBank.open(bank).citation(0, 1, 0.5).note)
 
 
+def test_an_append_skips_what_has_the_same_text_and_replaces_the_rest(bank: Path) -> None:
+    file = BankFile(bank)
+    before = file.head()
+    append(file, 0, 1, version=0)
+    assert file.head() == before
+    append(file, 1, version=1)
+    opened = MemoryBank.open(bank)
+    assert opened.documents.names == ["0.txt", "1.txt"]
+    assert torch.equal(opened.memory(range(4)), torch.cat([memory_of(0), memory_of(1001)]))
+
+
 def test_a_copy_needs_the_sources_and_holds_no_texts_either(bank: Path, tmp_path: Path) -> None:
     with pytest.raises(NoTextError, match="holds no texts"):
         MemoryBank.open(bank).cast("int8")
