@@ -10,14 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from sedem import Answer, Decoding, Document, SeDeM, SedemConfig
+from sedem import Answer, Decoding, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.answering.decoding import question_ids
 from sedem.answering.requests import Request, Scores, choose, inputs_of
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
+from sedem.bank.keys import keys_of
 from sedem.engine.interface import AnswerInputs, Engine, Rows
 from sedem.engine.static import Static, open_engine
 from sedem.guidance.queries import Queries
+from sedem.method.selector import block_scores
 
 RENT = "What is the rent?"
 QUESTIONS = (
@@ -36,12 +38,17 @@ def build(config: SedemConfig, backbone: Backbone, **changes: object) -> SeDeM:
 
 
 def opened(
-    config: SedemConfig, engine: str = "eager", *, lora: bool = False, **changes: object
+    config: SedemConfig,
+    engine: str = "eager",
+    *,
+    lora: bool = False,
+    dtype: torch.dtype = torch.float32,
+    **changes: object,
 ) -> SeDeM:
     """Open backbones and build an untrained, frozen model on them, with random adapters or none."""
     config = config.with_changes(**changes)
-    encoder = open_backbone(config.encoder)
-    decoder = open_backbone(str(config.decoder)) if config.cross_model else encoder
+    encoder = open_backbone(config.encoder, dtype=dtype)
+    decoder = open_backbone(str(config.decoder), dtype=dtype) if config.cross_model else encoder
     torch.manual_seed(1)
     model = SeDeM(config, encoder, decoder)
     if lora:
@@ -58,6 +65,19 @@ def teach(part: Queries) -> None:
     """Give queries random weights, so that they differ from the selector's."""
     up = part.up.weight
     up.copy_(torch.randn(up.shape, generator=torch.Generator().manual_seed(1)))
+
+
+def scores_by(model: SeDeM, bank: MemoryBank, part: Queries, hidden_QE: Tensor) -> Tensor:
+    """The scores `[N]` by the queries of a part, written out."""
+    selector, every = model.selector, range(len(bank))
+    weight = selector.w_query.weight + part.up.weight @ part.down.weight
+    heads = (selector.norm_query(hidden_QE) @ weight.T).unflatten(-1, (selector.heads, -1))
+    return block_scores(
+        (heads / heads.norm(dim=-1, keepdim=True))[None],
+        torch.ones(1, len(hidden_QE), dtype=torch.bool),
+        keys_of(bank, selector, every).dequantize()[None],
+        torch.as_tensor(bank.slot_tokens(every))[None] > 0,
+    )[0]
 
 
 def engine_of(model: SeDeM) -> Static:

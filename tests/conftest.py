@@ -13,6 +13,7 @@ os.environ["SEDEM_MODEL"] = "sedem-nano"
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from transformers import (
 )
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
+from sedem.answering.running import RunningAnswers
 from sedem.backbone import chat_template, gguf, tokenizer_check
 from sedem.backbone.decoder import FAMILIES, Backbone
 from sedem.backbone.loading import open_backbone
@@ -170,18 +172,16 @@ def backbone(tiny_folder: Callable[..., str]) -> Backbone:
     return open_backbone(tiny_folder())
 
 
+def small_config(encoder: str, **changes: object) -> SedemConfig:
+    """A small shape on a tiny backbone: T=16, C=4, so four slots per segment."""
+    shape = {"segment_length": 16, "compression": 4, "lora_rank": 4, "lora_alpha": 8, **changes}
+    return SedemConfig(encoder=encoder, extract_layers=(3,), inject_layer=2).with_changes(**shape)
+
+
 @pytest.fixture(scope="session")
 def config(tiny_folder: Callable[..., str]) -> SedemConfig:
-    """A small shape on the tiny Llama: T=16, C=4, so four slots per segment."""
-    return SedemConfig(
-        encoder=tiny_folder(),
-        extract_layers=(3,),
-        inject_layer=2,
-        segment_length=16,
-        compression=4,
-        lora_rank=4,
-        lora_alpha=8,
-    )
+    """A small shape on the tiny Llama."""
+    return small_config(tiny_folder())
 
 
 @pytest.fixture(scope="session")
@@ -213,6 +213,20 @@ def documents() -> list[Document]:
 def bank(model: SeDeM, documents: list[Document]) -> MemoryBank:
     """The two documents, read by the model."""
     return model.read(documents)
+
+
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
+    """Holds every step of running answers until it is set."""
+    go, step = Event(), RunningAnswers.step
+
+    def held(self: RunningAnswers) -> None:
+        go.wait(240)
+        step(self)
+
+    monkeypatch.setattr(RunningAnswers, "step", held)
+    yield go
+    go.set()
 
 
 @pytest.fixture(scope="module")

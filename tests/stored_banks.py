@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
+from pathlib import Path
+from typing import Any
 
+import apsw
 import torch
 from torch import Tensor
 
 from sedem import Document, MemoryBank
 from sedem.bank.blocks import BlockRow, Blocks
+from sedem.bank.database import connect
 from sedem.bank.file import BankFile
 from sedem.bank.parts import Store
 from sedem.bank.rows import Meta
@@ -81,3 +85,18 @@ def same(one: list[Fact], other: list[Fact]) -> bool:
     return [fact[:3] for fact in one] == [fact[:3] for fact in other] and all(
         torch.equal(mine[3], theirs[3]) for mine, theirs in zip(one, other, strict=True)
     )
+
+
+def path_of(file: BankFile) -> Path:
+    """Where a bank that is no bank in RAM lies."""
+    assert file.path is not None
+    return file.path
+
+
+def change(path: Path, *statements: str, values: tuple[Any, ...] = ()) -> None:
+    """Change a bank behind sedem's back, as a stranger with SQLite and its checksums could."""
+    with closing(connect(path)) as connection:
+        connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 0)
+        connection.execute("PRAGMA foreign_keys = OFF")
+        for statement in statements:
+            connection.execute(statement, values)

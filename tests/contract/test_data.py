@@ -67,10 +67,7 @@ def test_plain_text_is_measured_as_texts() -> None:
     [
         (["nowhere"], "there is no file 'nowhere' and no public set of that name; the names are"),
         (["covidqa"], "covidqa cannot be loaded from the hub"),
-        (
-            [FIXTURES / "squad.json", "--option", "seed"],
-            "'seed' is not of the form KEY=VALUE",
-        ),
+        ([FIXTURES / "squad.json", "--option", "seed"], "'seed' is not of the form KEY=VALUE"),
         (
             [FIXTURES / "articles.jsonl", "--schema", "exact-facts", "--option", "split=train"],
             "'split' is not an option of the data; use the flags --schema, --records and --split",

@@ -83,9 +83,7 @@ def test_methods_and_controls_are_listed() -> None:
     assert f"{', '.join(CONTROLS[:-1])} or {CONTROLS[-1]}" in text
 
 
-def test_methods_are_evaluated_on_custom_questions_saved_and_compared(
-    tiny_checkpoint: str,
-) -> None:
+def test_methods_are_evaluated_on_custom_questions_saved_and_compared(tiny_checkpoint: str) -> None:
     options = ("--data", custom_questions(), "-m", tiny_checkpoint, "--max-new-tokens", 4, "--out")
     for method in ("sedem", "full-context", "bm25"):
         result = sedem("eval", method, *options, method, "--json")

@@ -10,11 +10,11 @@ from pathlib import Path
 import commands as command_line
 import pytest
 import torch
-from conftest import LEASE
+from conftest import LEASE, small_config
 from safetensors.torch import load_file
 from typer.testing import Result
 
-from sedem import SeDeM, SedemConfig
+from sedem import SeDeM
 from sedem.backbone.loading import open_backbone
 from sedem.bank.file import BankFile
 from sedem.errors import CheckpointError
@@ -103,10 +103,7 @@ def error_of(*words: object) -> str:
 
 def write_checkpoint(path: Path, backbone: Path) -> Path:
     """Save a checkpoint with untrained parts on a backbone."""
-    config = SedemConfig(
-        encoder=str(backbone), extract_layers=(3,), inject_layer=2, segment_length=16,
-        compression=4, lora_rank=0,
-    )  # fmt: skip
+    config = small_config(str(backbone), lora_rank=0)
     opened = open_backbone(str(backbone))
     SeDeM(config, opened, opened).save_pretrained(path)
     return path

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from answers import QUESTIONS, RENT, SHORT, assert_cites, assert_same_sources, build, untimed
+from answers import QUESTIONS, RENT, SHORT, assert_cites, untimed
 from conftest import LEASE, POSITIONS
 from tokenizers import normalizers
 
-from sedem import Answer, Decoding, Document, MemoryBank, Reader, SeDeM, SedemConfig
-from sedem.backbone.decoder import Backbone
+from sedem import Answer, Decoding, Document, MemoryBank, Reader, SeDeM
 from sedem.baselines.bm25 import BM25
 from sedem.baselines.full_context import FullContext
 from sedem.errors import BankError, ConfigError, DataError
@@ -84,24 +83,6 @@ def test_questions_can_be_awaited(model: SeDeM, bank: MemoryBank) -> None:
 # Citations
 
 
-@pytest.mark.parametrize("segmentation", ["window", "sentence", "paragraph"])
-@pytest.mark.parametrize("block_slots", [None, 2, 8])
-def test_citations_are_exact(
-    block_slots: int | None,
-    segmentation: str,
-    config: SedemConfig,
-    backbone: Backbone,
-    documents: list[Document],
-) -> None:
-    model = build(config, backbone, segmentation=segmentation, block_slots=block_slots)
-    bank = model.read(documents)
-    for k in (1, 3, "all"):
-        answer = model.answer(bank, RENT, k=k, decoding=Decoding(max_new_tokens=2))
-        assert_cites(answer, documents)
-        assert answer.blocks == len(bank)
-        assert answer.k == (len(bank) if k == "all" else k)
-
-
 def test_citations_are_the_best_blocks_with_their_scores(model: SeDeM, bank: MemoryBank) -> None:
     scores = model.scores(bank, RENT)
     best = scores.argsort(descending=True).tolist()[:5]
@@ -155,24 +136,6 @@ def test_forced_blocks_are_used_and_ranked_by_score_in_any_order(
     ]
 
 
-# Batches
-
-
-def test_many_questions_are_answered_as_one_by_one(
-    config: SedemConfig, backbone: Backbone, documents: list[Document]
-) -> None:
-    model = build(config, backbone)
-    bank = model.read(documents)
-    # More than one batch.
-    questions = [f"{question} {'again ' * n}" for n in range(5) for question in QUESTIONS]
-    together = model.answer(bank, questions, decoding=SHORT)
-    alone = [model.answer(bank, question, decoding=SHORT) for question in questions]
-    assert [a.text for a in together] == [a.text for a in alone]
-    for one, other in zip(together, alone, strict=True):
-        assert_same_sources(one, other)
-    assert model.answer(bank, []) == []
-
-
 # Streams
 
 
@@ -201,15 +164,6 @@ def test_streamed_pieces_make_up_the_answer(
         assert next(stream, None) is None
         for times in (stream.answer.timings, expected.timings):
             assert 0 < times["select_ms"] < times["ttft_ms"] <= times["total_ms"]
-
-
-def test_the_same_question_gets_the_same_answer(model: SeDeM, bank: MemoryBank) -> None:
-    sampled = Decoding(max_new_tokens=12, temperature=1.0, seed=5)
-    for decoding in (SHORT, sampled):
-        one, two = (model.answer(bank, RENT, k=4, decoding=decoding) for _ in range(2))
-        assert untimed(one) == untimed(two)
-    other = model.answer(bank, RENT, k=4, decoding=replace(sampled, seed=6))
-    assert other.text != two.text
 
 
 # Bad questions and banks

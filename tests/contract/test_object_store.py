@@ -5,36 +5,25 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-import time
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from commands import prints_json, succeeds
 from conftest import LEASE, RECIPE
 from object_server import ObjectServer
-from typer.testing import CliRunner
 
 from sedem import MemoryBank, SeDeM
 from sedem.bank.keys import save_keys
-from sedem.cli.main import app
 from sedem.errors import BankError
 from sedem.reading import building
-from sedem.serve.served import ServedBank
 from sedem.types import Document
-
-RUN = CliRunner()
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEDEM_CACHE", str(tmp_path / "cache"))
-
-
-def sedem(*arguments: object, fails: bool = False) -> str:
-    result = RUN.invoke(app, [str(argument) for argument in arguments])
-    assert bool(result.exit_code) == fails, (result.output, result.exception)
-    return result.output
 
 
 @pytest.fixture
@@ -56,34 +45,20 @@ def test_a_bank_is_built_asked_and_kept(
     recipe.write_text(RECIPE)
     place, file = server.place(), tmp_path / "a.bank"
     for bank in (place, file):
-        assert "2 added" in sedem("build", bank, lease, recipe, "-m", "any")
-        assert "2 unchanged" in sedem("build", bank, lease, recipe, "-m", "any")
+        assert "2 added" in succeeds("build", bank, lease, recipe, "-m", "any")
+        assert "2 unchanged" in succeeds("build", bank, lease, recipe, "-m", "any")
     question = ("What is the rent?", "-k", 2, "--json", "-m", "any")
-    answers = [json.loads(sedem("ask", bank, *question)) for bank in (place, file)]
+    answers = [prints_json("ask", bank, *question) for bank in (place, file)]
     for answer in answers:
         answer.pop("timings")
     assert answers[0] == answers[1] and answers[0]["citations"]
-    assert sedem("bank", "ls", place) == sedem("bank", "ls", file)
-    assert sedem("bank", "show", place) == sedem("bank", "show", file)
-    assert "all is well" in sedem("bank", "verify", place)
-    sedem("bank", "rm", place, recipe)
-    assert "now" in sedem("bank", "compact", place, "--keep", 1)
-    [left] = json.loads(sedem("bank", "ls", place, "--json"))
+    assert succeeds("bank", "ls", place) == succeeds("bank", "ls", file)
+    assert succeeds("bank", "show", place) == succeeds("bank", "show", file)
+    assert "all is well" in succeeds("bank", "verify", place)
+    succeeds("bank", "rm", place, recipe)
+    assert "now" in succeeds("bank", "compact", place, "--keep", 1)
+    [left] = prints_json("bank", "ls", place, "--json")
     assert left["document"] == str(lease)
-
-
-def test_a_bank_is_copied(place: str, server: ObjectServer, tmp_path: Path) -> None:
-    listed, again = sedem("bank", "ls", place), server.place()
-    for what, source, target in (
-        ("backup", place, tmp_path / "a.bank"),
-        ("export", place, tmp_path / "b.bank"),
-        ("import", tmp_path / "b.bank", again),
-        ("split", again, tmp_path / "parts"),
-        ("join", tmp_path / "parts", tmp_path / "c.bank"),
-    ):
-        copied = json.loads(sedem("bank", what, source, target, "--json"))
-        assert copied["to"] == str(target) and copied["bytes"] > 0
-        assert sedem("bank", "ls", target) == listed
 
 
 def test_what_needs_a_file_is_rejected(place: str, model: SeDeM) -> None:
@@ -92,31 +67,6 @@ def test_what_needs_a_file_is_rejected(place: str, model: SeDeM) -> None:
         building.build_bank(model, model.engine, place, [Document("a", RECIPE)], keys="int8")
     with pytest.raises(BankError, match="keys are stored in a bank in one file"):
         save_keys(MemoryBank.open(place), model.selector)
-
-
-def test_a_server_sees_new_commits(place: str, server: ObjectServer, model: SeDeM) -> None:
-    """A bank that cannot be read keeps its last snapshot, and is read again afterwards."""
-    entry = ServedBank(place, "a")
-    snapshot = entry.newest()
-    assert snapshot is not None and snapshot.documents.names == ["lease", "recipe"]
-    building.build_bank(model, model.engine, place, [Document("note", RECIPE)])
-
-    def refreshed(until: object) -> None:
-        for _ in range(500):
-            entry.refresh()
-            time.sleep(0.02)
-            assert entry.bank is not None
-            if (entry.bank.documents.names, entry.error is None) == until:
-                return
-        raise AssertionError(entry.error)
-
-    everything = ["lease", "recipe", "note"]
-    refreshed((everything, True))
-    content = server.objects(place)["bank.json"]
-    server.put(place, "bank.json", b"damaged")
-    refreshed((everything, False))
-    server.put(place, "bank.json", content)
-    refreshed((everything, True))
 
 
 def test_objects_are_what_the_page_says(place: str, server: ObjectServer, tmp_path: Path) -> None:

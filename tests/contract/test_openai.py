@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from threading import Event
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from answers import RENT, build
+from answers import RENT
 from conftest import LEASE, RECIPE
 from langchain_openai import ChatOpenAI
 from openai import OpenAI
 from servers import SECONDS, Served, serving
 from serving import SECRET
 
-from sedem import Decoding, Document, SeDeM, SedemConfig
+from sedem import Document, SeDeM
 from sedem.answering.running import RunningAnswers
-from sedem.backbone.decoder import Backbone
 from sedem.serve.settings import Settings
 
 MODEL = "sedem-nano@lease"
@@ -51,20 +48,6 @@ def served(model: SeDeM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 def client(served: Served) -> Iterator[OpenAI]:
     with OpenAI(base_url=served.api, api_key=SECRET, max_retries=0, timeout=SECONDS) as one:
         yield one
-
-
-@pytest.fixture
-def turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
-    """Holds every step of the engine until it is set."""
-    go, step = Event(), RunningAnswers.step
-
-    def held(self: RunningAnswers) -> None:
-        go.wait(SECONDS)
-        step(self)
-
-    monkeypatch.setattr(RunningAnswers, "step", held)
-    yield go
-    go.set()
 
 
 def until(condition: Any) -> None:
@@ -117,29 +100,6 @@ def test_errors_are_those_of_the_client(client: OpenAI) -> None:
         assert refused.value.param in ("tool_choice", "k")
     with pytest.raises(openai.AuthenticationError):
         client.with_options(api_key="wrong").models.list()
-
-
-def test_over_the_queue_a_refusal_comes_at_once(
-    client: OpenAI, served: Served, turns: Event
-) -> None:
-    def ask(_: int) -> str | None:
-        create = client.chat.completions.create
-        return create(model=MODEL, messages=[QUESTION], max_tokens=4).choices[0].message.content
-
-    scheduler = served.service.scheduler
-    with ThreadPoolExecutor(4) as pool:
-        running = [pool.submit(ask, 0)]
-        until(lambda: scheduler.running == 1)
-        waiting = [pool.submit(ask, n) for n in range(2)]
-        until(lambda: scheduler.waiting == 2)
-        began = time.perf_counter()
-        with pytest.raises(openai.RateLimitError) as full:
-            ask(0)
-        assert time.perf_counter() - began < 0.5
-        assert int(full.value.response.headers["retry-after"]) >= 1
-        assert full.value.code == "queue_full"
-        turns.set()
-        assert len({one.result() for one in running + waiting}) == 1
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -264,25 +224,3 @@ def test_the_responses_interface_streams(client: OpenAI) -> None:
         last.output[0].content[0].annotations
     )
     assert [event.sequence_number for event in events] == list(range(len(events)))
-
-
-def test_a_model_with_a_chat_template_replies_without_documents(
-    config: SedemConfig, chat_backbone: Backbone, tmp_path: Path
-) -> None:
-    model = build(config, chat_backbone)
-    expected = model.answer(None, "Hello!", decoding=Decoding(8)).text
-    hello: Any = [{"role": "user", "content": "Hello!"}]
-    with (
-        serving(Settings(folder=tmp_path / "own"), model) as server,
-        OpenAI(base_url=server.api, api_key=SECRET, max_retries=0, timeout=SECONDS) as client,
-    ):
-        create = client.chat.completions.create
-        assert create(model="sedem", messages=hello, max_tokens=8).choices[0].message.content == (
-            expected
-        )
-        chunks = [*create(model="sedem", messages=hello, max_tokens=8, stream=True)]
-        assert "".join(c.choices[0].delta.content or "" for c in chunks) == expected
-        response = client.responses.create(model="sedem", input=hello, max_output_tokens=8)
-        assert response.output_text == expected
-        chat = ChatOpenAI(base_url=server.api, api_key=SECRET, model="sedem", max_tokens=8)  # type: ignore[arg-type]
-        assert chat.invoke("Hello!").content == expected

@@ -6,15 +6,17 @@ import importlib.util
 import json
 import re
 import shlex
+import stat
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
 import typer.main
+from commands import error_of, succeeds
 from typer.testing import CliRunner
 
 from sedem.cli.main import app
-from sedem.serve.keys import KeyRing
+from sedem.serve.keys import KeyRing, digest_of
 from sedem.serve.settings import LIMITS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -22,10 +24,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "operate.md"
 
 
 def refused(*words: object) -> str:
-    result = CliRunner().invoke(app, ["serve", *map(str, words)])
-    assert result.exit_code == 1, result.output
-    [line] = result.stderr.splitlines()
-    return line.removeprefix("error: ")
+    return error_of("serve", *words)
 
 
 def test_a_missing_extra_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,19 +60,21 @@ def test_a_flag_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 
 def test_a_new_key_is_shown_once_and_works(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
-    words = ["serve", "--keys", str(path), "--new-key"]
-    full = CliRunner().invoke(app, [*words, "ann"])
-    limited = CliRunner().invoke(
-        app, [*words, "ben", "--read-only", "--bank-scope", "team-*", "--bank-scope", "lease"]
-    )
-    assert full.exit_code == limited.exit_code == 0
+    words = ("serve", "--keys", path, "--new-key")
+    full = succeeds(*words, "ann").strip()
+    limits = ("--read-only", "--bank-scope", "team-*", "--bank-scope", "lease")
+    limited = succeeds(*words, "ben", *limits).strip()
     ring = KeyRing.load(path)
-    ann, ben = (ring.find(result.stdout.strip()) for result in (full, limited))
-    assert ann is not None and (ann.name, ann.write, ann.banks) == ("ann", True, ("*",))
-    assert ben is not None and (ben.name, ben.write) == ("ben", False)
-    assert ben.banks == ("team-*", "lease")
-    assert not [k for k in json.loads(path.read_text())["keys"] if "secret" in k]
-    assert "a key named 'ann'" in refused("--keys", path, "--new-key", "ann")
+    ann, ben = ring.find(full), ring.find(limited)
+    assert ann is not None and (ann.write, ann.metrics, ann.banks) == (True, True, ("*",))
+    assert ben is not None and (ben.name, ben.metrics) == ("ben", False)
+    assert json.loads(path.read_text())["keys"][1] == {
+        "name": "ben", "sha256": digest_of(limited), "banks": ["team-*", "lease"], "write": False,
+        "metrics": False,
+    }  # fmt: skip
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert "has a key named 'ann'" in refused("--keys", path, "--new-key", "ann")
+    assert "'a/b' cannot name a key" in refused("--keys", path, "--new-key", "a/b")
 
 
 # What deploy/ and the docs rely on

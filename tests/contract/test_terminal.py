@@ -149,8 +149,7 @@ def test_results_are_escaped(questions: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["Görlitz, 100 €", "日本語\u3000テスト", "a\xa0b", "شود\u200cمی", "👩\u200d🔬", r"a\b"],
+    "text", ["Görlitz, 100 €", "日本語\u3000テスト", "a\xa0b", "شود\u200cمی", "👩\u200d🔬", r"a\b"]
 )
 def test_ordinary_text_stays_as_it_is(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert printable(text) == text

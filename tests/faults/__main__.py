@@ -5,29 +5,11 @@ from __future__ import annotations
 import logging
 import sys
 from importlib.metadata import version
-from typing import Any
 
 import apsw
-from campaign import keep, run_campaigns
-from faults.campaigns import CAMPAIGNS, REPORT, write_page
-
-from sedem.provenance import provenance
-
-
-def main() -> int:
-    """Run the campaigns one after the other; 1 if anything went wrong."""
-    logging.disable(logging.WARNING)
-    return run_campaigns(
-        CAMPAIGNS, _write_report, program="python -m faults", description=__doc__ or "", long=20
-    )
-
-
-def _write_report(name: str, figures: dict[str, Any]) -> None:
-    versions = {"SQLite": apsw.sqlite_lib_version(), "safetensors": version("safetensors")}
-    figures["run"] |= {"machine": provenance()["machine"], "versions": versions}
-    keep(REPORT, name, figures, CAMPAIGNS)
-    write_page()
-
+from faults.campaigns import REPORT
 
 if __name__ == "__main__":
-    sys.exit(main())
+    logging.disable(logging.WARNING)
+    versions = {"SQLite": apsw.sqlite_lib_version(), "safetensors": version("safetensors")}
+    sys.exit(REPORT.run(__doc__ or "", lambda name: {"versions": versions}))

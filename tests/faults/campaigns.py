@@ -9,15 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from campaign import Result, entries_of, table, with_table
+from campaign import Report, Result
 from faults.crashes import full_disks, kills, power_cuts
 from faults.flips import flips
 from faults.readers import readers
 from faults.sequences import sequences
 from faults.tracing import WORKS
-
-REPORT = Path(__file__).with_name("report.json")
-PAGE = Path(__file__).parents[2] / "experiments" / "faults.md"
 
 
 @dataclass(frozen=True)
@@ -84,19 +81,14 @@ CAMPAIGNS = {
         "commit",
     ),
     "sequences": Campaign(
-        sequences,
-        25,
-        2,
-        "Any sequence of operations, on disk and in RAM, equals a dict",
+        sequences, 25, 2, "Any sequence of operations, on disk and in RAM, equals a dict"
     ),
 }
-
-
-def write_page() -> None:
-    """Write the table of the committed result into the page."""
-    PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-
-
-def rendered(page: str) -> str:
-    """The page with its table renewed."""
-    return with_table(page, "faults", table("fault", entries_of(REPORT), CAMPAIGNS))
+REPORT = Report(
+    Path(__file__).with_name("report.json"),
+    Path(__file__).parents[2] / "experiments" / "faults.md",
+    "fault",
+    CAMPAIGNS,
+    (),
+    long=20,
+)

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from campaign import Report
 from faults import crashes
-from faults.campaigns import CAMPAIGNS, PAGE, rendered
+from faults.campaigns import CAMPAIGNS, REPORT
 from faults.operations import OPERATIONS
 from faults.tracing import WORKS
+from hostile import attacks
+from scale import campaigns as scale
 
 from sedem import durable_files
 from sedem.bank import file
@@ -54,6 +57,8 @@ def test_power_cuts_damage_a_bank_that_is_not_synced(
     assert crashes.power_cuts(12, tmp_path).wrong
 
 
-def test_the_page_shows_the_committed_report() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert rendered(page) == page
+@pytest.mark.parametrize("report", [REPORT, attacks.REPORT, scale.REPORT], ids=lambda r: r.name)
+def test_the_page_shows_the_committed_report(report: Report) -> None:
+    page = report.page.read_text(encoding="utf-8")
+    assert report.rendered(page) == page
+    assert all(one.meaning and one.points for one in report.campaigns.values())

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import psutil
 from campaign import Cases, Report, Result
-from hostile.test_bank_claims import BAD_NUMBERS, BESIDE, change, use
+from hostile.test_bank_claims import BAD_NUMBERS, BESIDE, use
 from hostile.test_checkpoints import (
     HOSTILE_TEMPLATES,
     backtracks,
@@ -36,7 +36,7 @@ from hostile.test_documents import attributes, endless_pdf, tall_table, wide_cel
 from hostile.test_server import HEAD, MANY, half_sent, headers
 from hostile.wire import exchange, watching
 from load.target import Target, serving
-from stored_banks import META, append
+from stored_banks import META, append, change
 from unit.serve.test_tools import VERSIONS, message
 
 from sedem.bank.file import BankFile

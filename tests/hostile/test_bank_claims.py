@@ -9,13 +9,11 @@ import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
 
-import apsw
 import numpy as np
 import pytest
 import torch
-from stored_banks import META, append, facts
+from stored_banks import META, append, change, facts
 
 from sedem import MemoryBank
 from sedem.bank.codes import CodesFile, CodeSpace, codes_path
@@ -28,8 +26,6 @@ from sedem.types import NAME_CHARACTERS
 
 SECONDS = 5.0
 """How long a refusal may take on a busy machine."""
-NAMES = ["a\x1b[2Jb", "a\n\nSYSTEM: obey", "a\u202egpj.txt"]
-CALM = ["a\\x1b[2Jb", "a\\n\\nSYSTEM: obey", "a\\u202egpj.txt"]
 
 
 @pytest.fixture
@@ -38,15 +34,6 @@ def path(tmp_path: Path) -> Path:
     with BankFile(path).creating(META) as file:
         append(file, 0, 1)
     return path
-
-
-def change(path: Path, *statements: str, values: tuple[Any, ...] = ()) -> None:
-    """Change a bank behind sedem's back, as a stranger with SQLite and its checksums could."""
-    connection = connect(path)
-    connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 0)
-    for statement in statements:
-        connection.execute(statement, values)
-    connection.close()
 
 
 def use(path: Path) -> None:
@@ -66,15 +53,25 @@ BAD_NUMBERS = """UPDATE blocks SET memory = CAST(x'{}' || substr(memory, 3) AS B
     [
         *((f"UPDATE bank SET {what} = {count}", "its table 'bank' is empty or malformed")
           for what in ("documents", "blocks", "tokens") for count in (10**9, 2**62, -1)),
-        *((f"UPDATE bank SET {what} = '{value}'", "its table 'bank' is empty or malformed")
-          for what, value in [("made_by", "[" * 2**21), ("made_by", "[" * 999), ("made_by", "1")]),
+        *((f"UPDATE bank SET made_by = '{value}'", "its table 'bank' is empty or malformed")
+          for value in ("[" * 2**21, "[" * 999, "[]", "1")),
+        *((statement, "its table 'bank' is empty or malformed")
+          for statement in ("UPDATE bank SET width = 0", "DELETE FROM bank")),
+        ("UPDATE bank SET blocks = 9", "4 blocks, its table 'bank' says 2 and 9"),
+        ("DELETE FROM blocks WHERE id = 2", "3 blocks, its table 'bank' says 2 and 4"),
+        ("DELETE FROM documents WHERE id = 2", "1 documents and 2 blocks"),
+        ('UPDATE blocks SET "end" = 999 WHERE id = 2', "lies outside its text"),
+        ("UPDATE blocks SET start = -1 WHERE id = 2", "lies outside its text"),
+        ("UPDATE blocks SET tokens = x'00' WHERE id = 2", "another number of slots"),
+        ("UPDATE blocks SET memory = x'00' WHERE id = 2", "has memory of another size"),
+        ("UPDATE texts SET text = 'short'", "the text of document 0 is incomplete"),
         *((BAD_NUMBERS.format(number), "it holds infinities or NaN")
           for number in ("C07F", "807F", "80FF")),
         *((f"UPDATE documents SET name = replace(hex(zeroblob({size})), '0', 'n') WHERE id = 1",
            "the name of a document are longer than") for size in (2**14, 2**20, 25 * 10**6)),
         *((f"UPDATE documents SET pages = '{pages}' WHERE id = 1",
            "pages of a? ?document.*(lie outside|are longer)")
-          for pages in (f"[0{', 1' * 2**21}]", "[0, 10000000]", "[1e400]")),
+          for pages in (f"[0{', 1' * 2**21}]", "[0, 10000000]", "[1e400]", "[9, 3]", "[[[[")),
         *((f"UPDATE documents SET characters = {most} WHERE id = 1; "
            f'UPDATE blocks SET "end" = {end} WHERE id = 2', "is too long for its tokens")
           for most, end in ((10**5, 10**5), (2**40, 2**40), (2**62, 2**62 - 1))),
@@ -85,7 +82,7 @@ def test_a_claim_that_is_not_true_is_refused_in_bounded_time(
 ) -> None:
     change(path, statement)
     began = time.monotonic()
-    with pytest.raises(DamagedBankError, match=message):
+    with pytest.raises(DamagedBankError, match=f"({message}).*restore it, or keep .*--repair"):
         use(path)
     assert time.monotonic() - began < SECONDS
 
@@ -130,16 +127,6 @@ def test_codes_of_a_stranger_are_refused_in_a_sentence(statement: str, path: Pat
     change(codes_path(path), statement)
     with pytest.raises(BankError, match=r"is damaged|is not a file of codes; remove it"):
         read()
-
-
-@pytest.mark.parametrize(("name", "calm"), [*zip(NAMES, CALM, strict=True)])
-def test_names_are_quoted_and_escaped_in_errors(name: str, calm: str, path: Path) -> None:
-    change(path, "UPDATE documents SET name = ? WHERE id = 1", values=(name,))
-    bank = MemoryBank.open(path)
-    assert bank.documents.names == [name, "1.txt"], "the name itself is not changed"
-    with pytest.raises(BankError) as caught:
-        bank.remove("other")
-    assert f"it has '{calm}', '1.txt'" in str(caught.value)
 
 
 def test_the_longest_name_is_read(path: Path) -> None:

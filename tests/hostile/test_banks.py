@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -15,7 +14,6 @@ from stored_banks import META, append
 
 from sedem import MemoryBank
 from sedem.bank.codes import CodesFile
-from sedem.bank.copies import import_bank
 from sedem.bank.database import SUFFIXES
 from sedem.bank.file import BankFile
 from sedem.bank.parts import MANIFEST, Parts
@@ -158,19 +156,3 @@ def test_a_folder_of_parts_is_no_way_into_another_bank(
     link.symlink_to(victim.parent / target)
     use_parts(place)
     assert intact()
-
-
-def test_an_import_checks_all_before_anything_appears(tmp_path: Path) -> None:
-    """A bank is one file, so an archive with members in other places is no bank any more."""
-    source, target = tmp_path / "a.bank", tmp_path / "here" / "b.bank"
-    make_bank(source)
-    content = bytearray(source.read_bytes())
-    content[-100] ^= 1
-    source.write_bytes(content)
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        archive.writestr("../../evil", "evil")
-    for given, words in ((source, "is damaged"), (tmp_path / "a.zip", "is not a bank")):
-        with pytest.raises(BankError, match=words):
-            import_bank(given, target)
-        assert not target.parent.exists() or not [*target.parent.iterdir()]
-    assert not [*tmp_path.rglob("evil")]

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import sedem
 from conftest import CHAT_TEMPLATE
-from typer.testing import CliRunner
 
 from sedem import SeDeM, untrusted
 from sedem.answering.decoding import conversation_ids
@@ -22,7 +22,6 @@ from sedem.backbone.gguf import converted, gguf_file
 from sedem.backbone.loading import open_backbone
 from sedem.checkpoint.folder import is_checkpoint, seal
 from sedem.checkpoint.manifest import MANIFEST
-from sedem.cli.main import app
 from sedem.errors import CheckpointError, ConfigError, SedemError, first_line
 
 
@@ -257,7 +256,7 @@ def test_a_tokenizer_is_tried_once(copied: Path, monkeypatch: pytest.MonkeyPatch
 def test_seal_lists_what_it_leaves_out(saved: Path) -> None:
     (saved / "backbone" / ".hidden").touch()
     (saved / "README.md").touch()
-    told = CliRunner().invoke(app, ["seal", str(saved)])
+    told = sedem("seal", saved)
     assert told.exit_code == 0
     assert "left out: README.md, backbone/.hidden" in " ".join(told.stderr.split())
     os.mkfifo(saved / "pipe")

@@ -15,12 +15,11 @@ from pathlib import Path
 
 import docx
 import pytest
+from commands import sedem
 from document_files import docx_of, pdf_of
 from docx.oxml.ns import qn
-from typer.testing import CliRunner
 
 from sedem import Document
-from sedem.cli.main import app
 from sedem.errors import ConfigError, DataError
 from sedem.reading.document_formats import parse, parse_file
 from sedem.reading.documents import read_document
@@ -116,7 +115,7 @@ def test_a_document_that_needs_too_much_is_one_sentence(
 def test_the_command_keeps_the_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path, endless_pdf(), "a.pdf")
     monkeypatch.setenv("SEDEM_PARSER_SECONDS", "1")
-    told = CliRunner().invoke(app, ["build", str(tmp_path / "a.bank"), str(path)])
+    told = sedem("build", tmp_path / "a.bank", path)
     assert told.exit_code == 1 and "a.pdf' needs more than 1 s to be read" in told.stderr
     assert not (tmp_path / "a.bank").exists()
     monkeypatch.setenv("SEDEM_PARSER_SECONDS", "soon")

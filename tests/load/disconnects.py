@@ -107,8 +107,7 @@ class Readers:
                         status, error = await _outcome(self.client, body)
                     result.count("read to the end")
                     result.require(
-                        error is None or status == QUEUE_FULL,
-                        f"an answer failed: {status} {error}",
+                        error is None or status == QUEUE_FULL, f"an answer failed: {status} {error}"
                     )
                 except TimeoutError:
                     result.count("left")

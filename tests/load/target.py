@@ -88,11 +88,7 @@ def build_bank(folder: Path, texts: Sequence[Path] = TEXTS, copies: int = 1) -> 
 
 @contextmanager
 def serving(
-    folder: Path,
-    *flags: str,
-    texts: Sequence[Path] = TEXTS,
-    copies: int = 1,
-    failing: bool = False,
+    folder: Path, *flags: str, texts: Sequence[Path] = TEXTS, copies: int = 1, failing: bool = False
 ) -> Iterator[Target]:
     """Run `sedem serve` until the block ends.
 

@@ -34,11 +34,7 @@ EXPERTS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 16,
         "mlp_only_layers": [1],
     },
-    "gpt_oss": {
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "initializer_range": 0.4,
-    },
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "initializer_range": 0.4},
 }
 CHANGES: dict[str, dict[str, Any]] = {
     "olmo2": {},

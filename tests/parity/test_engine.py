@@ -6,14 +6,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from answers import inputs_for, joined
-from conftest import LEASE, RECIPE
+from answers import inputs_for, joined, opened
+from conftest import LEASE, RECIPE, small_config
 from torch import Tensor
 
-from sedem import Decoding, Document, SeDeM, SedemConfig
+from sedem import Decoding, Document, SeDeM
 from sedem.answering.requests import Request
 from sedem.backbone.decoder import FAMILIES
-from sedem.backbone.loading import open_backbone
 from sedem.engine.interface import AnswerInputs
 from sedem.engine.static import open_engine
 from sedem.method.encoder import encode
@@ -43,27 +42,9 @@ IDS = [*FAMILIES, "untied-biased", "llama3-rope", "mistral-w", "qwen2-w", "qwen3
 QUESTIONS = ["What is the rent?", "How many eggs?", "Pets?", "Who may leave, and when exactly?"]
 
 
-def build(
-    folder: str, *, rank: int = 4, dtype: torch.dtype = torch.float32, **changes: object
-) -> SeDeM:
+def build(folder: str, **changes: object) -> SeDeM:
     """A model with random adapters, the same every time."""
-    settings: dict[str, object] = {
-        "extract_layers": (3,),
-        "inject_layer": 2,
-        "segment_length": 16,
-        "compression": 4,
-        "lora_rank": rank,
-        "lora_alpha": 8,
-    }
-    config = SedemConfig(encoder=folder, **{**settings, **changes})  # type: ignore[arg-type]
-    backbone = open_backbone(folder, dtype=dtype)
-    torch.manual_seed(1)
-    model = SeDeM(config, backbone, backbone)
-    if rank:
-        backbone.add_lora(rank, 8)
-        for factor in backbone.lora_parameters():
-            factor.data = torch.randn(factor.shape) * 0.2
-    return model.requires_grad_(False).eval()
+    return opened(small_config(folder), lora=True, **changes)  # type: ignore[arg-type]
 
 
 def static(model: SeDeM) -> SeDeM:
@@ -140,19 +121,6 @@ def test_every_context_of_blocks_with_and_without_guidance(
     torch.testing.assert_close(again, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("context", ["separate", "independent"])
-def test_guided_logits_differ_from_those_without(
-    context: str, tiny_folder: Callable[..., str]
-) -> None:
-    logits = []
-    for guidance in (False, True):
-        model = static(guided(tiny_folder(), context, guidance))
-        logits.append(all_logits(model, starts(model), forced(1, 5), 2))
-    # The rows with several blocks; the one without any is the same.
-    moved = (logits[0] - logits[1]).abs().amax((0, 2)) > 1e-3
-    assert moved.tolist() == [True, True, True, False, True]
-
-
 def test_bfloat16_is_about_as_exact_as_eager_attention_and_sdpa(folder: str) -> None:
     low = torch.bfloat16
     exact, sdpa = build(folder), build(folder, dtype=low)
@@ -202,10 +170,7 @@ def test_every_depth_of_injection(inject: int, tiny_folder: Callable[..., str]) 
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"decompressor": "none", "inject_layer": 0},
-        {"decompressor": "identity", "compression": 1},
-    ],
+    [{"decompressor": "none", "inject_layer": 0}, {"decompressor": "identity", "compression": 1}],
     ids=["soft tokens at the input", "the identity"],
 )
 def test_memory_that_is_not_decompressed(

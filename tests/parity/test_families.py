@@ -238,15 +238,7 @@ def padded_batch(backbone: Backbone, inject: int, memories: list[Tensor]) -> Pre
         valid[row, longest - 1 - len(question) :] = True
         restored[row, :count] = memories[row][0]
         restored_valid[row, :count] = True
-    return prefill(
-        backbone,
-        inject,
-        ids,
-        valid,
-        restored,
-        restored_valid,
-        cache=DynamicCache(),
-    )
+    return prefill(backbone, inject, ids, valid, restored, restored_valid, cache=DynamicCache())
 
 
 def check_rows_of_a_batch(backbone: Backbone, inject: int) -> None:
@@ -272,18 +264,6 @@ def check_rows_of_a_batch(backbone: Backbone, inject: int) -> None:
 @pytest.mark.parametrize("inject", [0, 2])
 def test_rows_of_a_batch_equal_the_same_rows_alone(opened: Backbone, inject: int) -> None:
     check_rows_of_a_batch(opened, inject)
-
-
-# Positions
-
-
-def test_shifting_the_stream_of_positions_does_not_change_lower_layers(opened: Backbone) -> None:
-    ids = random_ids(1, 9)
-    positions = torch.arange(9)[None]
-    plain = opened.run(opened.embed(ids), 0, 2, positions)
-    for shift in (1, 37, 300):
-        shifted = opened.run(opened.embed(ids), 0, 2, positions + shift)
-        torch.testing.assert_close(shifted, plain, rtol=1e-3, atol=2e-4)
 
 
 # Sliding windows
@@ -348,21 +328,16 @@ def test_without_lora_the_model_is_the_adapter_free_one(opened: Backbone) -> Non
     assert torch.equal(opened.model(ids).logits, adapted)
 
 
-@pytest.mark.parametrize("every", [1, 3])
-def test_without_lora_leaves_trainable_factors_trainable(opened: Backbone, every: int) -> None:
+@pytest.mark.parametrize("every", [1, 3, 10**6])
+def test_without_lora_leaves_trainable_factors_trainable_and_frozen_ones_frozen(
+    opened: Backbone, every: int
+) -> None:
     opened.add_lora(4, 8)
     for place, parameter in enumerate(opened.lora_parameters()):
-        parameter.requires_grad_(place % every == 0)
+        parameter.requires_grad_((place + 1) % every == 0)
     before = [parameter.requires_grad for parameter in opened.parameters()]
-    assert any(before)
+    assert any(before) == (every < 10)
     with opened.without_lora():
         pass
     encode(opened, random_ids(1, 4), [2])
     assert [parameter.requires_grad for parameter in opened.parameters()] == before
-
-
-def test_frozen_adapters_stay_frozen(opened: Backbone) -> None:
-    opened.add_lora(4, 8)
-    opened.requires_grad_(False)
-    encode(opened, random_ids(1, 4), [2])
-    assert not any(parameter.requires_grad for parameter in opened.parameters())

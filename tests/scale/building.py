@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import count
 from pathlib import Path
 
-from conftest import LEASE, RECIPE, save_tiny
+from conftest import LEASE, RECIPE, save_tiny, small_config
 from scale.hosts import Cluster
 
-from sedem import Document, MemoryBank, SeDeM, SedemConfig
+from sedem import Document, MemoryBank, SeDeM
 from sedem.backbone.loading import open_backbone
 from sedem.bank.parts import Place, store_at
 from sedem.ray.build import Workers, build_on_ray
@@ -22,17 +22,8 @@ CHARACTERS = 3000
 def write_checkpoint(folder: Path) -> str:
     """Write a tiny untrained model."""
     encoder = save_tiny(folder / "backbone")
-    config = SedemConfig(
-        encoder=encoder,
-        extract_layers=(3,),
-        inject_layer=2,
-        segment_length=16,
-        compression=4,
-        lora_rank=4,
-        lora_alpha=8,
-    )
     opened = open_backbone(encoder)
-    SeDeM(config, opened, opened).eval().save_pretrained(folder / "model")
+    SeDeM(small_config(encoder), opened, opened).eval().save_pretrained(folder / "model")
     return str(folder / "model")
 
 

@@ -1,4 +1,4 @@
-"""Small forms of the campaigns of many machines, which take minutes; the page shows the report."""
+"""Small forms of the campaigns of many machines, which take minutes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,6 @@ def test_what_is_lost_costs_nothing_that_was_committed(name: str, tmp_path: Path
     if name == "hosts lost while serving":
         assert result.counts["host lost: same"] >= SLOW[name] // 2
         assert not result.counts["host lost: refused"]
-
-
-def test_the_page_shows_the_committed_report() -> None:
-    page = REPORT.page.read_text(encoding="utf-8")
-    assert REPORT.rendered(page) == page
-    assert all(one.meaning and one.points for one in CAMPAIGNS.values())
 
 
 def test_the_table_says_what_went_wrong(tmp_path: Path) -> None:

@@ -9,11 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import save_tiny
+from conftest import save_tiny, small_config
 from scale.hosts import ENVIRONMENT
 from unit.training.conftest import stage1_recipe_in
 
-from sedem import SedemConfig
 from sedem.training.recipe import as_yaml
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_on_ray.py"
@@ -21,15 +20,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "train_on_ray.py"
 
 @pytest.mark.slow
 def test_two_processes_of_a_cluster_train_one_model(tmp_path: Path) -> None:
-    config = SedemConfig(
-        encoder=save_tiny(tmp_path / "backbone"),
-        extract_layers=(3,),
-        inject_layer=2,
-        segment_length=16,
-        compression=4,
-        lora_rank=4,
-        lora_alpha=8,
-    )
+    config = small_config(save_tiny(tmp_path / "backbone"))
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(as_yaml(stage1_recipe_in(tmp_path, config)))
     words = ["stage1", "--config", str(recipe), "--set", "optimization.accumulation=2"]

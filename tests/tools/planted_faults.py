@@ -2,8 +2,8 @@
 
     python tests/tools/planted_faults.py [NUMBER...]
 
-A fault replaces a fragment of code that occurs once in its room. The tests of the room run first,
-and then, if they notice nothing, those that `make test` runs.
+A fault replaces a fragment of code that occurs once in its room; "" is the whole source. The tests
+of the room run first, and then, if they notice nothing, those that `make test` runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FAULTS = (
     ("method", "keys_SThd.shape[-1] ** 0.5", "keys_SThd.shape[-1]"),
     ("method", "self.epsilon)\n", "self.epsilon + 1)\n"),
     ("method", "F.gelu(self.w_1(self.norm(memory_JD)))", "F.gelu(self.w_1(memory_JD))"),
-    ("method", "(1 - mean_S)[mask_ST.any(1)]", "(1 - mean_S)"),
+    ("method", "mean_where(1 - mean_S, mask_ST.any(1))", "(1 - mean_S).mean()"),
     ("method", "direction + pool_weight * pooled", "direction + pooled"),
     ("method", "temperature).log_softmax(-1)\n    teacher", "temperature).softmax(-1)\n    teacher"),
     ("method", "log_p_BN.sum(1) / positives_B.clamp_min(1)", "log_p_BN.sum(1)"),
@@ -38,7 +38,7 @@ FAULTS = (
     ("method", "stream.next_position = stream.next_position + 1", "stream.next_position += 0"),
     ("method", "[:, 1:] for layer in layers", "[:, :-1] for layer in layers"),
     ("method", "range(length - min(shift, room), tokens, length)", "range(length - shift, tokens, length)"),
-    ("guidance", "/ question_tokens", "/ 1"),
+    ("guidance", "lead]) / question_tokens", "lead]) / 1"),
     ("guidance", "< mass).sum()) + 1", "< mass).sum())"),
     ("guidance", "min(max(count, least), len(best_K))", "min(max(count, 1), len(best_K))"),
     ("guidance", "scores_BK - best_B1", "scores_BK"),
@@ -51,15 +51,15 @@ FAULTS = (
     ("bank", "has != needs", "False"),
     ("bank", "not memory_NJD.is_finite()", "False"),
     ("bank", "synchronous = FULL", "synchronous = OFF"),
-    ("bank", "cell_size_check = ON", "cell_size_check = OFF"),
+    ("bank", "in (\"cell_size_check\", ", "in ("),
     ("bank", "oldest > version", "False"),
-    ("bank", "outside |= blocks.ends", "outside &= blocks.ends"),
+    ("bank", " | (blocks.ends > characters_N)", ""),
     ("bank", "if rows.has_document(connection, document)", "if False"),
     ("engine", "positions_U.repeat(blocks)", "positions_U.repeat_interleave(blocks)"),
     ("engine", "[key[:, :, 1:], value[:, :, 1:]]", "[key[:, :, 1:], value[:, :, :-1]]"),
     ("engine", "self._order.popitem(last=False)", "self._order.popitem(last=True)"),
-    ("engine", "\"lora_alpha\": config.lora_alpha", "\"lora_alpha\": None"),
-    ("engine", "digest.update(decoder.digest.encode())", "digest.update(b\"\")"),
+    ("backbone", "lora_alpha=alpha,", "lora_alpha=rank,"),
+    ("", "digest.update(self.encoder.digest.encode())", "digest.update(b\"\")"),
     ("engine", "alpha=1 / _LARGEST", "alpha=1 / 128"),
     ("engine", "row_of[place], place_of[row] = row, place", "row_of[place], place_of[row] = row, row"),
     ("engine", "< need.prefix + need.steps:", "<= need.prefix + need.steps:"),
@@ -67,7 +67,7 @@ FAULTS = (
     ("answering", "len(self.ids) >= self.decoding.max_new_tokens", "len(self.ids) > self.decoding.max_new_tokens"),
     ("answering", "self.text[: min(starts)]", "self.text[: max(starts)]"),
     ("answering", "withheld = max(withheld, size)", "withheld = size"),
-    ("answering", "masked_fill(~among_N, -torch.inf)", "masked_fill(~among_N, 0.0)"),
+    ("answering", "scores_N = scores_N.masked_fill(~among_N, -torch.inf)", "scores_N = scores_N.masked_fill(~among_N, 0.0)"),
     ("answering", "confidence < least", "confidence <= least"),
     ("answering", "accumulate(sizes, max if apart else None)", "accumulate(sizes, max)"),
     ("answering", "manual_seed(self.seed)", "manual_seed(0)"),

@@ -28,12 +28,6 @@ from sedem.bank import search
 from sedem.errors import ConfigError, DataError, UnknownDocumentError
 
 
-def test_all_blocks_need_no_selection(model: SeDeM, bank: MemoryBank) -> None:
-    everything = model.answer(bank, RENT, k="all", decoding=SHORT)
-    forced = model.answer(bank, RENT, blocks=range(len(bank)), decoding=SHORT)
-    assert untimed(everything) == untimed(forced)
-
-
 def test_forcing_the_blocks_that_would_be_selected_changes_nothing(
     model: SeDeM, bank: MemoryBank
 ) -> None:
@@ -41,6 +35,37 @@ def test_forcing_the_blocks_that_would_be_selected_changes_nothing(
     assert untimed(model.answer(bank, RENT, k=3, decoding=SHORT)) == untimed(
         model.answer(bank, RENT, k=1, blocks=best, decoding=SHORT)
     )
+
+
+WITHOUT = "this model was trained without guidance"
+REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"question": "?" * 512}, DataError, "has 512 tokens, the model reads at most 511; ask"),
+    ({"question": "?" * 10_000}, DataError, "has 10,000 tokens, the model reads at most 511"),
+    ({"question": "?" * 480, "k": 1}, ConfigError, "the decoder has 512; ask something shorter"),
+    ({"blocks": [0, -1]}, ConfigError, "block -1 was asked for, the bank has 29"),
+    ({"blocks": [0, 29]}, ConfigError, "block 29 was asked for, the bank has 29"),
+    ({"blocks": [0], "documents": [0]}, ConfigError, "both blocks and documents"),
+    ({"documents": []}, ConfigError, "documents is empty; give at least one"),
+    ({"documents": [2]}, ConfigError, "document 2 was asked for, the bank has 2"),
+    ({"documents": [-1]}, ConfigError, "document -1 was asked for"),
+    ({"documents": ["x"]}, UnknownDocumentError, "no document 'x'; it has 'lease.txt', 'recipe"),
+    ({"condition": "words"}, ConfigError, "condition is 'words'; it can be memory, text, both"),
+    ({"condition": "text", "k": "all"}, ConfigError, "use a smaller k, or read blocks as memory"),
+    ({"k": "auto"}, ConfigError, f"k is 'auto', but {WITHOUT}"),
+    ({"k": Auto(0.5, 1, 2)}, ConfigError, f"k is 'auto', but {WITHOUT}"),
+    ({"answer": "quote"}, ConfigError, "answer is 'quote'; it can be free, span, auto"),
+    ({"hops": 2}, ConfigError, "hops is 2, but this model has no second hop"),
+    ({"hops": 3}, ConfigError, "hops is '3'; it can be 1, 2, auto"),
+    ({"min_confidence": 0.5}, ConfigError, "this model gives no confidence; fit it with"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "words"), REFUSED)
+def test_what_cannot_be_asked_is_refused(
+    options: dict[str, Any], error: type[Exception], words: str, model: SeDeM, bank: MemoryBank
+) -> None:
+    with pytest.raises(error, match=words):
+        model.answer(bank, **{"question": RENT, **options})
 
 
 def test_other_blocks_give_another_answer(model: SeDeM, bank: MemoryBank) -> None:
@@ -98,12 +123,6 @@ def test_auto_may_be_the_models_own_budget(guided: SeDeM, documents: list[Docume
     assert untimed(guided.answer(bank, RENT, decoding=SHORT)) == untimed(expected)
 
 
-@pytest.mark.parametrize("k", ["auto", Auto(), Auto(0.5, 1, 2)])
-def test_auto_is_refused_without_guidance(k: Auto | str, model: SeDeM, bank: MemoryBank) -> None:
-    with pytest.raises(ConfigError, match="k is 'auto', but this model was trained without guid"):
-        model.answer(bank, RENT, k=k)
-
-
 def test_auto_scores_every_block_only_if_it_may_use_more_than_the_candidates(
     guided: SeDeM, documents: list[Document], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,38 +140,12 @@ def test_auto_scores_every_block_only_if_it_may_use_more_than_the_candidates(
     assert scored(Auto(most=8)) == len(bank)
 
 
-@pytest.mark.parametrize("index", [-1, 29, 10**6])
-def test_a_forced_block_outside_the_bank_is_refused_with_both_numbers(
-    index: int, model: SeDeM, bank: MemoryBank
-) -> None:
-    assert len(bank) == 29
-    with pytest.raises(ConfigError, match=f"block {index} was asked for, the bank has 29"):
-        model.answer(bank, RENT, blocks=[0, index])
-
-
 def test_blocks_stand_in_document_order(model: SeDeM, bank: MemoryBank) -> None:
     scores = model.scores(bank, RENT)
     selection = choose(model, Request(bank, RENT, k=6), Scores(scores))
     assert selection.ranked == scores.argsort(descending=True).tolist()[:6]
     assert selection.ranked != sorted(selection.ranked), "in this bank the two orders must differ"
     assert selection.memory == sorted(selection.ranked)
-
-
-@pytest.mark.parametrize("size", [512, 10_000])
-def test_a_question_longer_than_the_encoder_reads_is_refused_with_both_numbers(
-    size: int, model: SeDeM, bank: MemoryBank
-) -> None:
-    with pytest.raises(
-        DataError, match=f"the question has {size:,} tokens, the model reads at most 511; ask"
-    ):
-        model.answer(bank, "?" * size)
-
-
-def test_a_question_that_leaves_no_room_for_an_answer_is_refused(
-    model: SeDeM, bank: MemoryBank
-) -> None:
-    with pytest.raises(ConfigError, match=r"positions, the decoder has 512; ask something shorter"):
-        model.answer(bank, "?" * 480, k=1)
 
 
 def positions_of(error: pytest.ExceptionInfo[ConfigError]) -> dict[str, int]:
@@ -166,8 +159,9 @@ def positions_of(error: pytest.ExceptionInfo[ConfigError]) -> dict[str, int]:
     return {name: int(number.replace(",", "")) for name, number in found.groupdict().items()}
 
 
-@pytest.mark.parametrize("block_slots", [4, 2, 8])
-@pytest.mark.parametrize("segmentation", ["window", "sentence", "paragraph"])
+@pytest.mark.parametrize(
+    ("segmentation", "block_slots"), [("window", 4), ("sentence", 2), ("paragraph", 8)]
+)
 def test_too_many_states_are_refused_with_the_largest_k_that_fits(
     segmentation: str, block_slots: int, config: SedemConfig, backbone: Backbone
 ) -> None:
@@ -218,13 +212,6 @@ def test_the_condition_says_which_blocks_are_read_as_text(
     # What the decoder saw, whatever its form.
     states = int(bank.slot_tokens(own.memory).sum()) if own.memory else 0
     assert answer.conditioning == states + len(prefix_of(model, request, own, prompt))
-
-
-def test_an_unknown_condition_and_too_much_text_are_refused(model: SeDeM, bank: MemoryBank) -> None:
-    with pytest.raises(ConfigError, match=r"condition is 'words'; it can be memory, text, both"):
-        model.answer(bank, "What is the rent?", condition="words")  # type: ignore[call-overload]
-    with pytest.raises(ConfigError, match="use a smaller k, or read blocks as memory"):
-        model.answer(bank, "What is the rent?", k="all", condition="text")
 
 
 # Questions to some documents of a bank: no block of another one is used or counts
@@ -284,14 +271,6 @@ def test_a_ranking_lists_the_blocks_of_these_documents(model: SeDeM, bank: Memor
     assert {name for name, _, _ in answer.ranking} == {"recipe.txt"}
 
 
-def test_a_batch_may_ask_documents_of_each_question_its_own(model: SeDeM, bank: MemoryBank) -> None:
-    requests = [Request(bank, RENT, 2, documents=d) for d in ([0], None, [1])]
-    together = model.answer_requests(requests, SHORT)
-    for request, answer in zip(requests, together, strict=True):
-        (alone,) = model.answer_requests([request], SHORT)
-        assert_same_sources(answer, alone)
-
-
 def test_a_large_bank_is_not_searched_for_candidates_of_other_documents(
     model: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,28 +280,3 @@ def test_a_large_bank_is_not_searched_for_candidates_of_other_documents(
     monkeypatch.setattr(search, "CANDIDATES_ALONE", 4)
     answer = model.answer(bank, RENT, k=4, decoding=SHORT, documents=[1])
     assert untimed(answer) == untimed(expected)
-
-
-@pytest.mark.parametrize(
-    ("asked", "error", "words"),
-    [
-        ([], ConfigError, "documents is empty; give at least one"),
-        ([2], ConfigError, "document 2 was asked for, the bank has 2"),
-        ([-1], ConfigError, "document -1 was asked for"),
-        (
-            ["x"],
-            UnknownDocumentError,
-            "the bank has no document 'x'; it has 'lease.txt', 'recipe.txt'",
-        ),
-    ],
-)
-def test_documents_that_are_not_there_are_refused(
-    asked: list[Any], error: type[Exception], words: str, model: SeDeM, bank: MemoryBank
-) -> None:
-    with pytest.raises(error, match=words):
-        model.answer(bank, RENT, documents=asked)
-
-
-def test_blocks_and_documents_together_are_refused(model: SeDeM, bank: MemoryBank) -> None:
-    with pytest.raises(ConfigError, match="both blocks and documents"):
-        model.answer(bank, RENT, blocks=[0], documents=[0])

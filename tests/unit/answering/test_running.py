@@ -61,13 +61,14 @@ def test_requests_to_several_banks_with_several_budgets_are_answered_as_one_by_o
         Request(lease, QUESTIONS[1]),
         Request(recipe, QUESTIONS[0], blocks=[3, 1]),
         Request(bank, QUESTIONS[1], blocks=[]),
-    ]
+    ] * 4  # more than one batch
     together = model.answer_requests(requests, SHORT)
-    assert [a.k for a in together] == [5, len(lease), 1, 2, 2, 0]
-    for request, answer in zip(requests, together, strict=True):
-        alone = model.answer_requests([request], SHORT)[0]
-        assert answer.text == alone.text
-        assert_same_sources(answer, alone)
+    assert [a.k for a in together] == [5, len(lease), 1, 2, 2, 0] * 4
+    assert model.answer(bank, []) == []
+    alone = [model.answer_requests([request], SHORT)[0] for request in requests[:6]]
+    for answer, other in zip(together, alone * 4, strict=True):
+        assert answer.text == other.text
+        assert_same_sources(answer, other)
 
 
 def test_one_bad_question_fails_the_batch(model: SeDeM, bank: MemoryBank) -> None:
@@ -233,12 +234,6 @@ def test_a_least_confidence_that_is_no_probability_is_refused(
     words = rf"min_confidence is {re.escape(repr(least))}; it must be a number from 0 to 1"
     with pytest.raises(ConfigError, match=words):
         sure.answer(sure.read(documents), RENT, min_confidence=least)
-
-
-def test_a_least_confidence_needs_a_model_that_tells_it(model: SeDeM, bank: MemoryBank) -> None:
-    words = r"min_confidence is 0\.5, but this model gives no confidence; fit it with 'sedem cali"
-    with pytest.raises(ConfigError, match=words):
-        model.answer(bank, RENT, min_confidence=0.5)
 
 
 VIEWS = ("slice", "select", "view", "permute", "unsqueeze", "expand", "t", "transpose", "unbind")

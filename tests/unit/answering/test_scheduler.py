@@ -57,20 +57,6 @@ def fast(model: SeDeM) -> SeDeM:
     return model
 
 
-@pytest.fixture
-def turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
-    """Holds the scheduler before its first step, until it is set."""
-    go, step = Event(), RunningAnswers.step
-
-    def held(self: RunningAnswers) -> None:
-        go.wait(20)
-        step(self)
-
-    monkeypatch.setattr(RunningAnswers, "step", held)
-    yield go
-    go.set()
-
-
 def mixed(model: SeDeM, seed: int) -> list[tuple[Request, Decoding]]:
     """Questions to two banks, with K, limits, stop strings and sampling of their own."""
     banks = [model.read([Document("lease.txt", LEASE)]), model.read([Document("r.txt", RECIPE)])]
@@ -599,21 +585,23 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_it_is_the_time_that_as_many_took(clock: list[float]) -> None:
+@pytest.mark.parametrize(
+    ("took", "count", "told"),
+    [
+        ([0.5] * 10, 64, 32),
+        ([0.5] * 10, 1, 1),
+        ([10.0] * 64 + [0.25] * 64, 64, 16),  # old times are forgotten
+        ([3600.0], 64, MOST),  # nobody is sent away for long
+    ],
+)
+def test_it_is_the_time_that_as_many_took(
+    took: list[float], count: int, told: int, clock: list[float]
+) -> None:
     queue = Pace()
-    for _ in range(10):
-        clock[0] += 0.5
-        queue.left()
-    assert queue.seconds(64) == 32
-    assert queue.seconds(1) == 1
-
-
-def test_old_times_are_forgotten(clock: list[float]) -> None:
-    queue = Pace()
-    for seconds in [10.0] * 64 + [0.25] * 64:
+    for seconds in took:
         clock[0] += seconds
         queue.left()
-    assert queue.seconds(64) == 16
+    assert queue.seconds(count) == told
 
 
 def test_idle_time_does_not_count(clock: list[float]) -> None:
@@ -624,12 +612,6 @@ def test_idle_time_does_not_count(clock: list[float]) -> None:
     clock[0] += 0.1
     queue.left()
     assert queue.seconds(64) == 7
-
-
-def test_nobody_is_sent_away_for_long(clock: list[float]) -> None:
-    queue = Pace()
-    clock[0] += 3600
-    assert queue.seconds(64) == MOST
 
 
 # Questions that are asked ahead

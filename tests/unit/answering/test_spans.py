@@ -210,11 +210,6 @@ def test_there_must_be_words_to_quote(model: SeDeM, bank: MemoryBank) -> None:
     assert untimed(model.answer(signs, RENT, answer="auto", decoding=SHORT)) == untimed(free)
 
 
-def test_an_unknown_way_to_answer_is_refused(model: SeDeM, bank: MemoryBank) -> None:
-    with pytest.raises(ConfigError, match="answer is 'quote'; it can be free, span, auto"):
-        model.answer(bank, RENT, answer="quote")  # type: ignore[arg-type]
-
-
 def test_auto_quotes_unless_the_likeliest_first_word_is_in_none_of_the_blocks(
     model: SeDeM, bank: MemoryBank
 ) -> None:

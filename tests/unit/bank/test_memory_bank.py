@@ -7,25 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from answers import build
 from conftest import LEASE, RECIPE
 
 from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
 from sedem.bank.blocks import BlockRow, Blocks
 from sedem.bank.file import BankFile, unknown_document
-from sedem.errors import BankError, BankMismatchError, ConfigError, DataError
+from sedem.errors import BankError, ConfigError, DataError
 from sedem.quantization import quantize
 
 QUESTIONS = ("What is the rent?", "How long does the pie keep?")
 SHORT = Decoding(max_new_tokens=12)
 EXTRA = Document("note.md", "The cellar key hangs behind the door; the meter is read in March.")
-NEWER = Document("lease.txt", "The flat in Mill Lane 4 is let from 1 June for 950 euros.")
-
-
-def other_shape(config: SedemConfig, backbone: Backbone, **changes: object) -> SeDeM:
-    """The usual model with some settings changed."""
-    torch.manual_seed(1)
-    return SeDeM(config.with_changes(**changes), backbone, backbone).eval()
 
 
 def replies(model: SeDeM, bank: MemoryBank) -> list[tuple[object, ...]]:
@@ -89,7 +83,7 @@ def test_texts_are_read_back_unchanged_and_covered(model: SeDeM, tmp_path: Path)
 def test_the_memory_of_a_document_does_not_depend_on_the_others(
     kind: str, config: SedemConfig, backbone: Backbone, documents: list[Document]
 ) -> None:
-    model = other_shape(config, backbone, compressor=kind)
+    model = build(config, backbone, compressor=kind)
     short = Document("a.txt", "Short.")
     appended = model.read([short])
     assert not all_memory(appended)[:, 2:].any(), "padding slots are zero"
@@ -131,21 +125,6 @@ def test_blocks_and_memory_of_different_number_are_refused(model: SeDeM) -> None
         BankError, match=f"names {len(bank) - 1} blocks but has memory of {len(bank)}"
     ):
         MemoryBank(bank.fingerprint, bank.made_by, bank.documents, bank.blocks[:-1], every)
-
-
-def test_a_bank_of_another_model_is_refused_with_both_fingerprints_and_unchanged(
-    model: SeDeM, config: SedemConfig, backbone: Backbone, documents: list[Document]
-) -> None:
-    other, bank = other_shape(config, backbone, extract_layers=(2,)), model.read(documents)
-    ours, theirs = model.fingerprint()[:12], other.fingerprint()[:12]
-    assert ours != theirs
-    both = f"built by model {ours}, this model is {theirs}.*sedem build"
-    for use in (other.answer, other.scores):
-        with pytest.raises(BankMismatchError, match=both):
-            use(bank, QUESTIONS[0])
-    with pytest.raises(BankMismatchError, match=f"built by model {theirs}, this model is {ours}"):
-        bank.append(other.read([EXTRA]))
-    assert bank.documents == documents
 
 
 # Types of slots
@@ -202,7 +181,7 @@ def test_a_second_answer_does_not_scan_the_blocks(
 
 
 @pytest.mark.parametrize("segmentation", ["window", "sentence", "paragraph"])
-@pytest.mark.parametrize("block_slots", [4, 2, 8, 3])
+@pytest.mark.parametrize("block_slots", [2, 8, 3])
 def test_the_spans_of_blocks_cover_each_document_in_order(
     block_slots: int,
     segmentation: str,
@@ -210,7 +189,7 @@ def test_the_spans_of_blocks_cover_each_document_in_order(
     backbone: Backbone,
     documents: list[Document],
 ) -> None:
-    model = other_shape(config, backbone, block_slots=block_slots, segmentation=segmentation)
+    model = build(config, backbone, block_slots=block_slots, segmentation=segmentation)
     bank = model.read(documents)
     assert all_memory(bank).shape == (len(bank), block_slots, backbone.width)
     assert [b.document for b in bank.blocks] == sorted(b.document for b in bank.blocks)
@@ -233,8 +212,8 @@ def test_the_block_size_changes_neither_tokens_nor_slots(
     block_slots: int, config: SedemConfig, backbone: Backbone
 ) -> None:
     given = [Document("lease.txt", LEASE), Document("a.txt", "Short.")]
-    usual = other_shape(config, backbone).read(given)
-    bank = other_shape(config, backbone, block_slots=block_slots).read(given)
+    usual = build(config, backbone).read(given)
+    bank = build(config, backbone, block_slots=block_slots).read(given)
     # One token a character: the tokenizer knows bytes only and this text is ASCII.
     assert [sum(b.slot_tokens) for b in bank.blocks] == [b.end - b.start for b in bank.blocks]
     assert bank.blocks[-1] == BlockRow(1, 0, 6, (4, 2, 0, 0, 0, 0, 0, 0)[:block_slots])

@@ -99,15 +99,6 @@ def test_small_banks_and_requests_that_need_it_get_every_score(
     torch.testing.assert_close(found, model.scores(bank, RENT))
 
 
-def test_codes_follow_an_append(model: SeDeM, bank: MemoryBank) -> None:
-    scored(model, Request(bank, RENT, k=2))
-    bank.append(model.read([Document("other.txt", "The rent is low. " * 9)]))
-    found = scored(model, Request(bank, RENT, k=2))[0].total
-    assert len(found) == len(bank)
-    answer = model.answer(bank, RENT, k=2)
-    assert [c.score for c in answer.citations] == sorted(found.tolist(), reverse=True)[:2]
-
-
 def test_blocks_with_words_of_the_question_are_candidates_too(
     model: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,12 +141,8 @@ def test_a_model_without_adapters_is_saved_without_them(
         {"extract_layers": (1, 3), "layer_mixing": "learned"},
         {"extract_layers": (1, 3), "layer_mixing": "uniform"},
         {"block_slots": 2, "segmentation": "paragraph"},
-        {
-            "decompressor_hidden": 20,
-            "selector_heads": 2,
-            "selector_dim": 10,
-            "k": 3,
-        },
+        {"second_hop": True, "hops": "auto"},
+        {"decompressor_hidden": 20, "selector_heads": 2, "selector_dim": 10, "k": 3},
     ],
     ids=lambda changes: ",".join(changes),
 )
@@ -414,11 +410,6 @@ def test_an_unknown_name_gives_one_sentence(name: str, message: str) -> None:
 @pytest.mark.parametrize("name", ["../checkpoints/sedem-nano", "sedem-nano/..", "", ".", "nobody"])
 def test_only_plain_names_lead_to_shipped_checkpoints(name: str) -> None:
     assert checkpoint.embedded(name) is None
-
-
-def test_eager_attention_answers_as_sdpa_does(saved: Path, trained: SeDeM) -> None:
-    eager = replies(SeDeM.from_pretrained(saved, attention="eager"))
-    assert [answer[0] for answer in eager] == [answer[0] for answer in replies(trained)]
 
 
 def test_a_checkpoint_from_the_hub_is_named_after_its_id(

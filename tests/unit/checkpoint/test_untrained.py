@@ -114,16 +114,6 @@ def test_a_layer_with_layers_before_and_after_it_can_be_chosen(
             made(tiny_folder(), layer=layer)
 
 
-def test_questions_stand_in_the_chat_template_of_a_tokenizer_that_has_one(
-    tiny_folder: Callable[..., str], chat_folder: str
-) -> None:
-    assert made(chat_folder, segment_length=T).config.chat_template
-    assert not made(chat_folder, segment_length=T, chat_template=False).config.chat_template
-    assert not made(tiny_folder(), segment_length=T).config.chat_template
-    with pytest.raises(ConfigError, match="chat_template is on, but the tokenizer of backbone"):
-        made(tiny_folder(), segment_length=T, chat_template=True)
-
-
 def test_answers_in_a_chat_end_with_a_turn(
     chat_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

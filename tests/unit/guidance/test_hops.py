@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from answers import RENT, build, opened, teach
+from answers import RENT, opened, scores_by, teach
 from conftest import LEASE, RECIPE
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
 from sedem.answering.decoding import SEPARATOR
 from sedem.answering.requests import Request, Selection, prepare
-from sedem.backbone.decoder import Backbone
-from sedem.bank.keys import keys_of
 from sedem.bank.words import score_words
 from sedem.engine.device import Clock
-from sedem.errors import ConfigError
 from sedem.guidance.hops import SecondHop, open_features, reordered
 from sedem.method.encoder import encode
-from sedem.method.selector import block_scores
 
 DOCUMENTS = [Document("lease.txt", LEASE), Document("recipe.txt", RECIPE)]
 
@@ -50,17 +45,7 @@ def test_the_second_hop_orders_the_others_which_keep_the_totals_of_the_first(
     question = hopping.encoder.token_ids(RENT)
     states = encode(hopping.encoder, torch.tensor([text + question]), hopping.config.extract_layers)
     hidden_1QE = hopping.mixture(states.float())[:, -len(question) :]
-    weight = hopping.selector.w_query.weight + part.up.weight @ part.down.weight
-    projected = hopping.selector.norm_query(hidden_1QE) @ weight.T
-    heads = projected.unflatten(-1, (hopping.selector.heads, -1))
-    query_1QRH = heads / heads.norm(dim=-1, keepdim=True)
-    every = range(len(bank))
-    again_N = block_scores(
-        query_1QRH,
-        torch.ones(1, len(question), dtype=torch.bool),
-        keys_of(bank, hopping.selector, every).dequantize()[None],
-        torch.as_tensor(bank.slot_tokens(every))[None] > 0,
-    )[0]
+    again_N, every = scores_by(hopping, bank, part, hidden_1QE[0]), range(len(bank))
     a, b, c = part.weights.tolist()
     assert once.states is not None and once.words is not None
     named_N = score_words(bank, bank.block_text(first)).scores
@@ -100,13 +85,6 @@ def test_a_second_hop_stays_within_the_requested_documents(hopping: SeDeM) -> No
     assert {bank.blocks[n].document for n in found.ranked} == {1}
 
 
-def test_what_a_model_or_a_request_cannot_do_is_said(model: SeDeM, bank: MemoryBank) -> None:
-    with pytest.raises(ConfigError, match=r"hops is 2, but this model has no second hop"):
-        model.answer(bank, RENT, hops=2)
-    with pytest.raises(ConfigError, match=r"hops is '3'; it can be 1, 2, auto"):
-        model.answer(bank, RENT, hops=3)  # type: ignore[arg-type]
-
-
 def test_it_begins_with_the_queries_of_the_selector(model: SeDeM) -> None:
     part = SecondHop(model.selector)
     hidden_1QE = torch.randn(1, 3, model.encoder.width)
@@ -126,17 +104,3 @@ def test_features_say_how_much_the_first_block_covers_and_how_far_others_are_beh
     torch.testing.assert_close(found, torch.tensor([0.25, 1.0, 0.5]))
     alone = open_features(torch.tensor([3.0]), torch.tensor([1.0]), 1.0, 4)
     torch.testing.assert_close(alone, torch.tensor([1.0, 0.25, 0.0]))
-
-
-def test_a_checkpoint_keeps_its_second_hop(
-    config: SedemConfig, backbone: Backbone, tmp_path: Path
-) -> None:
-    model = build(config, backbone, second_hop=True, hops="auto")
-    assert model.second_hop is not None
-    with torch.no_grad():
-        model.second_hop.weights.copy_(torch.tensor([0.1, 0.2, 0.3]))
-    folder = tmp_path / "model"
-    model.save_pretrained(folder)
-    again = SeDeM.from_pretrained(folder)
-    assert again.second_hop is not None and again.config.hops == "auto"
-    torch.testing.assert_close(again.second_hop.weights.data, torch.tensor([0.1, 0.2, 0.3]))

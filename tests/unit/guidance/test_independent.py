@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import torch
+from answers import build
 from torch import Tensor
 from transformers import DynamicCache
 
 from sedem import SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
-from sedem.config import BlockContext
 from sedem.engine.eager import condition
 from sedem.method.compressor import state_mask
 from sedem.method.injection import Blocks, prefill, step
@@ -19,12 +19,6 @@ SLOT_TOKENS = torch.tensor(
     ]
 )
 SCORES = torch.tensor([[3.0, 5.0, 4.5], [2.0, 1.0, -torch.inf]])
-
-
-def guided(config: SedemConfig, backbone: Backbone, context: BlockContext) -> SeDeM:
-    torch.manual_seed(1)
-    changes = {"block_context": context, "guidance": True}
-    return SeDeM(config.with_changes(**changes), backbone, backbone).eval()
 
 
 def prompts(backbone: Backbone) -> tuple[Tensor, Tensor]:
@@ -58,7 +52,7 @@ def by_masks(model: SeDeM, cache: DynamicCache | None = None) -> object:
 
 
 def test_the_two_walks_give_what_one_mask_gives(config: SedemConfig, backbone: Backbone) -> None:
-    model = guided(config, backbone, "independent")
+    model = build(config, backbone, block_context="independent", guidance=True)
     ids_BP, valid_BP = prompts(backbone)
     slow, fast = DynamicCache(), DynamicCache()
     expected = by_masks(model, slow)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from answers import RENT, engine_of, inputs_for, joined, opened, teach
+from answers import RENT, engine_of, inputs_for, joined, opened, scores_by, teach
 from conftest import LEASE, RECIPE
 
 from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.answering.decoding import located_question, question_ids
 from sedem.answering.requests import Request, encode_questions, prepare
-from sedem.bank.keys import keys_of
 from sedem.engine.batch import IndependentBatch
 from sedem.engine.device import Clock
 from sedem.engine.prefixes import MOST
 from sedem.errors import ConfigError, DataError
-from sedem.method.selector import block_scores
 
 DOCUMENTS = [Document("lease.txt", LEASE), Document("recipe.txt", RECIPE)]
 SETTINGS = {"block_context": "independent", "guidance": True, "read_once": True}
@@ -50,17 +48,8 @@ def test_scores_come_from_the_decoders_states_of_the_question(
     hidden_1PD = decoder.embed(torch.tensor([ids]))
     hidden_1PD = decoder.run(hidden_1PD, 0, config.inject_layer, torch.tensor([positions]))
     hidden_QD = hidden_1PD[0, own]
-    weight = model.selector.w_query.weight + part.up.weight @ part.down.weight
-    projected = model.selector.norm_query(hidden_QD) @ weight.T
-    heads = projected.unflatten(-1, (model.selector.heads, -1))
-    every = range(len(bank))
-    expected_1N = block_scores(
-        (heads / heads.norm(dim=-1, keepdim=True))[None],
-        torch.ones(1, len(hidden_QD), dtype=torch.bool),
-        keys_of(bank, model.selector, every).dequantize()[None],
-        torch.as_tensor(bank.slot_tokens(every))[None] > 0,
-    )
-    torch.testing.assert_close(model.scores(bank, RENT), expected_1N[0], rtol=1e-4, atol=1e-4)
+    expected_N = scores_by(model, bank, part, hidden_QD)
+    torch.testing.assert_close(model.scores(bank, RENT), expected_N, rtol=1e-4, atol=1e-4)
 
 
 def test_an_answer_reuses_what_was_computed_and_stays_the_same(

@@ -30,7 +30,7 @@ def naive_positions(valid: list[bool], restored_valid: list[bool]) -> tuple[list
         st.tuples(st.integers(1, 6), st.lists(st.booleans(), min_size=4, max_size=4)),
         min_size=1,
         max_size=3,
-    ),
+    )
 )
 def test_positions_count_real_tokens_and_states_in_reading_order(
     rows: list[tuple[int, list[bool]]],
@@ -65,24 +65,6 @@ def fill(
     )
 
 
-@pytest.mark.parametrize("count", [0, 3])
-def test_layers_of_one_cache_differ_in_length(backbone: Backbone, count: int) -> None:
-    filled = fill(backbone, count=count, cache=DynamicCache())
-    assert filled.stream is not None
-    assert filled.prefix.shape == (1, 4, backbone.width)
-    assert filled.restored.shape == (1, count, backbone.width)
-    lengths = [filled.stream.cache.get_seq_length(layer) for layer in range(backbone.depth)]
-    assert lengths == [4, 4, 4 + count, 4 + count]
-    assert filled.stream.next_position.tolist() == [4 + count]
-    step(backbone, INJECT, torch.tensor([7]), filled.stream)
-    lengths = [filled.stream.cache.get_seq_length(layer) for layer in range(backbone.depth)]
-    assert lengths == [5, 5, 5 + count, 5 + count]
-    assert filled.stream.next_position.tolist() == [5 + count]
-    for axis, columns in ((filled.stream.lower, 5), (filled.stream.upper, 5 + count)):
-        assert axis.positions.shape == axis.valid.shape == (1, columns)
-        assert axis.positions[0, -1] == 4 + count
-
-
 def test_the_first_token_after_a_start_token_alone_comes_after_the_memory(
     backbone: Backbone,
 ) -> None:
@@ -92,10 +74,6 @@ def test_the_first_token_after_a_start_token_alone_comes_after_the_memory(
     state_1D = step(backbone, INJECT, torch.tensor([40]), filled.stream)
     longer = fill(backbone, prefix=2)
     torch.testing.assert_close(state_1D, longer.prefix[:, -1], rtol=1e-4, atol=1e-5)
-
-
-def test_a_prefill_without_a_cache_has_no_stream(backbone: Backbone) -> None:
-    assert fill(backbone).stream is None
 
 
 def test_gradients_reach_the_restored_states_and_not_the_backbone(backbone: Backbone) -> None:
@@ -194,12 +172,3 @@ def test_a_prefill_is_attention_with_the_mask_written_out(
         torch.testing.assert_close(
             filled.prefix[b][valid_BP[b]], expected, rtol=1e-4, atol=1e-4, msg=f"row {b}"
         )
-
-
-def test_blocks_apart_have_positions_from_one_on_and_the_question_follows_the_longest() -> None:
-    valid_BU = torch.tensor([[True, True, False, True, True, True], [True, False, False] * 2])
-    number_BU = torch.tensor([0, 0, 0, 1, 1, 1]).expand(2, -1)
-    valid_BP = torch.ones(2, 3, dtype=torch.bool)
-    prefix_BP, memory_BU = positions(valid_BP, valid_BU, number_BU)
-    assert memory_BU.tolist() == [[1, 2, 0, 1, 2, 3], [1, 0, 0, 1, 0, 0]]
-    assert prefix_BP.tolist() == [[0, 4, 5], [0, 2, 3]]

@@ -4,8 +4,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from sedem.method.losses import (
@@ -21,8 +19,6 @@ from sedem.method.losses import (
     state_regression_loss,
 )
 
-Vector = list[float]
-
 LENGTHS = [6, 5, 1]
 MASK_ST = torch.arange(6)[None, :] < torch.tensor(LENGTHS)[:, None]
 
@@ -35,47 +31,26 @@ def states(seed: int) -> Tensor:
 RESTORED_STD, TARGET_STD = states(0), states(1)
 
 
-def cosine(first: Vector, second: Vector) -> float:
-    dot = sum(a * b for a, b in zip(first, second, strict=True))
-    lengths = [math.sqrt(sum(a * a for a in vector)) for vector in (first, second)]
-    return dot / (lengths[0] * lengths[1])
-
-
-def mean_of(vectors: list[Vector]) -> Vector:
-    return [sum(values) / len(vectors) for values in zip(*vectors, strict=True)]
-
-
-def naive_direction(restored: list[list[Vector]], target: list[list[Vector]]) -> float:
+def naive_direction(restored: list[Tensor], target: list[Tensor]) -> float:
     """Mean over segments of 1 - mean cosine; segments without their padding."""
     losses = []
-    for own, other in zip(restored, target, strict=True):
-        total = 0.0
-        for t in range(len(own)):
-            total += cosine(own[t], other[t])
-        losses.append(1 - total / len(own))
+    for own_TD, other_TD in zip(restored, target, strict=True):
+        dots_T = (own_TD * other_TD).sum(1) / (own_TD.norm(dim=1) * other_TD.norm(dim=1))
+        losses.append(float(1 - dots_T.mean()))
     return sum(losses) / len(losses)
 
 
-def real(states_STD: Tensor) -> list[list[Vector]]:
-    return [row[:length] for row, length in zip(states_STD.tolist(), LENGTHS, strict=True)]
+def real(states_STD: Tensor) -> list[Tensor]:
+    return [row[:length] for row, length in zip(states_STD, LENGTHS, strict=True)]
 
 
-def pooled(segments: list[list[Vector]], compression: int) -> list[list[Vector]]:
-    return [
-        [mean_of(segment[at : at + compression]) for at in range(0, len(segment), compression)]
-        for segment in segments
-    ]
+def pooled(segments: list[Tensor], compression: int) -> list[Tensor]:
+    return [torch.stack([run.mean(0) for run in one.split(compression)]) for one in segments]
 
 
 def test_direction_loss_is_one_minus_the_mean_cosine_of_real_tokens() -> None:
     expected = naive_direction(real(RESTORED_STD), real(TARGET_STD))
     loss = direction_loss(RESTORED_STD, TARGET_STD, MASK_ST)
-    assert loss.item() == pytest.approx(expected, abs=1e-6)
-
-
-@pytest.mark.parametrize(("sign", "expected"), [(1.0, 0.0), (-1.0, 2.0)])
-def test_direction_loss_ignores_scale(sign: float, expected: float) -> None:
-    loss = direction_loss(sign * 300 * TARGET_STD, TARGET_STD, MASK_ST)
     assert loss.item() == pytest.approx(expected, abs=1e-6)
 
 
@@ -117,24 +92,13 @@ def test_padding_changes_neither_the_reconstruction_loss_nor_its_gradient() -> N
     assert gradients[0][1][~MASK_ST].eq(0).all()
 
 
-def log_softmax(logits: Vector) -> Vector:
-    total = math.log(sum(math.exp(value) for value in logits))
-    return [value - total for value in logits]
-
-
 def test_next_token_loss_is_the_mean_over_a_row_and_then_over_rows() -> None:
     logits_BPV = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(2)).double()
     labels_BP = torch.tensor([[3, IGNORED, 0, 4], [IGNORED, IGNORED, 1, IGNORED]])
-    rows = []
-    for row, labels in zip(logits_BPV.tolist(), labels_BP.tolist(), strict=True):
-        losses = [
-            -log_softmax(logits)[label]
-            for logits, label in zip(row, labels, strict=True)
-            if label != -100
-        ]
-        rows.append(sum(losses) / len(losses))
+    logs = logits_BPV.log_softmax(-1)
+    rows = [-(logs[0, 0, 3] + logs[0, 2, 0] + logs[0, 3, 4]) / 3, -logs[1, 2, 1]]
     loss = next_token_loss(logits_BPV, labels_BP)
-    assert loss.item() == pytest.approx(sum(rows) / 2, abs=1e-6)
+    assert loss.item() == pytest.approx(float(sum(rows)) / 2, abs=1e-6)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
@@ -144,29 +108,21 @@ def test_distillation_is_kl_from_teacher_to_student_at_one_temperature(temperatu
     teacher_BPV = torch.randn(2, 3, 5, generator=generator).double()
     mask_BP = torch.tensor([[True, True, False], [False, True, True]])
     terms = []
-    for b in range(2):
-        for p in range(3):
-            if not mask_BP[b, p]:
-                continue
-            student = log_softmax([v / temperature for v in student_BPV[b, p].tolist()])
-            teacher = log_softmax([v / temperature for v in teacher_BPV[b, p].tolist()])
-            terms.append(sum(math.exp(t) * (t - s) for s, t in zip(student, teacher, strict=True)))
+    for b, p in mask_BP.nonzero().tolist():
+        student_V, teacher_V = (
+            (logits[b, p] / temperature).softmax(0) for logits in (student_BPV, teacher_BPV)
+        )
+        terms.append(float((teacher_V * (teacher_V / student_V).log()).sum()))
     loss = distillation_loss(student_BPV, teacher_BPV, mask_BP, temperature)
     assert loss.item() == pytest.approx(sum(terms) / len(terms), abs=1e-6)
-
-
-def test_distillation_of_equal_logits_is_zero() -> None:
-    logits_BPV = torch.randn(2, 3, 5)
-    loss = distillation_loss(logits_BPV, logits_BPV, torch.ones(2, 3, dtype=torch.bool), 2.0)
-    assert loss.item() == pytest.approx(0, abs=1e-7)
 
 
 SCORES_BN = torch.tensor(
     [
         [2.0, 0.5, -1.0, 1.5, 0.0],  # two evidence blocks
-        [0.3, 0.2, 0.1, -torch.inf, -torch.inf],  # one, and two blocks of padding
+        [0.3, 0.2, 0.1, 50.0, -torch.inf],  # one, and two blocks of padding
         [1.0, 2.0, 3.0, 4.0, -torch.inf],  # none
-        [0.5, -0.5, -torch.inf, -torch.inf, -torch.inf],  # evidence alone
+        [0.5, -0.5, 0.0, -torch.inf, 50.0],  # evidence alone
     ]
 )
 EVIDENCE_BN = torch.tensor(
@@ -182,45 +138,30 @@ BLOCKS_BN = torch.tensor(
 )
 
 
-def rows_of_blocks() -> list[tuple[Vector, list[bool]]]:
-    """Scores and evidence of each example, without padded blocks."""
+def pairs() -> list[tuple[list[float], list[float]]]:
+    """Scores of the evidence and of the other blocks of each example, without padding."""
     return [
-        (
-            [s for s, block in zip(scores, blocks, strict=True) if block],
-            [e for e, block in zip(evidence, blocks, strict=True) if block],
-        )
-        for scores, evidence, blocks in zip(
-            SCORES_BN.tolist(), EVIDENCE_BN.tolist(), BLOCKS_BN.tolist(), strict=True
-        )
+        (scores[blocks & evidence].tolist(), scores[blocks & ~evidence].tolist())
+        for scores, evidence, blocks in zip(SCORES_BN, EVIDENCE_BN, BLOCKS_BN, strict=True)
     ]
 
 
 def naive_info_nce(temperature: float) -> float:
     losses = []
-    for scores, evidence in rows_of_blocks():
-        positives = [n for n in range(len(scores)) if evidence[n]]
-        if not positives:
-            continue
-        total = 0.0
-        for n in positives:
-            below = sum(math.exp(score / temperature) for score in scores)
-            total += math.log(math.exp(scores[n] / temperature) / below)
-        losses.append(-total / len(positives))
+    for positives, negatives in pairs():
+        if positives:
+            below = sum(math.exp(score / temperature) for score in positives + negatives)
+            logs = [math.log(math.exp(score / temperature) / below) for score in positives]
+            losses.append(-sum(logs) / len(logs))
     return sum(losses) / len(losses)
 
 
 def naive_margin(margin: float) -> float:
     losses = []
-    for scores, evidence in rows_of_blocks():
-        positives = [n for n in range(len(scores)) if evidence[n]]
-        negatives = [n for n in range(len(scores)) if not evidence[n]]
-        if not positives or not negatives:
-            continue
-        total = 0.0
-        for p in positives:
-            for n in negatives:
-                total += max(0.0, margin - scores[p] + scores[n])
-        losses.append(total / (len(positives) * len(negatives)))
+    for positives, negatives in pairs():
+        terms = [max(0.0, margin - p + n) for p in positives for n in negatives]
+        if terms:
+            losses.append(sum(terms) / len(terms))
     return sum(losses) / len(losses)
 
 
@@ -266,12 +207,7 @@ def test_an_example_without_pairs_has_no_margin_loss(row: int) -> None:
 def test_a_batch_without_evidence_has_a_zero_loss_and_zero_gradients() -> None:
     scores_BN = SCORES_BN[2:3].clone().requires_grad_()
     loss = selection_loss(
-        scores_BN,
-        EVIDENCE_BN[2:3],
-        BLOCKS_BN[2:3],
-        temperature=0.07,
-        margin=2.0,
-        margin_weight=0.5,
+        scores_BN, EVIDENCE_BN[2:3], BLOCKS_BN[2:3], temperature=0.07, margin=2.0, margin_weight=0.5
     )
     (gradient,) = torch.autograd.grad(loss, scores_BN)
     assert loss.item() == 0
@@ -289,46 +225,13 @@ def test_padded_blocks_get_no_gradient_and_no_block_gets_nan() -> None:
     assert gradient[0].ne(0).any()
 
 
-@settings(max_examples=50, deadline=None)
-@given(
-    seed=st.integers(0, 2**16),
-    more=st.integers(0, 4),
-    filler=st.sampled_from([0.0, 50.0, -math.inf]),
-)
-def test_padded_blocks_never_change_the_selection_loss(seed: int, more: int, filler: float) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    scores_BN = torch.randn(2, 4, generator=generator)
-    evidence_BN = torch.rand(2, 4, generator=generator) < 0.5
-    wide_scores = torch.full((2, 4 + more), filler)
-    wide_scores[:, :4] = scores_BN
-    wide_evidence = torch.zeros(2, 4 + more, dtype=torch.bool)
-    wide_evidence[:, :4] = evidence_BN
-    wide_blocks = (torch.arange(4 + more) < 4).expand(2, -1)
-
-    def loss(scores: Tensor, evidence: Tensor, blocks: Tensor) -> Tensor:
-        return selection_loss(
-            scores, evidence, blocks, temperature=0.5, margin=1.0, margin_weight=0.5
-        )
-
-    torch.testing.assert_close(
-        loss(wide_scores, wide_evidence, wide_blocks),
-        loss(scores_BN, evidence_BN, torch.ones(2, 4, dtype=torch.bool)),
-    )
-
-
 def test_state_regression_is_squared_error_in_units_of_the_spread_plus_direction() -> None:
-    spread = [0.5, 2.0, 10.0, 1.0]
-    squares = []
-    for own, other in zip(real(RESTORED_STD), real(TARGET_STD), strict=True):
-        for t in range(len(own)):
-            errors = [((a - b) / s) ** 2 for a, b, s in zip(own[t], other[t], spread, strict=True)]
-            squares.append(sum(errors) / len(errors))
-    expected = sum(squares) / len(squares) + naive_direction(real(RESTORED_STD), real(TARGET_STD))
-    loss = state_regression_loss(RESTORED_STD, TARGET_STD, MASK_ST, torch.tensor(spread))
+    spread_D = torch.tensor([0.5, 2.0, 10.0, 1.0])
+    squares = [
+        ((own_TD - other_TD) / spread_D).square().mean(1)
+        for own_TD, other_TD in zip(real(RESTORED_STD), real(TARGET_STD), strict=True)
+    ]
+    expected = float(torch.cat(squares).mean())
+    expected += naive_direction(real(RESTORED_STD), real(TARGET_STD))
+    loss = state_regression_loss(RESTORED_STD, TARGET_STD, MASK_ST, spread_D)
     assert loss.item() == pytest.approx(expected, rel=1e-5)
-
-
-def test_state_regression_corrects_scale_where_the_direction_loss_does_not() -> None:
-    spread_D = torch.ones(4)
-    assert direction_loss(2 * TARGET_STD, TARGET_STD, MASK_ST).item() == pytest.approx(0, abs=1e-6)
-    assert state_regression_loss(2 * TARGET_STD, TARGET_STD, MASK_ST, spread_D).item() > 0.5

@@ -35,6 +35,10 @@ def spans(segments: Segments) -> list[tuple[int, int]]:
     ]
 
 
+def pieces(segments: Segments, text: str) -> list[str]:
+    return [text[start:end] for start, end in spans(segments)]
+
+
 def uncovered(segments: Segments, text: str) -> list[int]:
     covered: set[int] = set()
     for row, length in enumerate(segments.lengths.tolist()):
@@ -51,9 +55,7 @@ def test_windows_hold_t_tokens_each_and_the_last_one_the_rest(reader: Backbone, 
     assert len(segments) == -(-size // 8)
     assert segments.lengths.tolist() == [min(8, size - at) for at in range(0, size, 8)]
     assert segments.ids[segments.mask].tolist() == reader.token_ids(text)
-    assert [text[start:end] for start, end in spans(segments)] == [
-        text[at : at + 8] for at in range(0, size, 8)
-    ]
+    assert pieces(segments, text) == [text[at : at + 8] for at in range(0, size, 8)]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +74,7 @@ def test_a_shift_moves_every_boundary_as_far_as_the_last_segment_has_room(
 ) -> None:
     text = "abcdefghijklmnopqr"[:size]
     segments = segment_text(text, reader, 8, "window", shift)
-    assert [text[start:end] for start, end in spans(segments)] == expected
+    assert pieces(segments, text) == expected
     assert segments.ids[segments.mask].tolist() == reader.token_ids(text)
 
 
@@ -100,17 +102,8 @@ def test_the_mask_is_false_where_a_short_segment_is_padded(reader: Backbone) -> 
 def test_a_paragraph_starts_a_segment_and_a_long_one_is_cut(reader: Backbone) -> None:
     text = "first\n\nsecond paragraph\n \n\nthird"
     segments = segment_text(text, reader, 8, "paragraph")
-    assert [text[start:end] for start, end in spans(segments)] == [
-        "first",
-        "second p",
-        "aragraph",
-        "third",
-    ]
+    assert pieces(segments, text) == ["first", "second p", "aragraph", "third"]
     assert segments.lengths.tolist() == [5, 8, 8, 5]
-
-
-def pieces(segments: Segments, text: str) -> list[str]:
-    return [text[start:end] for start, end in spans(segments)]
 
 
 @pytest.mark.parametrize(
@@ -206,18 +199,16 @@ def test_a_long_run_of_white_space_does_not_take_quadratic_time() -> None:
 def test_a_character_of_several_bytes_that_a_window_cuts_belongs_to_both(reader: Backbone) -> None:
     text = "aé€🥧b"
     segments = segment_text(text, reader, 4, "window")
-    assert [text[start:end] for start, end in spans(segments)] == ["aé€", "€🥧", "🥧b"]
+    assert pieces(segments, text) == ["aé€", "€🥧", "🥧b"]
 
 
-@pytest.mark.parametrize("how", ["window", "sentence", "paragraph"])
-def test_a_text_without_tokens_is_refused(reader: Backbone, how: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "how"),
+    [("", "window"), ("", "sentence"), ("", "paragraph"), (" \n\n\t ", "paragraph")],
+)
+def test_a_text_without_tokens_is_refused(reader: Backbone, text: str, how: str) -> None:
     with pytest.raises(DataError, match="the text has no tokens"):
-        segment_text("", reader, 8, how)
-
-
-def test_white_space_alone_has_no_paragraph(reader: Backbone) -> None:
-    with pytest.raises(DataError, match="the text has no tokens"):
-        segment_text(" \n\n\t ", reader, 8, "paragraph")
+        segment_text(text, reader, 8, how)
 
 
 @settings(max_examples=80, deadline=None)
@@ -275,8 +266,8 @@ def test_windows_do_not_divide_the_rows_of_tables(reader: Backbone) -> None:
         text = f"{before}\n" + "\n".join(rows)
         for size in (24, 31, 40):
             segments = segment_text(text, reader, size, "window")
-            pieces = [text[start:end] for start, end in spans(segments)]
-            assert all(any(row in piece for piece in pieces) for row in rows)
+            found = pieces(segments, text)
+            assert all(any(row in piece for piece in found) for row in rows)
             assert all(text[at].isspace() for at in uncovered(segments, text))
     # A row that is longer than a window is divided.
     assert segment_text(rows[3], reader, 4, "window").lengths.tolist()[0] == 4

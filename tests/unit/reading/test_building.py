@@ -55,15 +55,6 @@ def test_what_was_taken_before_an_error_is_committed(model: SeDeM, bank: Path) -
     assert names(bank) == [*TEXTS]
 
 
-def test_unchanged_documents_are_not_read_again(
-    model: SeDeM, bank: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    build_bank(model, model.engine, bank, DOCUMENTS)
-    monkeypatch.delattr(building, "encode")
-    report = build_bank(model, model.engine, bank, iter(DOCUMENTS))
-    assert (report.added, report.replaced, report.unchanged) == (0, 0, 3)
-
-
 def test_progress_counts_the_sizes_of_all_documents_and_never_decreases(
     model: SeDeM, bank: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,30 +65,6 @@ def test_a_file_is_read_when_its_turn_comes() -> None:
     assert next(stream).text == "Changed."
 
 
-def test_missing_files_and_unknown_types_are_refused_before_any_file_is_read() -> None:
-    for name, words in (
-        ("no.txt", "there is no file or folder 'no.txt'"),
-        ("nosuch", "there is no file or folder 'nosuch'"),
-        ("texts/c.bin", "type '.bin'"),
-    ):
-        with pytest.raises(DataError, match=words):
-            DocumentFiles([Path("texts"), Path(name)], strict=True)
-    with pytest.raises(DataError, match="is a folder; give its files"):
-        read_document(Path("texts"))
-
-
-def test_files_that_cannot_be_read_are_left_out_unless_it_is_strict() -> None:
-    Path("bad.txt").write_bytes(b"\xff\xfe\xfd")
-    files = DocumentFiles([Path("no.txt"), Path("bad.txt"), Path("texts")])
-    assert [document.text for document in files] == ["Second.", "First."]
-    assert [sentence.split("'")[1] for sentence in files.failed] == ["no.txt", "bad.txt"]
-    assert list(files.sizes) == ["texts/b.MD", "texts/deep/a.txt"]
-    told = "; left out 3 (of an unknown type: texts/c.bin; not readable: no.txt, bad.txt)"
-    assert told_left_out(files.left_out) == told
-    with pytest.raises(DataError, match=r"'bad\.txt' is not utf-16 text \(byte 2\); save it again"):
-        list(DocumentFiles([Path("bad.txt"), Path("texts")], strict=True))
-
-
 JUNK = {
     ".git/x.md": "hidden", ".trash/old.txt": "hidden", "._a.pdf": "hidden", ".env": "hidden",
     "node_modules/x/README.md": "of programs", "venv/lib/y.py": "of programs",

@@ -13,20 +13,10 @@ from conftest import LEASE, POSITIONS
 from sedem import Decoding, Document, SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
 from sedem.errors import DataError
-from sedem.method.encoder import encode
 from sedem.method.segments import Segments, segment_text
 from sedem.modules import SedemModules
 from sedem.reading import encoding as cutter
 from sedem.reading.encoding import Cutter, batches, compress, segments_of
-
-
-def test_no_block_of_a_paragraph_reaches_into_the_next(
-    config: SedemConfig, backbone: Backbone, documents: list[Document]
-) -> None:
-    model = build(config, backbone, segmentation="paragraph")
-    answer = model.answer(model.read(documents), RENT, k="all", decoding=Decoding(2))
-    assert len(answer.citations) > 3
-    assert not any("\n\n" in citation.text for citation in answer.citations)
 
 
 @pytest.mark.parametrize("kind", ["linear", "mlp", "query"])
@@ -42,27 +32,6 @@ def test_every_compressor_reads_answers_and_cites(
     # Learned queries look at the whole segment; so does what is cited for them.
     spans = sorted((c.start, c.end) for c in whole.citations if c.document == "lease.txt")
     assert spans == [(i, min(i + 16, len(LEASE))) for i in range(0, len(LEASE), 16)]
-
-
-@pytest.mark.parametrize(
-    ("layers", "mixing"), [((1, 3), "uniform"), ((1, 2, 4), "learned"), ((3, 1), "learned")]
-)
-def test_mixtures_of_layers_read_and_answer(
-    layers: tuple[int, ...],
-    mixing: str,
-    config: SedemConfig,
-    backbone: Backbone,
-    documents: list[Document],
-) -> None:
-    model = build(config, backbone, extract_layers=layers, layer_mixing=mixing)
-    if mixing == "learned":
-        with torch.no_grad():
-            model.mixture.logits.copy_(torch.arange(len(layers)) * 2.0)
-    mixed = model.read(documents)
-    assert_cites(model.answer(mixed, RENT, decoding=SHORT), documents)
-    alone = build(config, backbone, extract_layers=layers[-1:]).read(documents)
-    everything = range(len(mixed))
-    assert not torch.equal(mixed.memory(everything), alone.memory(everything))
 
 
 def test_a_text_may_exceed_the_positions_of_the_backbone(model: SeDeM) -> None:
@@ -141,12 +110,6 @@ def test_segments_of_one_batch_are_compressed_like_each_alone(
         short_STE, short_SMD = run(one, 4 * slots)
         torch.testing.assert_close(short_STE[0, :length], hidden_STE[row, :length], **near)
         torch.testing.assert_close(short_SMD[0, :slots], memory_SMD[row, :slots], **near)
-
-
-def test_early_exit_does_not_change_a_state(backbone: Backbone) -> None:
-    ids_ST = torch.randint(2, 250, (3, 16))
-    every = encode(backbone, ids_ST, (3, backbone.depth))
-    assert torch.equal(encode(backbone, ids_ST, (3,))[0], every[0])
 
 
 TEXTS = [LEASE * 2, "x" * 22, "y" * 16, LEASE * 3 + "z", "w" * 3, LEASE]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hmac
 import json
 import re
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from sedem.errors import ConfigError
 from sedem.serve import guard, keys
 from sedem.serve.errors import bank_not_found
 from sedem.serve.guard import ADDRESSES, WRONG_KEYS, WrongKeys
-from sedem.serve.keys import Key, KeyRing, add_key, digest_of, keys_of
+from sedem.serve.keys import Key, KeyRing, digest_of, keys_of
 from sedem.serve.pages import COOKIE, FORM_BYTES
 
 METHODS = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "TRACE", "BREW")
@@ -258,25 +257,6 @@ def test_a_file_that_is_none_is_refused(content: str, words: str, tmp_path: Path
     path.write_text(content)
     with pytest.raises(ConfigError, match=words):
         KeyRing.load(path)
-
-
-def test_a_new_key_is_added_and_its_secret_is_not_stored(tmp_path: Path) -> None:
-    path = tmp_path / "keys.json"
-    first = add_key(path, "ann")
-    second = add_key(path, "ben", banks=["team-*"], write=False)
-    ring = KeyRing.load(path)
-    assert ring.find(first) == key("ann", first, write=True, metrics=True)
-    assert ring.find(second) == key("ben", second, banks=("team-*",))
-    assert first not in path.read_text() and second not in path.read_text()
-    assert json.loads(path.read_text())["keys"][1] == {
-        "name": "ben", "sha256": digest_of(second), "banks": ["team-*"], "write": False,
-        "metrics": False,
-    }  # fmt: skip
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    with pytest.raises(ConfigError, match="has a key named 'ann'"):
-        add_key(path, "ann")
-    with pytest.raises(ConfigError, match=re.escape("'a/b' cannot name a key")):
-        add_key(path, "a/b")
 
 
 def test_without_a_file_there_is_one_key(monkeypatch: pytest.MonkeyPatch) -> None:

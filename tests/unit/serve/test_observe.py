@@ -183,7 +183,7 @@ def test_an_answer_is_counted_by_its_times() -> None:
     assert samples(metrics.text().decode())["sedem_time_per_token_seconds_count"] == 1
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def untouched() -> Iterator[None]:
     """Leave the loggers as they were."""
     loggers = (logs.LOGGER, logging.getLogger("uvicorn"))
@@ -193,10 +193,6 @@ def untouched() -> Iterator[None]:
         one.handlers, one.level, one.propagate = handlers, level, propagate
 
 
-written = pytest.mark.usefixtures("untouched")
-
-
-@written
 def logged(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return capsys.readouterr().err.splitlines()
 
@@ -210,7 +206,6 @@ def test_a_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert fields == {"level": "info", "event": "request", "path": "/v1", "status": 200}
 
 
-@written
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
@@ -231,8 +226,6 @@ def test_no_value_forges_a_line(value: Any, shown: str, capsys: pytest.CaptureFi
     assert line.split(" ", 1)[1] == f"info request path={shown}"
 
 
-@written
-@written
 @pytest.mark.parametrize("log_text", [True, False])
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_an_error_shows_where_and_its_message_only_if_texts_may_be_logged(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from answers import RENT, build
-from conftest import LEASE, RECIPE
+from conftest import LEASE
 from fastapi.testclient import TestClient
 from serving import KEYS, READER, SCOPED, SECRET, bearer
 from unit.serve.conftest import read_all, send
@@ -120,23 +120,6 @@ def test_documents_are_chosen_by_name_or_index(client: TestClient) -> None:
     # The bank may be a field of its own.
     details = client.post(CHAT, json=asks(model="sedem", bank="lease")).json()["sedem"]
     assert details["bank"] == "lease"
-
-
-def test_messages_that_are_not_used_are_reported(client: TestClient) -> None:
-    messages = [
-        {"role": "system", "content": "Be kind."},
-        {"role": "user", "content": "Hello"},
-        {"role": "assistant", "content": "Hi", "refusal": None, "annotations": []},
-        {"role": "user", "content": [{"type": "text", "text": RENT}]},
-    ]
-    details = client.post(CHAT, json=asks(messages=messages)).json()["sedem"]
-    assert details["question"] == RENT
-    unused = details["cut"][:3]
-    assert [one.split(" was")[0] for one in unused] == [
-        "message 1 (system)",
-        "message 2 (user)",
-        "message 3 (assistant)",
-    ]
 
 
 MESSAGES = [{"role": "user", "content": "Who?"}]
@@ -265,16 +248,6 @@ def test_limits_are_met_and_sampling_differs_unless_a_seed_is_given(settings: Se
     assert decoding(max_tokens=None).max_new_tokens == 9
 
 
-def test_an_answer_over_the_limit_ends_there(
-    make_client: Callable[..., TestClient], lease: Path
-) -> None:
-    client = make_client(banks={"lease": lease}, max_tokens=5)
-    body = client.post(CHAT, json=asks(max_tokens=4096)).json()
-    assert body["choices"][0]["finish_reason"] == "length"
-    assert body["usage"]["completion_tokens"] == 5
-    assert body["sedem"]["cut"] == ["the answer was cut off at its limit of 5 tokens"]
-
-
 def test_several_answers(client: TestClient) -> None:
     def texts(**fields: Any) -> list[str]:
         body = client.post(CHAT, json=asks(**fields)).json()
@@ -356,16 +329,6 @@ def test_tasks_of_clients_are_answered_at_once_and_without_a_bank(
         assert "".join(texts) == reply
 
 
-def test_a_prompt_with_documents_asks_a_bank_its_question(client: TestClient) -> None:
-    prompt = f"Use the context.\n\nContext: {RECIPE}\n\nQuestion: {RENT}\nAnswer:"
-    details = client.post(CHAT, json=asks(prompt)).json()["sedem"]
-    assert details["question"] == RENT
-    assert details["cut"][0] == (
-        "message 1 (user) was used only in part: a bank is asked, and only the last question counts"
-    )
-    assert {one["document"] for one in details["citations"]} <= {"lease.txt", "recipe.txt"}
-
-
 def test_a_key_sees_the_model_with_its_banks(
     make_client: Callable[..., TestClient], lease: Path
 ) -> None:
@@ -440,19 +403,6 @@ def test_a_plain_client_with_a_long_document_is_answered(client: TestClient, mod
     other = client.post(CHAT, json=body, headers=bearer(READER)).json()
     assert other["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert events_of(client, body)[-1]["choices"][0]["delta"]["annotations"]
-
-
-def test_a_conversation_that_goes_on_reads_only_what_is_new(client: TestClient) -> None:
-    def ask(*texts: str) -> dict[str, Any]:
-        messages = [{"role": "user", "content": text} for text in texts]
-        body = {"model": "sedem", "messages": messages, "max_tokens": 4, "k": 2}
-        return dict(client.post(CHAT, json=body).json())
-
-    first = ask(LONG_LEASE, RENT)
-    second = ask(LONG_LEASE, RECIPE * 3, RENT)
-    cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
-    assert cached == first["sedem"]["context_tokens"] < second["sedem"]["context_tokens"]
-    assert {c["document"] for c in second["sedem"]["citations"]} <= {"message 1", "message 2"}
 
 
 def test_too_much_text_and_no_text_are_refused(make_client: Callable[..., TestClient]) -> None:

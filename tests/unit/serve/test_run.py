@@ -208,8 +208,7 @@ def test_keys_are_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "given"),
-    [("4GB", 4 * 10**9), ("512MiB", 2**29), ("1.5 GiB", 3 * 2**29), ("700", 700)],
+    ("size", "given"), [("4GB", 4 * 10**9), ("512MiB", 2**29), ("1.5 GiB", 3 * 2**29), ("700", 700)]
 )
 def test_memory_is_given_as_a_size(size: str, given: int, tmp_path: Path) -> None:
     assert Settings(folder=tmp_path, memory=size).memory == given  # type: ignore[arg-type]

@@ -10,9 +10,8 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import wraps
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -23,6 +22,7 @@ from conftest import LEASE
 from jsonschema import validate
 from mcp.client import Client
 from mcp.shared.exceptions import MCPError
+from unit.serve.conftest import in_a_loop
 
 from sedem import Document, MemoryBank, SeDeM
 from sedem.bank.file import BankFile
@@ -33,16 +33,6 @@ from sedem.tools.mcp import INSTRUCTIONS, LocalBackend, ToolServer
 
 QUESTION = "What is the rent?"
 READING = ["search", "ask", "read", "documents", "fetch"]
-
-
-def in_a_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Run a test that is a coroutine."""
-
-    @wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(test(*args, **kwargs))
-
-    return run
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Callable
 from datetime import datetime
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from sedem import Document, MemoryBank, SeDeM
 from sedem.errors import BankError, ConfigError, DataError, UnknownDocumentError
 from sedem.reading.followed import OpenBank
 from sedem.tools import toolbox as tools
-from sedem.tools.toolbox import MOST, Limits, Toolbox
+from sedem.tools.toolbox import MOST, Toolbox
 
 QUESTION = "What is the rent?"
 
@@ -47,13 +46,6 @@ def test_search_quotes_exactly_and_says_why(toolbox: Toolbox) -> None:
         assert one.id == f"{one.document}:{one.start}-{one.end}"
         assert one.url == f"sedem:///{one.document}" and one.title in one.document
         assert one.score is not None and "meaning" in one.reason
-
-
-def test_no_two_passages_share_text(toolbox: Toolbox) -> None:
-    found = toolbox.search(QUESTION, k=100, per_document=100)
-    for name in {one.document for one in found.results}:
-        places = sorted((one.start, one.end) for one in found.results if one.document == name)
-        assert all(before < after for (_, before), (after, _) in pairwise(places))
 
 
 @pytest.mark.parametrize(
@@ -205,13 +197,6 @@ def test_a_text_full_of_escapes_stays_within_the_largest_result(
     assert size(fetched) <= MOST and fetched.metadata["next"]
 
 
-def test_fetch_has_chatgpts_shape(toolbox: Toolbox) -> None:
-    [first, *_] = toolbox.search(QUESTION).results
-    fetched = toolbox.fetch(first.id)
-    assert {*fetched.model_dump()} == {"id", "title", "text", "url", "metadata"}
-    assert first.text in fetched.text and fetched.id == first.id
-
-
 # Asking
 
 
@@ -244,16 +229,6 @@ def test_a_question_to_nothing_has_no_request(toolbox: Toolbox, lease: Path) -> 
     MemoryBank.open(lease).remove("lease.txt", "kitchen/recipe.txt")
     assert toolbox.request(QUESTION) is None
     assert toolbox.unanswered(QUESTION).status == "nothing found"
-
-
-def test_limits_are_told_with_both_numbers(toolbox: Toolbox) -> None:
-    toolbox.limits = Limits(question=20, k=2, tokens=8)
-    with pytest.raises(DataError, match="has 21 characters, at most 20"):
-        toolbox.search("a" * 21)
-    with pytest.raises(ConfigError, match="k is 3; it must be from 0 to 2"):
-        toolbox.request(QUESTION, k=3)
-    with pytest.raises(ConfigError, match="max_tokens is 9; it must be from 1 to 8"):
-        toolbox.request(QUESTION, max_tokens=9)
 
 
 # Notes
