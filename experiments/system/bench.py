@@ -36,6 +36,7 @@ from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
 from sedem.bank.search import key_scores
 from sedem.baselines.longllmlingua import LongLLMLingua
+from sedem.baselines.registry import METHODS as EVERY
 from sedem.bench import command
 from sedem.bench.measure import WARM_UP, Trial, spread
 from sedem.bench.plan import Plan
@@ -45,7 +46,6 @@ from sedem.config import SMALL_MODEL, SedemConfig
 from sedem.demo import QUESTIONS
 from sedem.engine.device import Clock
 from sedem.evaluation.readers import BoundSedem
-from sedem.evaluation.registry import METHODS as EVERY
 from sedem.method.segments import segment_text
 from sedem.model import SeDeM
 from sedem.quantization import BFLOAT16, Quantized, quantize

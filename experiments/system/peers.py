@@ -45,6 +45,7 @@ from sedem.backbone.gguf import found_file, is_gguf
 from sedem.bank.keys import prepare
 from sedem.bank.memory_bank import MemoryBank
 from sedem.baselines.full_context import generate_timed, text_bytes
+from sedem.baselines.trained import TrainedReader
 from sedem.bench.subjects import Opener, Subject, every_block_bytes, write_random_baseline
 from sedem.config import SedemConfig
 from sedem.engine.device import Clock
@@ -53,9 +54,13 @@ from sedem.engine.interface import AnswerInputs
 from sedem.engine.static import Static, open_engine
 from sedem.errors import ConfigError, DataError
 from sedem.evaluation.config import MethodSettings
-from sedem.evaluation.readers import BoundSedem, frozen_decoder, open_model
-from sedem.evaluation.registry import decoding_of, open_method
-from sedem.evaluation.trained import BoundTrained
+from sedem.evaluation.readers import (
+    BoundSedem,
+    decoding_of,
+    frozen_decoder,
+    open_method,
+    open_model,
+)
 from sedem.guidance.scores import Budget
 from sedem.method.encoder import encode
 from sedem.method.selector import ALL
@@ -503,8 +508,8 @@ def _open_short_pieces(settings: MethodSettings) -> Subject:
     settings = write_random_baseline("comprexit", settings.with_changes(k=None))
     method = open_method("comprexit", settings)
     reader = method.reader
-    assert isinstance(reader, BoundTrained)
-    reader.trained.config = reader.trained.config.with_changes(piece=128)
+    assert isinstance(reader, TrainedReader)
+    reader.config = reader.config.with_changes(piece=128)
     return Subject("comprexit-128", reader, method.backbone)
 
 

@@ -10,7 +10,7 @@ import torch
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from sedem.baselines.registry import TRAINED
+from sedem.baselines.registry import METHODS, TRAINED
 from sedem.baselines.settings import SelectionBudget
 from sedem.bench.contexts import LONGEST, source
 from sedem.checkpoint.folder import is_checkpoint, locate
@@ -21,7 +21,6 @@ from sedem.errors import ConfigError
 from sedem.evaluation.command import weight_files
 from sedem.evaluation.config import Dtype
 from sedem.evaluation.cost import PRESETS
-from sedem.evaluation.registry import METHODS
 from sedem.quantization import BFLOAT16, check_dtype
 from sedem.validation import Flag, Settings, Whole, WholeAbove0
 

@@ -29,7 +29,7 @@ from sedem.backbone.loading import empty_model, open_backbone
 from sedem.bank.keys import prepare
 from sedem.bank.memory_bank import BankReader, Snapshot
 from sedem.baselines.full_context import FullContext
-from sedem.baselines.registry import TRAINED, reader_class
+from sedem.baselines.registry import METHODS, TRAINED, reader_class
 from sedem.bench.plan import FULL, TOKENIZER, Plan
 from sedem.checkpoint.folder import EXTRA_ENTRIES, locate, open_backbones
 from sedem.checkpoint.portable import BACKBONE
@@ -40,12 +40,7 @@ from sedem.engine.warming import keeping_engine
 from sedem.errors import ConfigError
 from sedem.evaluation.config import MethodSettings
 from sedem.evaluation.cost import PRESETS, model_shapes
-from sedem.evaluation.readers import BoundSedem
-from sedem.evaluation.registry import (
-    decoding_of,
-    has_selection_budget,
-    open_method,
-)
+from sedem.evaluation.readers import BoundSedem, decoding_of, open_method
 from sedem.model import SeDeM
 from sedem.quantization import BFLOAT16
 from sedem.types import Reader
@@ -166,7 +161,7 @@ def _open_method(name: str, settings: MethodSettings, plan: Plan) -> Subject:
         if plan.backbone is None:
             raise ConfigError("a trained baseline has random weights here; name a --backbone")
         settings = write_random_baseline(name, settings)
-    if not has_selection_budget(name):
+    if not METHODS[name].selects:
         settings = settings.with_changes(k=None)
     method = open_method(name, settings)
     return Subject(name, method.reader, method.backbone, isinstance(method.reader, FullContext))

@@ -105,10 +105,10 @@ def test_without_training_the_tuned_reader_equals_the_frozen_one(
     with torch.no_grad():
         for parameter in reader.backbone.lora_parameters():
             parameter.zero_()
-    decoding = Decoding(max_new_tokens=8)
+    decoding = reader.decoding = Decoding(max_new_tokens=8)
     frozen = FullContext(open_backbone(tiny_folder()), decoding)
     for given in (documents, [Document("long", "The rent is 900 euros. " * 50)]):
-        own = reader.answer(reader.read(given), "What is the rent?", decoding=decoding)
+        own = reader.answer(reader.read(given), "What is the rent?")
         other = frozen.answer(frozen.read(given), "What is the rent?")
         for name in ("text", "citations", "conditioning", "stored_bytes", "context_tokens"):
             assert getattr(own, name) == getattr(other, name), name

@@ -16,6 +16,7 @@ from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
 from sedem.baselines.icae import ICAEConfig
 from sedem.baselines.registry import TRAINED
+from sedem.baselines.trained import TrainedReader
 from sedem.bench import command
 from sedem.bench.command import PARTS, measure_cold_start, run_bench
 from sedem.bench.contexts import DOCUMENT, context, source
@@ -32,7 +33,6 @@ from sedem.errors import ConfigError, DataError, SedemError
 from sedem.evaluation import cost, results
 from sedem.evaluation.config import MethodSettings
 from sedem.evaluation.readers import BoundSedem
-from sedem.evaluation.trained import BoundTrained
 
 METHODS = ("sedem", "full-context", "bm25")
 FIGURES = ("online_ttft_ms", "prebuilt_ttft_ms", "decode_tok_s", "build_tok_s")
@@ -393,12 +393,12 @@ def test_a_baseline_on_random_weights_has_the_papers_settings_and_adapters(
     with checkpoint_of(plan) as checkpoint:
         (subject,), _ = open_subjects(plan, checkpoint)
     reader = subject.reader
-    assert isinstance(reader, BoundTrained)
-    config = reader.trained.config
+    assert isinstance(reader, TrainedReader)
+    config = reader.config
     assert config.with_changes(backbone="x") == ICAEConfig(backbone="x")
-    assert subject.backbone is reader.trained.backbone
+    assert subject.backbone is reader.backbone
     # Two matrices on each of q and v in 15 layers.
-    assert len(reader.trained.backbone.lora_parameters()) == 2 * 2 * 15
+    assert len(reader.backbone.lora_parameters()) == 2 * 2 * 15
 
 
 def test_a_baseline_whose_settings_do_not_fit_a_shape_is_left_out(
