@@ -46,7 +46,7 @@ class Summary(BaseModel):
     interval: Annotated[list[float], Field(min_length=2, max_length=2)]
 
 
-class Metrics(BaseModel):
+class ReportedMetrics(BaseModel):
     """The entries of a metrics.json that a report needs."""
 
     counts: Counts
@@ -141,7 +141,7 @@ def load(folder: Path) -> EvaluatedRun:
     records = list(read_predictions(content, folder / PREDICTIONS))
     try:
         metrics = read_json(folder / METRICS, DataError)
-        count = Metrics.model_validate(metrics).counts.examples
+        count = ReportedMetrics.model_validate(metrics).counts.examples
     except (DataError, ValueError):
         raise DataError(f"'{folder / METRICS}' is not a 'sedem eval' result") from None
     if not records:

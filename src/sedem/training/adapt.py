@@ -304,7 +304,7 @@ MOST_QUESTIONS, MOST_HELD_OUT = 10_000, 200
 
 
 @dataclass(frozen=True)
-class Sizes:
+class Amounts:
     """Amount of data to train and to measure on.
 
     Attributes:
@@ -346,7 +346,7 @@ def finished(wanted: Adaptation, documents: Sequence[Document], out: Path) -> di
 
 def prepare(
     wanted: Adaptation, documents: Sequence[Document], out: Path
-) -> tuple[Sizes, tuple[int, int]]:
+) -> tuple[Amounts, tuple[int, int]]:
     """Write documents, questions and recipes into the working folder, unless they exist.
 
     Returns:
@@ -363,12 +363,12 @@ def prepare(
         written = _read(folder / REQUEST_FILE)
         _check_same(written["request"], request, folder)
         one, two = written["steps"]
-        return Sizes(**written["sizes"]), (one, two)
+        return Amounts(**written["sizes"]), (one, two)
 
 
 def _prepare(
     wanted: Adaptation, documents: Sequence[Document], folder: Path, request: dict[str, Any]
-) -> tuple[Sizes, tuple[int, int]]:
+) -> tuple[Amounts, tuple[int, int]]:
     config, backbone, start = start_of(wanted)
     training, held_out = split_documents(documents, wanted.held_out, wanted.seed)
     learned = questions(training, training, count=MOST_QUESTIONS, seed=wanted.seed)
@@ -377,7 +377,7 @@ def _prepare(
     texts = [packed(some, backbone, width) for some in (training, held_out)]
     tokens = [tokens_of(some, backbone) for some in texts]
     windows = [sum(count // width for count in some) for some in tokens]
-    sizes = Sizes(
+    sizes = Amounts(
         documents=len(documents),
         tokens=sum(map(sum, tokens)),
         held_out_documents=len(held_out) if len(documents) > 1 else 0,

@@ -68,7 +68,7 @@ class ProbeSettings(Settings):
     seed: Whole = 0
 
 
-class Candidate(NamedTuple):
+class Depths(NamedTuple):
     """One configuration that is tried."""
 
     extract: int
@@ -135,7 +135,7 @@ class Runs:
         self.backbone, self.settings, self.out = backbone, settings, out
         self.count, self.progress, self.finished = count, progress, 0
 
-    def row(self, candidate: Candidate) -> dict[str, Any]:
+    def row(self, candidate: Depths) -> dict[str, Any]:
         """Result of a candidate."""
         found = self._kept(
             candidate.name,
@@ -146,7 +146,7 @@ class Runs:
         row: dict[str, Any] = found["run"]
         return row
 
-    def ends(self, candidate: Candidate) -> dict[str, Any]:
+    def ends(self, candidate: Depths) -> dict[str, Any]:
         """Losses with the text itself and with nothing, which are the same for every candidate."""
         conditions = "raw_text", "nothing"
         return self._kept("ends", lambda: self._losses(self._model(candidate), conditions))
@@ -160,7 +160,7 @@ class Runs:
             write_json(path, found)
         return found
 
-    def _run(self, candidate: Candidate) -> dict[str, Any]:
+    def _run(self, candidate: Depths) -> dict[str, Any]:
         started, settings = time.time(), self.settings
         folder = self.out / f"run-{candidate.name}"
         recipe = Stage1Recipe(
@@ -189,7 +189,7 @@ class Runs:
             "seconds": round(time.time() - started, 1),
         }
 
-    def _model(self, candidate: Candidate) -> SeDeM:
+    def _model(self, candidate: Depths) -> SeDeM:
         config = config_of(candidate, self.backbone, self.settings)
         model = SeDeM(config, self.backbone, self.backbone)
         model.parts().to(self.backbone.device)
@@ -203,7 +203,7 @@ class Runs:
         self.progress(self.finished * steps + step, self.count * steps)
 
 
-def config_of(candidate: Candidate, backbone: Backbone, settings: ProbeSettings) -> SedemConfig:
+def config_of(candidate: Depths, backbone: Backbone, settings: ProbeSettings) -> SedemConfig:
     """The model of a candidate, without adapters, which belong to stage 2."""
     return SedemConfig(
         encoder=backbone.name,
@@ -258,10 +258,10 @@ def probe(
     pairs = list(dict.fromkeys(settings.layers or quarters(backbone)))
     compressions = sorted(set(settings.compressions), reverse=True)
     first = compressions if settings.full_grid else compressions[:1]
-    depths = [Candidate(*pair, c) for pair in pairs for c in first]
+    depths = [Depths(*pair, c) for pair in pairs for c in first]
     for pair in pairs:
         for compression in settings.compressions:
-            config = config_of(Candidate(*pair, compression), backbone, settings)
+            config = config_of(Depths(*pair, compression), backbone, settings)
             check_layers(config, backbone, backbone)
     windows = cut_windows(texts, backbone, settings)
     tokens = hashlib.sha256()
@@ -274,7 +274,7 @@ def probe(
     runs = Runs(backbone, windows, settings, out, len(depths) + len(left), progress)
     rows = [runs.row(candidate) for candidate in depths]
     best = best_pair(rows)
-    rows += [runs.row(Candidate(*best, compression)) for compression in left]
+    rows += [runs.row(Depths(*best, compression)) for compression in left]
     rows.sort(key=lambda row: (_loss(row), row["bytes_per_token"]))
     result = {
         "backbone": {"name": name, "layers": backbone.depth, "digest": backbone.digest},
