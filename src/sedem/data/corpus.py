@@ -172,16 +172,9 @@ class TokenizedCorpus:
             DataError: the corpus cannot be read or is empty.
             ConfigError: the disk is too full for its tokens.
         """
-        chosen = f"{_stamp(source)} {backbone.vocabulary} {sorted(exclude_titles)}"
-        if limit is not None:
-            chosen += f" {limit}"
-        if shard_seed is not None:
-            chosen += f" shards {shard_seed}"
-        if field != TEXT:
-            chosen += f" field {field}"
-        if join is not None:
-            chosen += f" joined {join}"
-        folder = cache / f"corpus-{hashlib.sha256(chosen.encode()).hexdigest()[:16]}"
+        titles = sorted(exclude_titles)
+        chosen = (_stamp(source), backbone.vocabulary, titles, limit, shard_seed, field, join)
+        folder = cache / f"corpus-{hashlib.sha256(repr(chosen).encode()).hexdigest()[:16]}"
 
         def build(partial: Path) -> None:
             if not _is_complete(partial):

@@ -82,7 +82,10 @@ def to_record(example: Example, answer: Answer, batch: int = 1) -> Record:
         batch: number of questions answered together; `timings` are those of the whole batch.
     """
     return {
-        **_question(example),
+        "id": example.id,
+        "question": example.question,
+        "references": list(example.answers),
+        "labelled": bool(example.evidence),
         "prediction": answer.text,
         "selected": [
             {
@@ -109,21 +112,9 @@ def to_record(example: Example, answer: Answer, batch: int = 1) -> Record:
 
 def failed_record(example: Example, error: SedemError) -> Record:
     """Return the line for an example that could not be answered: wrong, with the error."""
-    return {
-        **_question(example),
-        "prediction": "",
-        "selected": [],
-        "evidence_ranks": None,
-        "k": 0,
-        "blocks": 0,
-        "finish_reason": "error",
-        "cut": [],
-        "conditioning": None,
-        "stored_bytes": None,
-        "context_tokens": None,
-        "timings": {},
-        "error": str(error),
-    }
+    record = to_record(example, Answer("", (), 0, 0, {}, "error", ""))
+    del record["batch"]
+    return {**record, "evidence_ranks": None, "error": str(error)}
 
 
 def values(record: Record, depth: int = DEPTH) -> dict[str, float]:
@@ -193,15 +184,6 @@ def _by_kind(records: Iterable[Record]) -> dict[str, dict[str, Any]]:
         kind: {name: summarize([scores[name] for scores in found]) for name in ANSWERS}
         for kind, found in kinds.items()
         if found
-    }
-
-
-def _question(example: Example) -> Record:
-    return {
-        "id": example.id,
-        "question": example.question,
-        "references": list(example.answers),
-        "labelled": bool(example.evidence),
     }
 
 
