@@ -34,7 +34,7 @@ class Counts(BaseModel):
     model_config = ConfigDict(strict=True)
 
     examples: int
-    not_answered: int = 0
+    not_answered: int
 
 
 class Summary(BaseModel):
@@ -51,7 +51,7 @@ class ReportedMetrics(BaseModel):
 
     counts: Counts
     f1: Summary
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any]
 
     @model_validator(mode="before")
     @classmethod
@@ -74,7 +74,7 @@ class EvaluatedRun:
 
     def row(self) -> dict[str, Any]:
         """A row of the table, with JSON types and without the metrics that were not measured."""
-        settings = self.metrics.get("settings", {})
+        settings = self.metrics["settings"]
         recalls = [name for name in self.metrics if name.startswith(RECALL)]
         deepest = max(recalls, key=lambda name: int(name[len(RECALL) :]), default="recall")
         shown = {name: self.metrics.get(deepest if name == "recall" else name) for name in COLUMNS}
@@ -83,8 +83,8 @@ class EvaluatedRun:
             **{name: settings.get(name) for name in ("method", "data", "k", "control")},
             "recall_at": int(deepest[len(RECALL) :]) if recalls else None,
             "n": len(self.records),
-            "batch": max(record.get("batch", 1) for record in self.records),
-            "not_answered": self.metrics.get("counts", {}).get("not_answered", 0),
+            "batch": max(record["batch"] for record in self.records),
+            "not_answered": self.metrics["counts"]["not_answered"],
             "metrics": {name: value for name, value in shown.items() if value is not None},
         }
 

@@ -361,7 +361,7 @@ def test_a_checkpoint_that_does_not_fit_is_rejected(
     for method, folder, message in (
         ("full-context-tuned", icae, "a checkpoint of 'icae', not of 'full-context-tuned'"),
         ("icae", own, "a checkpoint of 'sedem', not of 'icae'"),
-        ("icae", none, "has no config.json"),
+        ("icae", none, r"has no readable config\.json"),
     ):
         with pytest.raises(CheckpointError, match=message):
             open_method(method, MethodSettings(checkpoint=str(folder)))
