@@ -14,6 +14,7 @@ CODE = '''
 import typer
 
 from sedem import Answer, Citation
+from sedem.baselines.full_context import FullContext
 from sedem.errors import DataError
 
 app = typer.Typer()
@@ -44,10 +45,20 @@ class FirstDocument:
     def answer(self, memory, question):
         citation = Citation(1, memory.name, 0, len(memory.text), None, memory.text)
         return Answer(memory.text, (citation,), 1, 1, {}, "end", self.name)
+
+
+class LastDocument(FullContext):
+    """reads the last document with the frozen backbone"""
+
+    name = "last-document"
+
+    def read(self, documents):
+        return super().read(documents[-1:])
 '''
 POINTS = """
 [sedem.methods]
 first-document = strangers_method:FirstDocument
+last-document = strangers_method:LastDocument
 bm25 = strangers_method:FirstDocument
 lost = strangers_method:Lost
 
@@ -76,7 +87,10 @@ def test_a_strangers_method_is_listed_and_evaluated(tiny_checkpoint: str) -> Non
     refused("eval", "--list", words="method 'lost' cannot be imported from 'strangers_method:Lost'")
     points.write_text(points.read_text().replace("lost = strangers_method:Lost", ""))
     lines = succeeds("eval", "--list").splitlines()
-    assert lines[-1].split(maxsplit=1) == ["first-document", "answers with the first document"]
+    assert [line.split(maxsplit=1) for line in lines[-2:]] == [
+        ["first-document", "answers with the first document"],
+        ["last-document", "reads the last document with the frozen backbone"],
+    ]
     assert sum(line.startswith("bm25 ") for line in lines) == 1, "names of sedem take precedence"
 
     documents = [{"name": "a", "text": "900 euros"}, {"name": "b", "text": "Keep quiet."}]
@@ -86,6 +100,9 @@ def test_a_strangers_method_is_listed_and_evaluated(tiny_checkpoint: str) -> Non
     metrics = prints_json(*asked, "--json")
     assert (metrics["em"]["mean"], metrics["settings"]["method"]) == (100.0, "first-document")
     refused(*asked, "-k", "2", words="k is 2, but first-document has no k; leave it out")
+    read = ("eval", "last-document", *asked[2:], "--max-new-tokens", 2)
+    assert prints_json(*read, "--json")["counts"]["not_answered"] == 0
+    refused(*read, "--hops", "2", words="but last-document has no hops; leave it out")
     words = "there is no method 'last'; there are sedem, .*, comprexit, first-document"
     refused("eval", "last", "--data", "own.jsonl", words=words)
     words = "'first-document' is not trained; methods that are: full-context-tuned"

@@ -41,7 +41,7 @@ from sedem.engine import int8
 from sedem.engine.interface import AnswerInputs
 from sedem.errors import ConfigError
 from sedem.evaluation.config import MethodSettings
-from sedem.evaluation.readers import open_full_context
+from sedem.evaluation.readers import open_method
 from sedem.evaluation.storage import kv_bytes_per_token
 from sedem.guidance import independent
 from sedem.method.encoder import encode
@@ -192,7 +192,8 @@ def test_memory_counts_hugging_faces_static_cache(
 
 def test_peers_give_the_same_answer_as_full_context() -> None:
     settings = {"max_new_tokens": 8, "device": "cpu"}
-    full = open_full_context(MethodSettings(checkpoint="sedem-nano", **settings)).reader
+    given = MethodSettings(checkpoint="sedem-nano", **settings)
+    full = open_method("full-context", given).reader
     peers = [peer(name, "sedem-nano", **settings).reader for name in ("hf", "hf-prefix")]
     documents = [Document("one", "The rent is 900 euros."), Document("two", "Bake for an hour.")]
     answers: list[Answer] = []

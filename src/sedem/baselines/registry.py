@@ -1,8 +1,9 @@
 """Every method by name: those of sedem, and those that other packages add.
 
 A package adds a method by an entry point of the group `sedem.methods`, which names a subclass of
-`TrainedReader`, or a function from `MethodSettings` to a `Reader`. The first line of its docstring
-describes it to users. Modules are imported when a method is used, because torch takes seconds.
+`TrainedReader` or `FullContext`, or a function from `MethodSettings` to a `Reader`. The first line
+of its docstring describes it to users. Modules are imported when a method is used, because torch
+takes seconds.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ class ListedMethod:
     Attributes:
         place: "module:name" of its class or of the function that opens it.
         what: a description for users.
-        trained: whether it has checkpoints of its own, as subclasses of `TrainedReader` have.
-        frozen: whether it uses only the frozen backbone of a checkpoint.
+        trained: whether it is a subclass of `TrainedReader`, with checkpoints of its own.
+        frozen: whether it is a subclass of `FullContext`, on the frozen backbone of a checkpoint.
         selects: whether it has a selection budget (k).
     """
 
@@ -48,8 +49,8 @@ def _trained(place: str, what: str, *, selects: bool = False) -> ListedMethod:
     return ListedMethod(f"sedem.baselines.{place}", f"trained: {what}", True, selects=selects)
 
 
-def _frozen(name: str, what: str, *, selects: bool = False) -> ListedMethod:
-    return ListedMethod(f"sedem.evaluation.readers:{name}", what, frozen=True, selects=selects)
+def _frozen(place: str, what: str, *, selects: bool = False) -> ListedMethod:
+    return ListedMethod(f"sedem.baselines.{place}", what, frozen=True, selects=selects)
 
 
 METHODS = {
@@ -59,13 +60,13 @@ METHODS = {
         selects=True,
     ),
     "full-context": _frozen(
-        "open_full_context", "the frozen backbone reads every document as text"
+        "full_context:FullContext", "the frozen backbone reads every document as text"
     ),
     "bm25": _frozen(
-        "open_bm25", "the frozen backbone reads the K paragraphs that BM25 finds", selects=True
+        "bm25:BM25", "the frozen backbone reads the K paragraphs that BM25 finds", selects=True
     ),
     "longllmlingua": _frozen(
-        "open_longllmlingua", "prunes the text to a quarter for each question"
+        "longllmlingua:LongLLMLingua", "prunes the text to a quarter for each question"
     ),
     "full-context-tuned": _trained(
         "full_context_tuned:FullContextTuned",
@@ -132,6 +133,7 @@ def reader_class(name: str) -> type[TrainedReader]:
 
 def _added(point: EntryPoint) -> ListedMethod:
     """The method that an entry point of another package adds."""
+    from sedem.baselines.full_context import FullContext
     from sedem.baselines.trained import TrainedReader
 
     try:
@@ -142,6 +144,6 @@ def _added(point: EntryPoint) -> ListedMethod:
             f"({first_line(error)}); update or uninstall its package"
         ) from None
     what = (opener.__doc__ or point.value).strip().partition("\n")[0]
-    trained = isinstance(opener, type) and issubclass(opener, TrainedReader)
+    kinds = opener.__mro__ if isinstance(opener, type) else ()
     selects = bool(getattr(opener, "has_selection_budget", False))
-    return ListedMethod(point.value, what, trained, selects=selects)
+    return ListedMethod(point.value, what, TrainedReader in kinds, FullContext in kinds, selects)

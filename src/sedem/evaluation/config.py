@@ -6,7 +6,7 @@ A docstring below a field is also the help text of its flag in `sedem eval`.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -29,9 +29,6 @@ the same input as SeDeM's "gold-documents" with every block.
 
 Dtype = Literal["float32", "bfloat16"]
 """Data types of a backbone."""
-
-CONTROLS: tuple[str, ...] = get_args(Control)
-DTYPES: tuple[str, ...] = get_args(Dtype)
 
 
 class MethodSettings(Settings):

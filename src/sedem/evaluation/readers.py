@@ -17,9 +17,7 @@ from sedem.answering.requests import Request, auto_budget, count_blocks, restore
 from sedem.backbone.decoder import Backbone
 from sedem.bank.blocks import Blocks
 from sedem.bank.memory_bank import BankReader, MemoryBank
-from sedem.baselines.bm25 import BM25
 from sedem.baselines.full_context import FullContext
-from sedem.baselines.longllmlingua import LongLLMLingua
 from sedem.baselines.registry import find
 from sedem.baselines.trained import TrainedReader
 from sedem.checkpoint.folder import EXTRA_ENTRIES, check, locate, open_backbones
@@ -31,7 +29,7 @@ from sedem.errors import ConfigError
 from sedem.evaluation.config import MethodSettings
 from sedem.evaluation.run import Method, Progress, evaluate
 from sedem.guidance.scores import Budget
-from sedem.method.selector import ALL, resolve_budget, select
+from sedem.method.selector import ALL, select
 from sedem.model import SeDeM
 from sedem.quantization import BFLOAT16, Quantized, check_dtype, join
 from sedem.types import Answer, Document, Reader
@@ -49,8 +47,11 @@ def open_method(name: str, settings: MethodSettings) -> Method:
     Raises:
         ConfigError: there is no method of that name, or a setting does not fit it.
     """
-    opener = find(name).load()
-    if find(name).trained:
+    method = find(name)
+    opener = method.load()
+    if method.frozen:
+        return OneByOne(open_frozen(opener, settings))
+    if method.trained:
         options = {"dtype": getattr(torch, settings.dtype), "device": settings.device}
         return TrainedMethod(opener.from_pretrained(settings.checkpoint, **options), settings)
     opened = opener(settings)
@@ -295,24 +296,12 @@ def open_model(settings: MethodSettings) -> SeDeM:
     return model
 
 
-def open_full_context(settings: MethodSettings) -> Reader:
-    """Open the checkpoint's frozen decoder on the whole raw context."""
-    settings.refuse("full-context", "k", *ONLY_SEDEM)
-    return FullContext(frozen_decoder(settings), decoding_of(settings))
-
-
-def open_bm25(settings: MethodSettings) -> Reader:
-    """Open the checkpoint's frozen decoder on the k paragraphs that BM25 ranks first."""
-    settings.refuse("bm25", *ONLY_SEDEM)
-    k = 2 if settings.k is None else settings.k
-    resolve_budget(k, 1)
-    return BM25(frozen_decoder(settings), decoding_of(settings), k)
-
-
-def open_longllmlingua(settings: MethodSettings) -> Reader:
-    """Open the checkpoint's frozen decoder on the tokens that LongLLMLingua keeps."""
-    settings.refuse("longllmlingua", "k", *ONLY_SEDEM)
-    return LongLLMLingua(frozen_decoder(settings), decoding_of(settings))
+def open_frozen(kind: type[FullContext], settings: MethodSettings) -> FullContext:
+    """Open a method of raw text on the checkpoint's frozen decoder."""
+    no_budget = () if kind.has_selection_budget else ("k",)
+    settings.refuse(kind.name, *no_budget, *ONLY_SEDEM)
+    budget = {} if settings.k is None else {"k": settings.k}
+    return kind(frozen_decoder(settings), decoding_of(settings), **budget)
 
 
 def frozen_decoder(settings: MethodSettings) -> Backbone:
