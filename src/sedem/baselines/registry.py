@@ -30,14 +30,12 @@ class ListedMethod:
         what: a description for users.
         trained: whether it is a subclass of `TrainedReader`, with checkpoints of its own.
         frozen: whether it is a subclass of `FullContext`, on the frozen backbone of a checkpoint.
-        selects: whether it has a selection budget (k).
     """
 
     place: str
     what: str
     trained: bool = False
     frozen: bool = False
-    selects: bool = False
 
     def load(self) -> Any:
         """Return the class, or the function that opens the method."""
@@ -45,26 +43,23 @@ class ListedMethod:
         return getattr(import_module(module), name)
 
 
-def _trained(place: str, what: str, *, selects: bool = False) -> ListedMethod:
-    return ListedMethod(f"sedem.baselines.{place}", f"trained: {what}", True, selects=selects)
+def _trained(place: str, what: str) -> ListedMethod:
+    return ListedMethod(f"sedem.baselines.{place}", f"trained: {what}", trained=True)
 
 
-def _frozen(place: str, what: str, *, selects: bool = False) -> ListedMethod:
-    return ListedMethod(f"sedem.baselines.{place}", what, frozen=True, selects=selects)
+def _frozen(place: str, what: str) -> ListedMethod:
+    return ListedMethod(f"sedem.baselines.{place}", what, frozen=True)
 
 
 METHODS = {
     "sedem": ListedMethod(
         "sedem.evaluation.readers:open_sedem",
         "selects K blocks of hidden-state memory, decompresses and injects them",
-        selects=True,
     ),
     "full-context": _frozen(
         "full_context:FullContext", "the frozen backbone reads every document as text"
     ),
-    "bm25": _frozen(
-        "bm25:BM25", "the frozen backbone reads the K paragraphs that BM25 finds", selects=True
-    ),
+    "bm25": _frozen("bm25:BM25", "the frozen backbone reads the K paragraphs that BM25 finds"),
     "longllmlingua": _frozen(
         "longllmlingua:LongLLMLingua", "prunes the text to a quarter for each question"
     ),
@@ -73,9 +68,7 @@ METHODS = {
         "the backbone with LoRA reads every document as text",
     ),
     "rag": _trained(
-        "rag:RAG",
-        "a selector like SeDeM's finds K paragraphs, a tuned reader reads them",
-        selects=True,
+        "rag:RAG", "a selector like SeDeM's finds K paragraphs, a tuned reader reads them"
     ),
     "icae": _trained("icae:ICAE", "compresses segments into memory tokens for the frozen backbone"),
     "hmt": _trained("hmt:HMT", "reads segment after segment and recalls earlier memory"),
@@ -111,12 +104,13 @@ def find(name: str) -> ListedMethod:
     Raises:
         ConfigError: there is no method of that name, or it cannot be imported.
     """
+    added = entry_points(group=GROUP)
     if name in METHODS:
         return METHODS[name]
-    for point in entry_points(group=GROUP, name=name):
-        return _added(point)
-    known = [*METHODS, *(point.name for point in entry_points(group=GROUP))]
-    raise ConfigError(f"there is no method '{name}'; there are {', '.join(known)}")
+    if name in added.names:
+        return _added(added[name])
+    known = ", ".join([*METHODS, *sorted(added.names - METHODS.keys())])
+    raise ConfigError(f"there is no method '{name}'; there are {known}")
 
 
 def reader_class(name: str) -> type[TrainedReader]:
@@ -145,5 +139,4 @@ def _added(point: EntryPoint) -> ListedMethod:
         ) from None
     what = (opener.__doc__ or point.value).strip().partition("\n")[0]
     kinds = opener.__mro__ if isinstance(opener, type) else ()
-    selects = bool(getattr(opener, "has_selection_budget", False))
-    return ListedMethod(point.value, what, TrainedReader in kinds, FullContext in kinds, selects)
+    return ListedMethod(point.value, what, TrainedReader in kinds, FullContext in kinds)

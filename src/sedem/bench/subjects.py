@@ -161,7 +161,7 @@ def _open_method(name: str, settings: MethodSettings, plan: Plan) -> Subject:
         if plan.backbone is None:
             raise ConfigError("a trained baseline has random weights here; name a --backbone")
         settings = write_random_baseline(name, settings)
-    if not METHODS[name].selects:
+    if not METHODS[name].load().has_selection_budget:
         settings = settings.with_changes(k=None)
     method = open_method(name, settings)
     return Subject(name, method.reader, method.backbone, isinstance(method.reader, FullContext))

@@ -18,7 +18,7 @@ from unit.baselines.conftest import SHORT, SMALL, make, tokens
 from sedem import Document, SeDeM
 from sedem.answering.decoding import answer_ids, context_prompt, question_ids
 from sedem.backbone.decoder import Backbone
-from sedem.baselines.registry import METHODS, TRAINED, reader_class
+from sedem.baselines.registry import TRAINED, reader_class
 from sedem.baselines.settings import ReaderConfig
 from sedem.baselines.trained import ContextMemory, TrainedReader
 from sedem.data.examples import Example, ExampleSet
@@ -78,7 +78,6 @@ def test_every_trained_method_is_registered_and_has_small_test_settings() -> Non
     assert set(SMALL) == set(ADAPTED) == set(TRAINED)
     for name in TRAINED:
         assert reader_class(name).name == name
-        assert reader_class(name).has_selection_budget == METHODS[name].selects
 
 
 # Reading and answering
