@@ -229,11 +229,13 @@ def calibrate(
     settings: dict[str, Any] = {}
     # Whatever was fitted before, every question is answered.
     model.config = model.config.with_changes(min_confidence=0.0)
+    # Queries from the decoder's states, because everything after them is fitted to their scores.
     if read_once:
         model.config = model.config.with_changes(read_once=True)
         taught = query_questions(model, read_once, read_examples(model, read_once, progress))
         parts["read_once"] = model.read_once = fit_queries(model.selector, taught)
         settings["read_once"] = True
+    # Every question is scored once; the last ones are only measured.
     read = read_examples(model, examples, progress)
     questions = score_examples(model, examples, read)
     if len(questions) < MINIMUM:
@@ -243,6 +245,7 @@ def calibrate(
         )
     held_out = round(HELD_OUT * len(questions))
     fitted, measured = questions[:-held_out], questions[-held_out:]
+    # How much words count, and the confidence, which depends on it.
     settings["selection"] = selection
     if selection == "both":
         settings["word_weight"] = fit_word_weight(fitted)
@@ -252,12 +255,14 @@ def calibrate(
     settings |= {"confidence": True, "answer": answer, "min_confidence": least}
     f1: dict[str, float] = {}
     found_all: dict[str, float] = {}
+    # A second hop, after what the first one now selects.
     if two_steps:
         model.config = config
         hop, found_all = train_second_hop(model, examples, read, two_steps, progress)
         parts["second_hop"] = model.second_hop = hop
         settings |= {"second_hop": True, "hops": hops}
         config = config.with_changes(second_hop=True, hops=hops)
+    # Spans, from the blocks that the calibrated model selects.
     if answer != "free":
         model.config = config
         spans, f1 = train_spans(model, examples, read, progress)
