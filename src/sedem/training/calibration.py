@@ -225,8 +225,7 @@ def calibrate(
     Raises:
         DataError: too few questions can be used.
     """
-    parts: dict[str, nn.Module] = {}
-    settings: dict[str, Any] = {}
+    parts, settings = dict[str, nn.Module](), dict[str, Any]()
     # Whatever was fitted before, every question is answered.
     model.config = model.config.with_changes(min_confidence=0.0)
     # Queries from the decoder's states, because everything after them is fitted to their scores.
@@ -235,7 +234,6 @@ def calibrate(
         taught = query_questions(model, read_once, read_examples(model, read_once, progress))
         parts["read_once"] = model.read_once = fit_queries(model.selector, taught)
         settings["read_once"] = True
-    # Every question is scored once; the last ones are only measured.
     read = read_examples(model, examples, progress)
     questions = score_examples(model, examples, read)
     if len(questions) < MINIMUM:
@@ -253,9 +251,7 @@ def calibrate(
     part, least = fit_confidence(fitted, config)
     parts["confidence"] = part
     settings |= {"confidence": True, "answer": answer, "min_confidence": least}
-    f1: dict[str, float] = {}
-    found_all: dict[str, float] = {}
-    # A second hop, after what the first one now selects.
+    f1, found_all = dict[str, float](), dict[str, float]()
     if two_steps:
         model.config = config
         hop, found_all = train_second_hop(model, examples, read, two_steps, progress)
