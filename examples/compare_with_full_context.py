@@ -17,7 +17,7 @@ from sedem.data.examples import Evidence, Example
 from sedem.demo import DOCUMENTS
 from sedem.evaluation.compare import compare
 from sedem.evaluation.config import MethodSettings
-from sedem.evaluation.registry import open_method
+from sedem.evaluation.readers import open_method
 from sedem.evaluation.run import evaluate, read_predictions
 
 FACTS = (

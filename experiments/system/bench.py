@@ -27,6 +27,7 @@ from experiments.system.scales import SHIPPED, SMOL, Scale
 from experiments.system.stand_in import backbone
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
+from sedem.baselines.registry import METHODS as EVERY
 from sedem.bench import measure
 from sedem.bench.measure import Trial, spread
 from sedem.bench.subjects import Opener, plan_of
@@ -34,7 +35,6 @@ from sedem.config import SMALL_MODEL, SedemConfig
 from sedem.demo import QUESTIONS
 from sedem.engine.device import Clock
 from sedem.evaluation.readers import BoundSedem
-from sedem.evaluation.registry import METHODS as EVERY
 from sedem.method.segments import segment_text
 from sedem.model import SeDeM
 from sedem.reading.encoding import batches

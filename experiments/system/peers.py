@@ -45,6 +45,7 @@ from sedem.backbone.gguf import found_file, is_gguf
 from sedem.bank.keys import prepare
 from sedem.bank.memory_bank import BankReader, MemoryBank, Snapshot
 from sedem.baselines.full_context import generate_timed, text_bytes
+from sedem.baselines.trained import TrainedReader
 from sedem.bench.subjects import (
     NOTHING,
     Opener,
@@ -62,9 +63,13 @@ from sedem.engine.static import Static, open_engine
 from sedem.engine.warming import keeping_engine
 from sedem.errors import ConfigError, DataError
 from sedem.evaluation.config import MethodSettings
-from sedem.evaluation.readers import BoundSedem, frozen_decoder, open_model
-from sedem.evaluation.registry import decoding_of, open_method
-from sedem.evaluation.trained import BoundTrained
+from sedem.evaluation.readers import (
+    BoundSedem,
+    decoding_of,
+    frozen_decoder,
+    open_method,
+    open_model,
+)
 from sedem.guidance.scores import Budget
 from sedem.method.encoder import encode
 from sedem.method.selector import ALL
@@ -554,8 +559,8 @@ def sedem_opener(
 def _open_short_pieces(plan: Plan) -> Subject:
     method = open_method("comprexit", with_random_baseline("comprexit", plan).with_changes(k=None))
     reader = method.reader
-    assert isinstance(reader, BoundTrained)
-    reader.trained.config = reader.trained.config.with_changes(piece=128)
+    assert isinstance(reader, TrainedReader)
+    reader.config = reader.config.with_changes(piece=128)
     return Subject("comprexit-128", reader, method.backbone)
 
 

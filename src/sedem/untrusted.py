@@ -265,7 +265,19 @@ def parse_yaml(text: str, subject: str, error: type[SedemError]) -> Any:
                 words = "aliases (*name) are not read; repeat the value"
                 words = words if alias else f"it nests more than {DEPTH} deep"
                 raise yaml.YAMLError(f"{words} {event.start_mark}")
-        return yaml.safe_load(text)
+        loader = yaml.SafeLoader(text)
+        nodes = [outermost := loader.get_single_node()]
+        while nodes:
+            node = nodes.pop()
+            if isinstance(node, yaml.SequenceNode):
+                nodes += node.value
+            elif isinstance(node, yaml.MappingNode):
+                # PyYAML takes the last of several values without a word.
+                for key, count in Counter(str(key.value) for key, _ in node.value).items():
+                    if count > 1:
+                        raise yaml.YAMLError(f"key '{key}' is given {count} times; keep one")
+                nodes += [value for _, value in node.value]
+        return outermost and loader.construct_document(outermost)
     except yaml.YAMLError as problem:
         reason = str(problem)
     # A value such as 2024-99-99 raises the error of its Python type's constructor.

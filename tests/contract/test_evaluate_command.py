@@ -7,7 +7,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from commands import prints_json, refused, sedem, succeeds
@@ -15,7 +15,7 @@ from conftest import RECIPE
 from safetensors.torch import load_file, save_file
 
 from sedem import SeDeM
-from sedem.evaluation.config import CONTROLS
+from sedem.evaluation.config import Control
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +80,8 @@ def test_methods_and_controls_are_listed() -> None:
     listed = [line.split()[0] for line in succeeds("eval", "--list").splitlines()]
     assert {"sedem", "full-context", "bm25", "longllmlingua"} <= set(listed)
     text = " ".join(succeeds("eval", "sedem", "--help").split())
-    assert f"{', '.join(CONTROLS[:-1])} or {CONTROLS[-1]}" in text
+    *controls, last = get_args(Control)
+    assert f"{', '.join(controls)} or {last}" in text
 
 
 def test_methods_are_evaluated_on_custom_questions_saved_and_compared(tiny_checkpoint: str) -> None:

@@ -47,7 +47,6 @@ from sedem.engine import int8
 from sedem.engine.interface import AnswerInputs
 from sedem.errors import ConfigError
 from sedem.evaluation.config import MethodSettings
-from sedem.evaluation.readers import open_full_context
 from sedem.evaluation.storage import kv_bytes_per_token
 from sedem.guidance import independent
 from sedem.method.encoder import encode
@@ -239,7 +238,7 @@ def test_a_peer_compresses_pieces_of_128_tokens(tiny_folder: Callable[..., str])
     with checkpoint_of(plan) as opened:
         (method, short), _ = open_subjects(opened, peers("comprexit-128"))
     readers: list[Any] = [method.reader, short.reader]
-    assert [reader.trained.config.piece for reader in readers] == [512, 128]
+    assert [reader.config.piece for reader in readers] == [512, 128]
 
 
 def test_contexts_of_the_papers_times_have_its_lengths() -> None:
@@ -269,7 +268,8 @@ def test_memory_counts_hugging_faces_static_cache(
 
 def test_peers_give_the_same_answer_as_full_context() -> None:
     settings = {"max_new_tokens": 8, "device": "cpu"}
-    full = open_full_context(MethodSettings(checkpoint="sedem-nano", **settings)).reader
+    given = MethodSettings(checkpoint="sedem-nano", **settings)
+    full = open_method("full-context", given).reader
     others = [peer(name, "sedem-nano", **settings).reader for name in ("hf", "hf-prefix")]
     documents = [Document("one", "The rent is 900 euros."), Document("two", "Bake for an hour.")]
     answers: list[Answer] = []

@@ -94,6 +94,9 @@ PREDICTION = {
     "finish_reason": "stop",
     "cut": [],
     "timings": {"ttft_ms": 1.0},
+    "conditioning": 9,
+    "stored_bytes": 9,
+    "context_tokens": 9,
     "batch": 1,
 }
 WORD = docx.Document()

@@ -94,6 +94,7 @@ def test_the_deepest_values_are_read() -> None:
         ("a: 2024-99-99", r"a value cannot be read \(month must be"),
         ("x" * (YAML_BYTES + 1), "x is YAML of more than 32,768 characters"),
         ("--- 1\n--- 2", "expected a single document"),
+        ("a: {}\nb:\n- {c: 1, d: 2, c: 2}", "x is not YAML: key 'c' is given 2 times; keep one"),
         ("!!python/object/apply:os.system [ls]", "could not determine a constructor"),
     ],
 )

@@ -9,8 +9,7 @@ the sink. The cached columns are re-indexed to positions 0, 1, 2 ..., and the ne
 after them. Context tokens that do not fill a window stay uncompressed; prompt and answer follow.
 
 There are two settings of `window`: 128 tokens, so that contexts of ordinary questions are
-compressed at all, and the paper's 1,024. With a `rank`, a beacon's projection is not a full matrix
-as in the paper, but the frozen one plus a low-rank product, which needs far fewer parameters.
+compressed at all, and the paper's 1,024.
 
 Deviations: docs/deviations.md.
 
@@ -41,7 +40,7 @@ from sedem.baselines.trained import CompressedContext, TrainedReader, generator_
 from sedem.errors import ConfigError
 from sedem.method.injection import Stream
 from sedem.method.losses import next_token_loss
-from sedem.validation import Whole, WholeAbove0, WholeFrom0, WidthFrom0
+from sedem.validation import Whole, WholeAbove0, WholeFrom0
 
 QKV = ("q", "k", "v")
 """Projections that beacon tokens do not share with text tokens."""
@@ -55,15 +54,12 @@ class BeaconConfig(ReaderConfig):
         ratio: tokens per beacon in reading and in evaluation losses.
         ratios: training draws one of these for every window.
         sink: number of first tokens whose keys and values stay.
-        rank: rank of the update that is added to the frozen projections; 0 is the paper's setting,
-            full matrices that replace them.
     """
 
     window: Annotated[Whole, Field(ge=2)] = 128
     ratio: WholeAbove0 = 4
     ratios: Annotated[tuple[WholeAbove0, ...], Field(min_length=1)] = (2, 4, 8, 16, 32)
     sink: WholeAbove0 = 1
-    rank: WidthFrom0 = 0
     seed: WholeFrom0 = 0
 
     free: ClassVar[frozenset[str]] = frozenset({"ratio", "ratios"})
@@ -146,10 +142,7 @@ class ActivationBeacon(TrainedReader):
             token: Any = self.parts()["token"]
             token.weight.copy_(backbone.embed(end))
         for own, frozen in self.projections():
-            if config.rank:
-                nn.init.zeros_(own[1].weight)
-            else:
-                own.load_state_dict(frozen.state_dict())
+            own.load_state_dict(frozen.state_dict())
 
     @staticmethod
     def build_parts(config: Any, shape: PretrainedConfig) -> nn.ModuleDict:
@@ -158,20 +151,15 @@ class ActivationBeacon(TrainedReader):
         size = getattr(shape, "head_dim", None) or shape.hidden_size // heads
         outputs = {"q": heads, "k": shape.num_key_value_heads, "v": shape.num_key_value_heads}
         bias = shape.model_type == "qwen2" or bool(getattr(shape, "attention_bias", False))
-        width, rank = shape.hidden_size, config.rank
-
-        def projection(out: int) -> nn.Module:
-            if not rank:
-                return nn.Linear(width, out, bias=bias)
-            narrow = nn.Linear(width, rank, bias=False)
-            return nn.Sequential(narrow, nn.Linear(rank, out, bias=False))
-
-        depth = shape.num_hidden_layers
-        own = {n: nn.ModuleList(projection(outputs[n] * size) for _ in range(depth)) for n in QKV}
+        width, depth = shape.hidden_size, shape.num_hidden_layers
+        own = {
+            name: nn.ModuleList(nn.Linear(width, heads * size, bias=bias) for _ in range(depth))
+            for name, heads in outputs.items()
+        }
         return nn.ModuleDict({"token": nn.Embedding(1, width), **own})
 
     def projections(self) -> Iterator[tuple[Any, nn.Module]]:
-        """Each beacon projection, or low-rank update, paired with the backbone's projection."""
+        """Each beacon projection, paired with the backbone's projection."""
         for index, layer in enumerate(self.backbone.model.get_decoder().layers):
             for name in QKV:
                 own: Any = self.parts()[name]
@@ -241,7 +229,7 @@ class ActivationBeacon(TrainedReader):
     def _beacons_at(self, places: Tensor) -> Iterator[None]:
         """Context manager in which tokens at these places use the beacon projections."""
         hooks = [
-            frozen.register_forward_hook(_replaced_at(places, own, added=bool(self.config.rank)))
+            frozen.register_forward_hook(_replaced_at(places, own))
             for own, frozen in self.projections()
         ]
         try:
@@ -381,12 +369,12 @@ class ActivationBeacon(TrainedReader):
 
 
 def _replaced_at(
-    places: Tensor, own: nn.Module, added: bool
+    places: Tensor, own: nn.Module
 ) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
-    """A hook on a frozen projection; at some positions `own` replaces or is added to its output."""
+    """A hook on a frozen projection; at some positions `own` replaces its output."""
 
     def hook(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        beacons: Tensor = own(inputs[0][:, places].float()) + (output[:, places] if added else 0)
+        beacons: Tensor = own(inputs[0][:, places].float())
         return output.index_copy(1, places, beacons.to(output.dtype))
 
     return hook

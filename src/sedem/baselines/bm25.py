@@ -39,12 +39,17 @@ class BM25(FullContext):
 
     Args:
         k: number of paragraphs to read, or "all".
+
+    Raises:
+        ConfigError: k is not a budget.
     """
 
     name = "bm25"
+    has_selection_budget = True
 
-    def __init__(self, backbone: Backbone, decoding: Decoding, k: Budget) -> None:
+    def __init__(self, backbone: Backbone, decoding: Decoding, k: Budget = 2) -> None:
         super().__init__(backbone, decoding)
+        resolve_budget(k, 1)
         self.k = k
         self.longest = min(PARAGRAPH, backbone.max_positions // 2)
 
@@ -62,7 +67,6 @@ class BM25(FullContext):
         """Answer from the k best paragraphs.
 
         Raises:
-            ConfigError: k is not a budget.
             DataError: the question is empty, or it alone exceeds the backbone's positions.
         """
         clock = Clock(self.backbone.device)

@@ -44,11 +44,6 @@ class Compressor500xConfig(ReaderConfig):
         limit: context tokens that are read; a shorter context is padded to this length.
         long_contexts: "cut" drops the tokens after the limit. "windows" compresses every window of
             `limit` tokens in the same way, and the decoder reads the memory of all of them.
-        positions: position of the decoder's first token. Cached keys carry the positions where
-            they were computed, limit to limit + M - 1. "restart" continues at the number of cached
-            tokens, M of each window, so the memory has higher positions than the tokens that attend
-            to it. The official code does this, so the paper used it. "continue" continues at
-            limit + M, in reading order.
     """
 
     lora_rank: WidthFrom0 = 64
@@ -58,7 +53,6 @@ class Compressor500xConfig(ReaderConfig):
     memory: WidthAbove0 = 4
     limit: WholeAbove0 = 500
     long_contexts: Literal["cut", "windows"] = "cut"
-    positions: Literal["restart", "continue"] = "restart"
 
     free: ClassVar[frozenset[str]] = frozenset({"long_contexts"})
 
@@ -83,11 +77,6 @@ class Compressor500x(TrainedReader):
     def build_parts(config: Any, shape: PretrainedConfig) -> nn.ModuleDict:
         """The learned tokens; initialized standard normal, as officially."""
         return nn.ModuleDict({"tokens": nn.Embedding(config.memory, shape.hidden_size)})
-
-    def first_position(self, memory: int) -> int:
-        """Position of the decoder's first token after so many memory tokens."""
-        config = self.config
-        return int(config.limit + config.memory if config.positions == "continue" else memory)
 
     # Memory
 
@@ -127,6 +116,10 @@ class Compressor500x(TrainedReader):
     ) -> tuple[Tensor, Stream]:
         """Run every layer on tokens that follow the memory.
 
+        Cached keys carry the positions where they were computed, limit to limit + M - 1. The first
+        token is at the number of cached tokens, as in the official code, so the memory may have
+        higher positions than the tokens that attend to it.
+
         Args:
             memories: keys and values of each row `[L, 2, G, U, H]`, keys first; rows may differ
                 in U.
@@ -146,7 +139,7 @@ class Compressor500x(TrainedReader):
         cache = DynamicCache()
         for layer, pair_BKGUH in enumerate(memory_BLKGUH.unbind(1)):
             cache.update(*pair_BKGUH.unbind(1), layer)
-        first_B1 = torch.tensor([[self.first_position(n)] for n in counts], device=device)
+        first_B1 = torch.tensor([[count] for count in counts], device=device)
         positions_BP = first_B1 + (valid_BP.long().cumsum(1) - 1).clamp_min(0)
         # Masks compare positions: in them the memory always ends right before the first token.
         back_U = torch.arange(longest, 0, -1, device=device)
@@ -168,11 +161,11 @@ class Compressor500x(TrainedReader):
     def context_tokens_used(self, tokens: int, prompt: int, limit: int) -> int:
         """Return the number of context tokens up to `limit`, or those in the windows that fit."""
         config, free = self.config, free_positions(self.backbone, prompt, limit)
-        if free < (first := self.first_position(config.memory)):
+        if free < config.memory:
             raise DataError(
                 f"the question's {prompt - 1:,} tokens and an answer of up to {limit}, from "
-                f"position {first} on, exceed the {self.backbone.max_positions:,} positions of "
-                f"'{self.backbone.name}'; ask something shorter"
+                f"position {config.memory} on, exceed the {self.backbone.max_positions:,} "
+                f"positions of '{self.backbone.name}'; ask something shorter"
             )
         windows = free // config.memory if config.long_contexts == "windows" else 1
         return min(tokens, int(windows * config.limit))

@@ -32,6 +32,7 @@ class FullContext:
     """The frozen backbone reads every document: the paper's "Backbone (Frozen)"."""
 
     name = "full-context"
+    has_selection_budget = False
 
     def __init__(self, backbone: Backbone, decoding: Decoding) -> None:
         self.backbone = backbone

@@ -28,14 +28,14 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PretrainedConfig
 
-from sedem.answering.decoding import SEPARATOR, Decoding, question_ids
+from sedem.answering.decoding import SEPARATOR, question_ids
 from sedem.backbone.decoder import Backbone
 from sedem.baselines.full_context import free_positions
 from sedem.baselines.full_context_tuned import FullContextTuned, FullContextTunedConfig
 from sedem.baselines.paragraphs import Paragraph, split, split_notes
 from sedem.baselines.settings import SelectionBudget
 from sedem.baselines.soft_prompt import PrefillResult, prefill_soft_prompts, run_soft_prompts
-from sedem.baselines.trained import GREEDY, CompressedContext, ContextMemory
+from sedem.baselines.trained import CompressedContext, ContextMemory
 from sedem.config import SedemConfig
 from sedem.errors import ConfigError
 from sedem.method.encoder import encode
@@ -230,16 +230,15 @@ class RAG(FullContextTuned):
         return None if joint else [_numbered(context)[:, 1] for context in contexts]
 
     def answer_all(
-        self,
-        memories: Sequence[ContextMemory],
-        questions: Sequence[str],
-        decoding: Decoding = GREEDY,
+        self, memories: Sequence[ContextMemory], questions: Sequence[str]
     ) -> list[Answer]:
         """Answer a question about each memory from its k best paragraphs, in order."""
         start = time.perf_counter()
         for question in questions:
             free_positions(
-                self.backbone, len(question_ids(self.backbone, question)), decoding.max_new_tokens
+                self.backbone,
+                len(question_ids(self.backbone, question)),
+                self.decoding.max_new_tokens,
             )
         indexed = [memory for memory in memories if isinstance(memory, RAGMemory)]
         scores = [self.scores(m, q).cpu() for m, q in zip(indexed, questions, strict=True)]
@@ -247,7 +246,7 @@ class RAG(FullContextTuned):
         best = [sorted(own[: resolve_budget(self.config.k, len(own))]) for own in ranked]
         contexts = [self.selected(m, chosen) for m, chosen in zip(indexed, best, strict=True)]
         select_ms = (time.perf_counter() - start) * 1e3
-        answers = super().answer_all(contexts, questions, decoding)
+        answers = super().answer_all(contexts, questions)
         return [
             self._located(*parts, select_ms)
             for parts in zip(answers, indexed, ranked, scores, strict=True)

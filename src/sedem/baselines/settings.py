@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
@@ -11,17 +10,16 @@ from pydantic import AfterValidator, BeforeValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from sedem.backbone.decoder import LORA_TARGETS
+from sedem.checkpoint.folder import EXTRA_ENTRIES, entries_of, versions
 from sedem.config import CONFIG_FILE
 from sedem.errors import CheckpointError, ConfigError
 from sedem.method.selector import resolve_budget
-from sedem.untrusted import read_json
 from sedem.validation import Settings, Share, WholeAbove0, WidthFrom0
 
 PROJECTIONS = (*LORA_TARGETS, "gate_proj", "up_proj", "down_proj")
 """The matrices of a layer that can have adapters."""
 
 METHOD = "method"
-EXTRA_ENTRIES = frozenset({METHOD, "sedem_version", "transformers_version"})
 
 
 def _projection(name: str) -> str:
@@ -81,8 +79,7 @@ class ReaderConfig(Settings):
 
     def save(self, folder: Path, method: str) -> None:
         """Write config.json, with the name of the method and the versions."""
-        versions = {f"{name}_version": version(name) for name in ("sedem", "transformers")}
-        entries = {METHOD: method, **self.to_dict(), **versions}
+        entries = {METHOD: method, **self.to_dict(), **versions()}
         (folder / CONFIG_FILE).write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
 
     @classmethod
@@ -93,8 +90,8 @@ class ReaderConfig(Settings):
             CheckpointError: the file is missing or not readable.
             ConfigError: a setting is unknown or not allowed.
         """
-        entries = _entries(folder)
-        settings = {name: value for name, value in entries.items() if name not in EXTRA_ENTRIES}
+        known = {METHOD, *EXTRA_ENTRIES}
+        settings = {name: value for name, value in entries_of(folder).items() if name not in known}
         return cls.from_entries(settings, str(folder / CONFIG_FILE))
 
 
@@ -104,22 +101,9 @@ def method_of(folder: Path) -> str:
     Raises:
         CheckpointError: the folder is not a checkpoint.
     """
-    entries = _entries(folder)
+    entries = entries_of(folder)
     if METHOD not in entries and "extract_layers" not in entries:
         raise CheckpointError(
             f"'{folder / CONFIG_FILE}' names no method; give a folder that 'sedem train' wrote"
         )
     return str(entries.get(METHOD, "sedem"))
-
-
-def _entries(folder: Path) -> dict[str, Any]:
-    path = folder / CONFIG_FILE
-    try:
-        entries = read_json(path, CheckpointError)
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"'{folder}' has no {CONFIG_FILE}; give a folder that 'sedem train' wrote"
-        ) from None
-    if not isinstance(entries, dict):
-        raise CheckpointError(f"'{path}' contains no settings; fetch the checkpoint again")
-    return entries

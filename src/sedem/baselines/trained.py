@@ -78,7 +78,7 @@ class TrainedReader(nn.Module, ABC):
         ConfigError: the baselines have not been tested on the layout of this backbone.
     """
 
-    name: ClassVar[str]
+    name: str
     Config: ClassVar[type[ReaderConfig]]
     has_selection_budget: ClassVar[bool] = False
     """Whether the method is trained to select K paragraphs, with the setting `k`."""
@@ -92,6 +92,7 @@ class TrainedReader(nn.Module, ABC):
             )
         self.config: Any = config
         self.backbone = backbone
+        self.decoding = GREEDY
         self.progress = 0.0
         self._parts = self.build_parts(config, backbone.model.config).to(backbone.device)
         if config.lora_rank:
@@ -203,25 +204,24 @@ class TrainedReader(nn.Module, ABC):
         ends = [end for _, end in encoded["offset_mapping"][0]]
         return ContextMemory(list(documents), ends, self.compress(list(encoded["input_ids"][0])))
 
-    def answer(
-        self, memory: ContextMemory, question: str, *, decoding: Decoding = GREEDY
-    ) -> Answer:
+    def answer(self, memory: ContextMemory, question: str) -> Answer:
         """Answer one question; see `answer_all`."""
-        return self.answer_all([memory], [question], decoding)[0]
+        return self.answer_all([memory], [question])[0]
+
+    def answer_together(self, memory: ContextMemory, questions: Sequence[str]) -> list[Answer]:
+        """Answer several questions over one memory; see `answer_all`."""
+        return self.answer_all([memory] * len(questions), questions)
 
     @torch.no_grad()
     def answer_all(
-        self,
-        memories: Sequence[ContextMemory],
-        questions: Sequence[str],
-        decoding: Decoding = GREEDY,
+        self, memories: Sequence[ContextMemory], questions: Sequence[str]
     ) -> list[Answer]:
-        """Answer one question about each memory, in one batch.
+        """Answer one question about each memory, in one batch, with the reader's `decoding`.
 
         Raises:
             DataError: a question is empty, or it alone exceeds the backbone's positions.
         """
-        clock = Clock(self.backbone.device)
+        clock, decoding = Clock(self.backbone.device), self.decoding
         prompts = [question_ids(self.backbone, question) for question in questions]
         used = [
             self.context_tokens_used(len(memory.token_ends), len(prompt), decoding.max_new_tokens)

@@ -23,7 +23,7 @@ from sedem.answering.requests import auto_budget
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import empty_model, open_backbone
 from sedem.baselines.full_context import FullContext
-from sedem.baselines.registry import TRAINED, reader_class
+from sedem.baselines.registry import METHODS, TRAINED, reader_class
 from sedem.checkpoint.folder import EXTRA_ENTRIES, locate, open_backbones
 from sedem.checkpoint.portable import BACKBONE
 from sedem.config import DEFAULT_MODEL, SMALL_MODEL, BlockContext, SedemConfig
@@ -33,8 +33,7 @@ from sedem.engine.static import open_engine
 from sedem.errors import ConfigError
 from sedem.evaluation.config import MethodSettings
 from sedem.evaluation.cost import PRESETS, model_shapes
-from sedem.evaluation.readers import BoundSedem
-from sedem.evaluation.registry import METHODS, decoding_of, has_selection_budget, open_method
+from sedem.evaluation.readers import BoundSedem, decoding_of, open_method
 from sedem.model import SeDeM
 from sedem.types import Reader
 from sedem.validation import Whole, WholeAbove0
@@ -146,7 +145,8 @@ def _open(name: str, plan: Plan) -> Subject:
         return Subject(name, BoundSedem(model, plan.k, decoding_of(plan)), model.decoder)
     if name in TRAINED:
         plan = with_random_baseline(name, plan)
-    method = open_method(name, plan if has_selection_budget(name) else plan.with_changes(k=None))
+    budgeted = METHODS[name].load().has_selection_budget
+    method = open_method(name, plan if budgeted else plan.with_changes(k=None))
     return Subject(name, method.reader, method.backbone, isinstance(method.reader, FullContext))
 
 

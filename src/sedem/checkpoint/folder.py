@@ -81,6 +81,29 @@ def locate(name: str, revision: str | None = None) -> Path:
         ) from None
 
 
+def entries_of(folder: Path) -> dict[str, Any]:
+    """Read the config.json of a checkpoint of any method.
+
+    Raises:
+        CheckpointError: there is none, or it is not a JSON object.
+    """
+    try:
+        entries = read_json(folder / CONFIG_FILE, CheckpointError)
+    except FileNotFoundError:
+        entries = None
+    if not isinstance(entries, dict):
+        raise CheckpointError(
+            f"'{folder}' has no readable {CONFIG_FILE}; give a checkpoint, such as the folder "
+            "'final' of a finished 'sedem train'"
+        )
+    return entries
+
+
+def versions() -> dict[str, str]:
+    """The versions that a config.json tells."""
+    return {f"{name}_version": version(name) for name in ("sedem", "transformers")}
+
+
 def seal(folder: Path) -> list[str]:
     """Write the manifest of a checkpoint for its files as they are.
 
@@ -186,10 +209,9 @@ def is_checkpoint(name: str) -> bool:
             from huggingface_hub import hf_hub_download
 
             place = Path(hf_hub_download(name, CONFIG_FILE)).parent
-        entries = read_json(place / CONFIG_FILE, CheckpointError)
+        return bool({"extract_layers", "method"} & entries_of(place).keys())
     except (OSError, ValueError, CheckpointError):
         return False
-    return isinstance(entries, dict) and bool({"extract_layers", "method"} & entries.keys())
 
 
 def open_backbones(
@@ -303,9 +325,7 @@ def write(
             copy_backbone(backbone, place / BACKBONE)
             config = config.with_changes(encoder=BACKBONE, decoder=None)
         config = config.with_changes(lora_rank=config.lora_rank if decoder.has_lora else 0)
-        config.save(
-            place, sedem_version=version("sedem"), transformers_version=version("transformers")
-        )
+        config.save(place, **versions())
         write_weights(place, parts, int8=int8)
         if decoder.has_lora:
             base = config.decoder or config.encoder
@@ -345,9 +365,7 @@ def copy_with_parts(
         added = quantize_int8(added)
     with unfinished(folder) as place:
         shutil.copytree(source, place, dirs_exist_ok=True)
-        config.save(
-            place, sedem_version=version("sedem"), transformers_version=version("transformers")
-        )
+        config.save(place, **versions())
         save_tensors({**kept, **added}, place / WEIGHTS_FILE)
 
 

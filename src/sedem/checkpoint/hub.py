@@ -12,12 +12,19 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from sedem.backbone.gguf import OLLAMA
-from sedem.checkpoint.folder import OWN, check, copy_backbone, embedded, local_backbone, seal
+from sedem.checkpoint.folder import (
+    OWN,
+    check,
+    copy_backbone,
+    embedded,
+    entries_of,
+    local_backbone,
+    seal,
+)
 from sedem.checkpoint.model_card import backbones_of, model_card, summary_of
 from sedem.checkpoint.portable import BACKBONE
 from sedem.config import CONFIG_FILE
 from sedem.errors import CheckpointError, ConfigError
-from sedem.untrusted import read_json
 
 CARD_FILE = "README.md"
 
@@ -69,7 +76,7 @@ def upload(
         ConfigError: it names a backbone that only this machine has.
         CheckpointError: the folder has no config.json, or the hub refuses the upload.
     """
-    entries = _entries(folder)
+    entries = entries_of(folder)
     _check_backbones(folder, entries)
     api = HfApi(token=token)
     try:
@@ -87,19 +94,6 @@ def upload(
     return str(commit.commit_url)
 
 
-def _entries(folder: Path) -> dict[str, Any]:
-    try:
-        entries = read_json(folder / CONFIG_FILE, CheckpointError)
-    except FileNotFoundError:
-        entries = None
-    if not isinstance(entries, dict):
-        raise CheckpointError(
-            f"'{folder}' has no readable {CONFIG_FILE}; give a checkpoint, such as the folder "
-            "'final' of a finished 'sedem train'"
-        )
-    return entries
-
-
 def _check_backbones(folder: Path, entries: dict[str, Any]) -> None:
     """Refuse a checkpoint whose backbone is neither inside it, nor shipped, nor on the hub."""
     for setting, name in backbones_of(entries).items():
@@ -115,7 +109,7 @@ def _check_backbones(folder: Path, entries: dict[str, Any]) -> None:
 
 def _put_backbone_inside(folder: Path) -> None:
     """Copy the backbone of a checkpoint into its folder, if it is not there already."""
-    entries = _entries(folder)
+    entries = entries_of(folder)
     names = sorted(set(backbones_of(entries).values()))
     if names == [BACKBONE] and (folder / BACKBONE).is_dir():
         return

@@ -22,6 +22,8 @@ from sedem.cli.options import (
     option_of,
     parse_options,
 )
+from sedem.config import DEFAULT_MODEL
+from sedem.errors import ConfigError
 from sedem.evaluation.config import EvaluationConfig
 
 METHOD = "METHOD"
@@ -67,9 +69,9 @@ def evaluations(
 ) -> None:
     """Evaluate a method, or compare finished runs."""
     if list_methods:
-        from sedem.evaluation.registry import METHODS
+        from sedem.baselines.registry import methods
 
-        rows = [(name, what) for name, (_, what) in METHODS.items()]
+        rows = [(name, method.what) for name, method in methods().items()]
         output.print_table(rows, ("method", "what it does"), left=(0, 1))
     elif context.invoked_subcommand is None:
         raise typer.BadParameter("give a METHOD and --data, or 'report' and folders, or --list")
@@ -98,7 +100,6 @@ def evaluate(
     batch: Annotated[int, _flag("batch", "N")] = DEFAULTS["batch"],
     shift: Annotated[int, _flag("shift", "N")] = DEFAULTS["shift"],
     memory: Annotated[str, _flag("memory", "TYPE")] = DEFAULTS["memory"],
-    kept_dtype: Annotated[str | None, _flag("kept_dtype", "TYPE")] = None,
     dtype: Annotated[str, _flag("dtype", "TYPE")] = DEFAULTS["dtype"],
     engine: EngineOption = DEFAULTS["engine"],
     weights: WeightsOption = DEFAULTS["weights"],
@@ -110,16 +111,21 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Evaluate a method on a set of questions."""
-    from sedem.evaluation.registry import default_checkpoint
+    from sedem.baselines.registry import find
 
     method = str(context.info_name)
+    if model is None and find(method).trained:
+        raise ConfigError(
+            f"{method} has no shipped checkpoint; train one with 'sedem train {method}' and name "
+            "it with -m"
+        )
     given = {n: v for n, v in context.params.items() if n in EvaluationConfig.model_fields}
     entries = given | {
         "method": method,
         "options": parse_options(option),
         "k": budget(k),
         "hops": hops_of(hops),
-        "checkpoint": model or default_checkpoint(method),
+        "checkpoint": model or DEFAULT_MODEL,
     }
     config = EvaluationConfig.from_entries(entries, "sedem eval")
     from sedem.backbone.loading import hide_bars

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from importlib.metadata import version
+from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -44,7 +44,7 @@ from sedem.cli.options import (
     open_model,
 )
 from sedem.config import DEFAULT_MODEL
-from sedem.errors import ConfigError, DataError, SedemError
+from sedem.errors import ConfigError, DataError, SedemError, first_line
 
 if TYPE_CHECKING:
     from sedem.reading.building import Report
@@ -61,12 +61,30 @@ INTERRUPTED = 130
 """Exit status of a command that Ctrl-C has ended."""
 
 
+PLUGINS = "sedem.commands"
+"""The group of entry points by which other packages add commands: a Typer app each."""
+
+
 class Commands(TyperGroup):
-    """Reports errors of sedem and of the system as one line, with exit code 1."""
+    """Has the commands of other packages too; reports errors as one line, with exit code 1."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of the commands in the order of the help."""
-        return sorted(super().list_commands(ctx), key=ORDER.index)
+        """Return the names of the commands in the order of the help, those of others last."""
+        own = sorted(super().list_commands(ctx), key=ORDER.index)
+        return own + sorted(entry_points(group=PLUGINS).names - set(own))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command; names of sedem take precedence."""
+        command = super().get_command(ctx, cmd_name)
+        for point in () if command else entry_points(group=PLUGINS, name=cmd_name):
+            try:
+                command = typer.main.get_command(point.load())
+            except Exception as error:  # whatever the code of others raises
+                raise ConfigError(
+                    f"command '{cmd_name}' cannot be imported from '{point.value}' "
+                    f"({first_line(error)}); update or uninstall its package"
+                ) from None
+        return command
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""

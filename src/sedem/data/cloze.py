@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from sedem.data.articles import articles, paragraphs
@@ -56,12 +56,15 @@ _DEPENDENT = re.compile(
 
 @dataclass(frozen=True)
 class Cloze:
-    """A question, its answer, and the span of the sentence in its paragraph."""
+    """A question, its answer, and the span of the sentence in its paragraph.
+
+    Without a span (0:0), the answer string locates it.
+    """
 
     question: str
     answer: str
-    start: int
-    end: int
+    start: int = 0
+    end: int = 0
 
 
 def clozes(paragraph: str) -> Iterator[Cloze]:
@@ -95,22 +98,45 @@ def read(records: Records, *, count: WholeAbove0 = 10_000, seed: Whole = 0) -> E
     result = ExampleSet("cloze", [])
     result.dropped["articles with fewer than two paragraphs"] = len(pool) - len(usable)
     candidates = [(own, gold, cloze) for own in usable for gold in own for cloze in clozes(gold)]
-    random.Random(f"cloze:{seed}").shuffle(candidates)
+    add_among_others(
+        result, candidates, count, lambda rng: rng.choice(rng.choice(usable)), DOCUMENTS, seed
+    )
+    return result
+
+
+def add_among_others(
+    result: ExampleSet,
+    candidates: list[tuple[list[str], str, Cloze]],
+    count: int,
+    draw: Callable[[random.Random], str],
+    size: int,
+    seed: int,
+) -> None:
+    """Add questions in a seeded order, each about a paragraph among others.
+
+    Args:
+        candidates: the paragraphs of a text, the one that is asked about, and the question; the
+            list is shuffled.
+        draw: gives paragraphs beside those of the same text, which are at most half.
+        size: number of paragraphs in a context.
+    """
+    name = result.name
+    random.Random(f"{name}:{seed}").shuffle(candidates)
     for number, (own, gold, cloze) in enumerate(candidates[:count]):
-        rng = random.Random(f"cloze:{seed}:{number}")
+        rng = random.Random(f"{name}:{seed}:{number}")
         near = [paragraph for paragraph in own if paragraph != gold]
         texts = [gold, *rng.sample(near, min(DOCUMENTS // 2, len(near)))]
-        texts = filled_up(texts, lambda rng: rng.choice(rng.choice(usable)), DOCUMENTS, rng)
+        texts = filled_up(texts, draw, size, rng)
+        evidence = Evidence(texts.index(gold), cloze.start, cloze.end)
         result.examples.append(
             Example(
-                f"cloze-{seed}-{number}",
+                f"{name}-{seed}-{number}",
                 tuple(Document(f"paragraph {i}", text) for i, text in enumerate(texts, 1)),
                 cloze.question,
                 (cloze.answer,),
-                (Evidence(texts.index(gold), cloze.start, cloze.end),),
+                (evidence,) if cloze.end else (),
             )
         )
-    return result
 
 
 def _stands_alone(sentence: str) -> bool:

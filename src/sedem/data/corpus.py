@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
@@ -131,11 +132,11 @@ def join_texts(texts: Iterable[str], characters: int) -> Iterator[str]:
 
 TOKENIZED_TOGETHER = 64
 PART = 1 << 22
-"""Number of tokens written to disk at a time; a killed run loses at most this many."""
+"""Number of tokens after which what is written is made durable; a killed run loses no more."""
 TEXT_BYTES = 4
 """Bytes of text per token, to estimate the tokens of a file; most texts have more tokens."""
-BOUNDS = "bounds.npy"
-"""The file written last; a folder that contains it is complete."""
+TOKENS, SIZES, BOUNDS = "tokens.bin", "sizes.bin", "bounds.npy"
+"""All tokens; the tokens of each text while they are written; and the file that is written last."""
 
 
 class TokenizedCorpus:
@@ -171,16 +172,9 @@ class TokenizedCorpus:
             DataError: the corpus cannot be read or is empty.
             ConfigError: the disk is too full for its tokens.
         """
-        chosen = f"{_stamp(source)} {backbone.vocabulary} {sorted(exclude_titles)}"
-        if limit is not None:
-            chosen += f" {limit}"
-        if shard_seed is not None:
-            chosen += f" shards {shard_seed}"
-        if field != TEXT:
-            chosen += f" field {field}"
-        if join is not None:
-            chosen += f" joined {join}"
-        folder = cache / f"tokens-{hashlib.sha256(chosen.encode()).hexdigest()[:16]}"
+        titles = sorted(exclude_titles)
+        chosen = (_stamp(source), backbone.vocabulary, titles, limit, shard_seed, field, join)
+        folder = cache / f"corpus-{hashlib.sha256(repr(chosen).encode()).hexdigest()[:16]}"
 
         def build(partial: Path) -> None:
             if not _is_complete(partial):
@@ -189,13 +183,12 @@ class TokenizedCorpus:
                 texts = read_texts(source, exclude_titles, revision, shard_seed, field)
                 if join is not None:
                     texts = join_texts(texts, join)
-                _write_parts(texts, backbone, partial, limit, str(source))
-                _join_parts(partial, str(source))
-            for part in _parts(partial):
-                part.unlink()
+                _write(texts, backbone, partial, limit, str(source))
+            (partial / SIZES).unlink(missing_ok=True)
 
         build_once(folder, _is_complete, build, f"the tokens of '{source}'")
-        return cls(np.load(folder / "tokens.npy", mmap_mode="r"), np.load(folder / BOUNDS))
+        tokens = np.memmap(folder / TOKENS, _dtype(backbone), mode="r")
+        return cls(tokens, np.load(folder / BOUNDS))
 
     def __len__(self) -> int:
         """Number of texts."""
@@ -237,34 +230,50 @@ def _check_room(source: str | Path, limit: int | None, dtype: np.dtype[Any], fol
     """Refuse a corpus whose tokens will not fit on the disk, if their number is known."""
     tokens = limit or 0
     if hub_id(source) is None:
-        written = sum(file.stat().st_size for file in text_files(Path(source))) // TEXT_BYTES
-        tokens = min(written, limit or written)
-    # The parts and the joined array exist at the same time for a while.
-    size = 2 * tokens * dtype.itemsize - sum(part.stat().st_size for part in _parts(folder))
+        estimate = sum(file.stat().st_size for file in text_files(Path(source))) // TEXT_BYTES
+        tokens = min(estimate, limit or estimate)
+    written = (folder / TOKENS).stat().st_size if (folder / TOKENS).exists() else 0
+    size = tokens * dtype.itemsize - written
     check_free_space(folder.parent, size, f"tokenizing '{source}'")
 
 
-def _write_parts(
+def _write(
     texts: Iterable[str], backbone: Backbone, folder: Path, limit: int | None, source: str
 ) -> None:
-    """Tokenize the texts after those whose parts are already on disk."""
-    parts = _parts(folder)
-    sizes = [size for part in parts for size in np.load(part)["sizes"].tolist()]
-    remaining = islice(texts, len(sizes), None)
-    room = None if limit is None else limit - sum(sizes)
+    """Tokenize the texts after those that a killed run has written; bounds come last."""
     dtype = _dtype(backbone)
-    pending: list[NDArray[Any]] = []
-    number, count = len(parts), 0
-    with tqdm(total=limit, initial=sum(sizes), desc=f"tokenizing {source}", unit="token") as bar:
-        for ids in _tokenized(remaining, backbone, room):
-            pending.append(np.asarray(ids, dtype=dtype))
-            count += len(ids)
-            bar.update(len(ids))
-            if count >= PART:
-                _save_part(folder, number, pending)
-                pending, number, count = [], number + 1, 0
-    if pending:
-        _save_part(folder, number, pending)
+    with (folder / TOKENS).open("ab") as tokens_file, (folder / SIZES).open("ab") as sizes_file:
+        # What has no size yet may be damaged.
+        sizes = np.fromfile(folder / SIZES, np.int64).tolist()
+        done, pending = len(sizes), 0
+        sizes_file.truncate(done * np.dtype(np.int64).itemsize)
+        tokens_file.truncate(sum(sizes) * dtype.itemsize)
+
+        def make_durable() -> None:
+            """The tokens first, because their sizes say that they are there."""
+            tokens_file.flush()
+            os.fsync(tokens_file.fileno())
+            sizes_file.write(np.asarray(sizes[done:], np.int64).tobytes())
+            sizes_file.flush()
+            os.fsync(sizes_file.fileno())
+
+        room = None if limit is None else limit - sum(sizes)
+        with tqdm(
+            total=limit, initial=sum(sizes), desc=f"tokenizing {source}", unit="token"
+        ) as bar:
+            for ids in _tokenized(islice(texts, done, None), backbone, room):
+                tokens_file.write(np.asarray(ids, dtype).tobytes())
+                sizes.append(len(ids))
+                pending += len(ids)
+                bar.update(len(ids))
+                if pending >= PART:
+                    make_durable()
+                    done, pending = len(sizes), 0
+        make_durable()
+    if not sum(sizes):
+        raise DataError(f"'{source}' has no tokens; give a corpus with text in it")
+    with atomic_write(folder / BOUNDS) as temporary, temporary.open("wb") as file:
+        np.save(file, np.cumsum([0, *sizes]))
 
 
 def _tokenized(texts: Iterator[str], backbone: Backbone, limit: int | None) -> Iterator[list[int]]:
@@ -277,39 +286,3 @@ def _tokenized(texts: Iterator[str], backbone: Backbone, limit: int | None) -> I
                 limit -= len(kept)
                 if not limit:
                     return
-
-
-def _save_part(folder: Path, number: int, texts: list[NDArray[Any]]) -> None:
-    path = folder / f"part-{number:06d}.npz"
-    sizes = np.asarray([len(ids) for ids in texts])
-    tokens = np.concatenate(texts)
-    check_free_space(folder.parent, tokens.nbytes + sizes.nbytes, "the next part of the tokens")
-    with atomic_write(path) as temporary, temporary.open("wb") as file:
-        np.savez(file, tokens=tokens, sizes=sizes)
-
-
-def _join_parts(folder: Path, source: str) -> None:
-    """Join all parts in one array; its bounds are written last and mark it as complete."""
-    parts = _parts(folder)
-    sizes = np.concatenate([np.zeros(1, np.int64), *(np.load(part)["sizes"] for part in parts)])
-    bounds = np.cumsum(sizes)
-    if not bounds[-1]:
-        raise DataError(f"'{source}' has no tokens; give a corpus with text in it")
-    dtype = np.load(parts[0])["tokens"].dtype
-    # Writing to a memory-mapped file on a full disk would kill the process without a message.
-    check_free_space(folder.parent, int(bounds[-1]) * dtype.itemsize, f"the tokens of '{source}'")
-    joined = np.lib.format.open_memmap(
-        folder / "tokens.npy", mode="w+", dtype=dtype, shape=(int(bounds[-1]),)
-    )
-    start = 0
-    for part in parts:
-        tokens = np.load(part)["tokens"]
-        joined[start : start + len(tokens)] = tokens
-        start += len(tokens)
-    joined.flush()
-    with atomic_write(folder / BOUNDS) as temporary, temporary.open("wb") as file:
-        np.save(file, bounds)
-
-
-def _parts(folder: Path) -> list[Path]:
-    return sorted(folder.glob("part-*.npz"))

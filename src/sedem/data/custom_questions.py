@@ -46,7 +46,7 @@ class _EvidenceFields(RecordModel):
     end: Whole
 
 
-class _Question(RecordModel):
+class _Line(RecordModel):
     """One line of a file."""
 
     model_config = ConfigDict(extra="forbid")
@@ -67,7 +67,7 @@ def read(records: Records) -> ExampleSet:
     result = ExampleSet("own", [])
     places: dict[str, str] = {}
     for place, entry in records:
-        question = _Question.from_record(entry, place)
+        question = _Line.from_record(entry, place)
         with within(place):
             example = _example(question, _file_and_line(place))
         if example.id in places:
@@ -101,7 +101,7 @@ def to_entry(example: Example) -> dict[str, Any]:
     }
 
 
-def _example(given: _Question, default_id: str) -> Example:
+def _example(given: _Line, default_id: str) -> Example:
     documents = tuple(Document(document.name, document.text) for document in given.documents)
     indices = {document.name: index for index, document in enumerate(documents)}
     evidence = []

@@ -16,15 +16,13 @@ from dataclasses import replace
 from itertools import pairwise
 
 from sedem.backbone.decoder import Backbone
-from sedem.data.cloze import LONGEST, SHORTEST, clozes
-from sedem.data.examples import Evidence, Example, ExampleSet, filled_up
+from sedem.data.cloze import DOCUMENTS, LONGEST, SHORTEST, Cloze, add_among_others, clozes
+from sedem.data.examples import ExampleSet
 from sedem.errors import DataError
 from sedem.types import Document
 
 SHORT_PIECE, LONG_PIECE = 200, 900
 """Characters of a piece: a shorter one is joined with the next, a longer one is split."""
-CONTEXT = 10
-"""Number of pieces in a context."""
 RARE_WORDS = 3
 """Maximum words of an answer that is not a span known to `cloze`."""
 RARE_LETTERS = 4
@@ -33,9 +31,6 @@ RARE_LETTERS = 4
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 _WORD = re.compile(r"\w+(?:[-'\u2019.,]\w+)*")
 _PART = re.compile(r"\w+")
-
-Blank = tuple[str, str, Evidence | None]
-"""Question and answer, and the evidence in its piece; if None, the answer string locates it."""
 
 
 def pieces(text: str) -> list[str]:
@@ -71,37 +66,24 @@ def questions(
     pool = list(dict.fromkeys([*every, *(piece for some in own for piece in some)]))
     occurring = Counter(part.lower() for piece in pool for part in _PART.findall(piece))
     candidates = [
-        (number, piece, blank)
-        for number, some in enumerate(own)
-        for piece in some
-        for blank in blanks(piece, occurring)
+        (some, piece, found) for some in own for piece in some for found in blanks(piece, occurring)
     ]
-    random.Random(f"documents:{seed}").shuffle(candidates)
     result = ExampleSet("documents", [])
     if len(candidates) > count:
         result.noted["questions that are not used"] = len(candidates) - count
-    for index, (number, piece, (question, answer, evidence)) in enumerate(candidates[:count]):
-        rng = random.Random(f"documents:{seed}:{index}")
-        near = [other for other in own[number] if other != piece]
-        texts = [piece, *rng.sample(near, min(CONTEXT // 2, len(near)))]
-        texts = filled_up(texts, lambda rng: rng.choice(pool), min(CONTEXT, len(pool)), rng)
-        place = texts.index(piece)
-        spans = () if evidence is None else (Evidence(place, evidence.start, evidence.end),)
-        documents = tuple(Document(f"paragraph {i + 1}", text) for i, text in enumerate(texts))
-        identity = f"documents-{seed}-{index}"
-        result.examples.append(Example(identity, documents, question, (answer,), spans))
+    size = min(DOCUMENTS, len(pool))
+    add_among_others(result, candidates, count, lambda rng: rng.choice(pool), size, seed)
     return result
 
 
-def blanks(piece: str, occurring: Mapping[str, int]) -> Iterator[Blank]:
+def blanks(piece: str, occurring: Mapping[str, int]) -> Iterator[Cloze]:
     """Questions of a piece, at most one per sentence.
 
     Args:
         occurring: how often each run of letters, in lower case, occurs in all documents.
     """
     known = list(clozes(piece))
-    for found in known:
-        yield found.question, found.answer, Evidence(0, found.start, found.end)
+    yield from known
     bounds = [0, *(end.end() for end in _SENTENCE_END.finditer(piece)), len(piece) + 1]
     for start, end in pairwise(bounds):
         if any(found.start < end and start < found.end for found in known):
@@ -110,7 +92,7 @@ def blanks(piece: str, occurring: Mapping[str, int]) -> Iterator[Blank]:
         span = _rare_words(sentence, occurring)
         if span is not None and SHORTEST <= len(sentence.split()) <= LONGEST:
             question = f"{sentence[: span[0]]}what{sentence[span[1] :]}"
-            yield f"{question.rstrip('.!? ')}?", sentence[slice(*span)], None
+            yield Cloze(f"{question.rstrip('.!? ')}?", sentence[slice(*span)])
 
 
 def _sentences(paragraph: str) -> Iterator[str]:

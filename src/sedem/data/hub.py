@@ -27,7 +27,6 @@ class Home:
 
     Attributes:
         revision: the revision to read; None means the main one.
-        fallback: the revision to read if the main one is a script.
         files: parquet file of each split, for a repository that cannot be loaded by its id.
         records: records of the training split (papers of QASPER, articles of SQuAD); 0 if unknown.
     """
@@ -35,7 +34,6 @@ class Home:
     repository: str
     config: str | None = None
     revision: str | None = None
-    fallback: str | None = None
     files: Mapping[str, str] = field(default_factory=dict)
     records: int = 0
     questions: int = 0
@@ -43,7 +41,7 @@ class Home:
 
 HOMES: dict[str, Home] = {
     "hotpotqa": Home(
-        "hotpotqa/hotpot_qa", "distractor", fallback=PARQUET, records=90_447, questions=90_447
+        "hotpotqa/hotpot_qa", "distractor", revision=PARQUET, records=90_447, questions=90_447
     ),
     "2wikimultihopqa": Home(
         "xanhho/2WikiMultihopQA",
@@ -55,7 +53,7 @@ HOMES: dict[str, Home] = {
     "qasper": Home("allenai/qasper", "qasper", revision=PARQUET, records=888, questions=2_593),
     "squad": Home("rajpurkar/squad", records=442, questions=87_599),
     "govreport": Home("ccdv/govreport-summarization", "document", records=17_517, questions=17_517),
-    "ruler-qa2": Home("hotpotqa/hotpot_qa", "distractor", fallback=PARQUET),
+    "ruler-qa2": Home("hotpotqa/hotpot_qa", "distractor", revision=PARQUET),
 }
 """Every public name."""
 
@@ -139,11 +137,7 @@ def commit(home: Home) -> str:
     from huggingface_hub import HfApi
 
     with _reaching(home.repository):
-        info = HfApi().dataset_info(home.repository, revision=home.revision)
-        script = f"{home.repository.rpartition('/')[2]}.py"
-        if home.fallback and script in {file.rfilename for file in info.siblings or ()}:
-            info = HfApi().dataset_info(home.repository, revision=home.fallback)
-    return str(info.sha)
+        return str(HfApi().dataset_info(home.repository, revision=home.revision).sha)
 
 
 def cached_commit(home: Home, split: str) -> str | None:
@@ -172,12 +166,7 @@ def _load(home: Home, split: str, streaming: bool, revision: str | None = None) 
     options: dict[str, Any] = {"split": split, "streaming": streaming}
     if revision or home.revision:
         options["revision"] = revision or home.revision
-    try:
-        return load_dataset(*names, **options)
-    except RuntimeError as error:
-        if revision or home.fallback is None or "scripts are no longer supported" not in str(error):
-            raise
-    return load_dataset(*names, revision=home.fallback, **options)
+    return load_dataset(*names, **options)
 
 
 def _datasets() -> Any:

@@ -66,17 +66,17 @@ class _AnnotationEntry(RecordModel):
     answer: _Annotation
 
 
-class _Question(RecordModel):
+class _QasperQuestion(RecordModel):
     question: Text
     answers: Annotated[list[_AnnotationEntry], FromColumns]
 
 
-class _Paper(RecordModel):
+class _QasperPaper(RecordModel):
     id: FilledText
     title: Text | None = None
     abstract: Text | None = None
     full_text: Annotated[list[_Section], FromColumns]
-    qas: Annotated[list[_Question], FromColumns]
+    qas: Annotated[list[_QasperQuestion], FromColumns]
 
     def text(self) -> str:
         """Abstract, headings and paragraphs, separated by blank lines."""
@@ -91,7 +91,7 @@ def read(records: Records, *, drop: Drop = "no-text-evidence") -> ExampleSet:
     result = ExampleSet("qasper", [])
     for place, record in records:
         place = with_id(place, record)
-        paper = _Paper.from_record(record, place)
+        paper = _QasperPaper.from_record(record, place)
         text = paper.text()
         if not text:
             for number in range(len(paper.qas)):
@@ -118,7 +118,7 @@ def papers(records: Records) -> Records:
 
 
 def _add_question(
-    result: ExampleSet, identity: str, document: Document, question: _Question, drop: Drop
+    result: ExampleSet, identity: str, document: Document, question: _QasperQuestion, drop: Drop
 ) -> None:
     """Add an example, or count why it is dropped."""
     annotations = [entry.answer for entry in question.answers]

@@ -10,9 +10,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import io
-import json
 import lzma
-import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -45,25 +43,8 @@ Records = Iterator[tuple[str, Record]]
 """Records with their places."""
 
 ENDINGS = (".json", ".jsonl", ".parquet")
-CHUNK = 1 << 9
-"""Compressed bytes read at a time from a zstd file; each may expand to 32,768 bytes."""
-
-_OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {
-    ".gz": gzip.open,
-    ".xz": lzma.open,
-    ".bz2": bz2.open,
-}
-_COMPRESSED = (*_OPENERS, ".zst")
-
-BLANKS = 1000
-"""White space that may precede the first character of JSON."""
-CHARACTERS = 1 << 16
-"""Characters of an array read at a time, unless an entry is longer."""
 ROWS = 64
 """Number of rows read at a time from a parquet file."""
-
-_BLANK = re.compile(r"[ \t\n\r]*")
-_AFTER = re.compile(r"[ \t\n\r]*([,\]])[ \t\n\r]*")
 
 
 def kind(path: Path) -> str:
@@ -71,7 +52,7 @@ def kind(path: Path) -> str:
 
     Empty if the file has no suffix.
     """
-    endings = [ending for ending in path.suffixes if ending not in _COMPRESSED]
+    endings = [ending for ending in path.suffixes if ending not in _OPENERS]
     return endings[-1] if endings else ""
 
 
@@ -80,16 +61,12 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
     """Open a file for reading bytes; its suffix determines the compression.
 
     Raises:
-        DataError: the file is missing, damaged or not a regular file, or zstandard is missing.
+        DataError: the file is missing, damaged or not a regular file, or a library is missing.
     """
     try:
-        with open_file(path, DataError) as stored:
-            if path.suffix == ".zst":
-                with _open_zstd(stored, path) as file:
-                    yield file
-            else:
-                with _OPENERS.get(path.suffix, nullcontext)(stored) as file:
-                    yield file
+        opener = _OPENERS.get(path.suffix, nullcontext)
+        with open_file(path, DataError) as stored, opener(stored) as file:
+            yield file
     except FileNotFoundError:
         raise DataError(f"there is no file '{path}'") from None
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
@@ -174,51 +151,20 @@ def read_json(path: Path) -> Any:
     return parse_json(text, f"'{path}'", DataError)
 
 
-@contextmanager
-def _open_zstd(compressed: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
+def _open_zstd(stored: IO[bytes]) -> Any:
     try:
-        from zstandard import ZstdDecompressor, ZstdError
+        from pyarrow import CompressedInputStream
     except ImportError:
-        raise DataError(
-            f"'{path}' is compressed with zstd; install 'zstandard' to read it"
-        ) from None
-    try:
-        yield io.BufferedReader(_ZstdFrames(compressed, ZstdDecompressor()))
-    except ZstdError as error:
-        raise DataError(f"'{path}' cannot be read: {error}") from None
+        raise DataError("install 'sedem[train]' to read a file that zstd has compressed") from None
+    return CompressedInputStream(stored, "zstd")
 
 
-class _ZstdFrames(io.RawIOBase):
-    """The contents of all zstd frames of a file, one after another.
-
-    The end of the last frame is checked. The reader of zstandard itself accepts a file that stops
-    early.
-    """
-
-    def __init__(self, compressed: IO[bytes], decompressor: Any) -> None:
-        self.compressed = compressed
-        self.decompressor = decompressor
-        self.frame = decompressor.decompressobj()
-        self.pending = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self.pending:
-            data = self.frame.unused_data if self.frame.eof else b""
-            data = data or self.compressed.read(CHUNK)
-            if not data:
-                if self.frame.eof:
-                    return 0
-                raise EOFError("it ended before the end of its last frame")
-            if self.frame.eof:
-                self.frame = self.decompressor.decompressobj()
-            # A view: copying the rest for every buffer would take time quadratic in its length.
-            self.pending = memoryview(self.frame.decompress(data))
-        size = min(len(buffer), len(self.pending))
-        buffer[:size], self.pending = self.pending[:size], self.pending[size:]
-        return size
+_OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {
+    ".gz": gzip.open,
+    ".xz": lzma.open,
+    ".bz2": bz2.open,
+    ".zst": _open_zstd,
+}
 
 
 def _lines(path: Path) -> Records:
@@ -237,56 +183,21 @@ def _lines(path: Path) -> Records:
 def _json(path: Path) -> Records:
     """Records of a file that is an array, JSON lines, or one object over many lines."""
     with open_text(path) as file:
-        start = file.read(1)
-        for _ in range(BLANKS):
-            if not start.isspace():
-                break
-            start = file.read(1)
-        if start and start not in "[{":
-            raise DataError(f"'{path}' is not JSON: it begins with neither '[' nor '{{'")
-        first = start if start == "[" else start + file.readline(LINE_CHARACTERS)
-    if start == "[":
-        yield from _array(path)
-        return
+        lines = iter(lambda: file.readline(LINE_CHARACTERS), "")
+        first = next(filter(None, map(str.strip, lines)), "{}")
+    if first[0] not in "[{":
+        raise DataError(f"'{path}' is not JSON: it begins with neither '[' nor '{{'")
     try:
-        parse_json(first or "{}", f"'{path}'", DataError)
+        parse_json(first if first[0] == "{" else "", f"'{path}'", DataError)
     except DataError:
-        yield f"'{path}'", _object(read_json(path), f"'{path}'")
+        value = read_json(path)
+        if isinstance(value, dict):
+            yield f"'{path}'", value
+            return
+        for number, entry in enumerate(value, start=1):
+            yield f"'{path}', entry {number}", _object(entry, f"'{path}', entry {number}")
     else:
         yield from _lines(path)
-
-
-def _array(path: Path) -> Records:
-    """Entries of an array, each parsed when it is complete."""
-    decoder, count, start = json.JSONDecoder(), 0, 0
-    with open_text(path) as file:
-        text = file.read(CHARACTERS).lstrip()[1:]
-        while len(text) <= JSON_BYTES:
-            start = _BLANK.match(text, start).end()  # type: ignore[union-attr]
-            try:
-                _, end = decoder.raw_decode(text, start)
-            except (RecursionError, ValueError):
-                after = None
-            else:
-                after = _AFTER.match(text, end)
-            if after is None:
-                # Reading twice as much each time keeps the time linear in the length of an entry.
-                more = file.read(max(CHARACTERS, len(text)))
-                if not more:
-                    break
-                text, start = text[start:] + more, 0
-                continue
-            count += 1
-            place = f"'{path}', entry {count}"
-            yield place, _object(parse_json(text[start:end], place, DataError), place)
-            start = after.end()
-            if after[1] == "]":
-                if not (text[start:] or file.read(CHARACTERS)).strip():
-                    return
-                break
-    # An empty array, or an error, which gets its line and column.
-    for number, entry in enumerate(read_json(path)[count:], start=count + 1):
-        yield f"'{path}', entry {number}", _object(entry, f"'{path}', entry {number}")
 
 
 def _object(entry: Any, place: str) -> Record:

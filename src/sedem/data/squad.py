@@ -31,7 +31,7 @@ class _Answer(RecordModel):
     answer_start: Whole
 
 
-class _Question(RecordModel):
+class _SquadQuestion(RecordModel):
     id: Id
     question: Text
     answers: Annotated[list[_Answer], FromColumns]
@@ -40,7 +40,7 @@ class _Question(RecordModel):
 
 class _Paragraph(RecordModel):
     context: Text
-    qas: list[_Question]
+    qas: list[_SquadQuestion]
 
 
 class _Article(RecordModel):
@@ -52,7 +52,7 @@ class _PaperParagraph(_Paragraph):
     document_id: Any
 
 
-class _Paper(RecordModel):
+class _CovidPaper(RecordModel):
     paragraphs: list[_PaperParagraph]
 
 
@@ -99,7 +99,7 @@ def read_papers(records: Records) -> ExampleSet:
     """COVID-QA: the context is one whole paper, the evidence the spans of the answers."""
     result = ExampleSet("covidqa", [])
     for place, record in records:
-        paper = _Paper.from_record(record, place)
+        paper = _CovidPaper.from_record(record, place)
         for paragraph in _filled(paper.paragraphs, result).values():
             with within(place):
                 document = Document(f"paper {paragraph.document_id}", paragraph.context)

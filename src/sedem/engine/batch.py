@@ -554,8 +554,7 @@ class IndependentBatch(StaticBatch):
                 # have the device between them.
                 with lock():
                     group = row.blocks[first : first + together]
-                    for entry in self.kept.fetch(row.bank, group):
-                        block = entry.dequantize()
+                    for block in self.kept.fetch(row.bank, group):
                         self.upper.store_memory(index, column, block)
                         column += block.shape[-2]
                 done += len(group)

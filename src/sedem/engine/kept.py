@@ -24,7 +24,6 @@ from sedem.engine.device import FairLock, machine_bytes, resident_bytes
 from sedem.engine.fused import FusedDecoder, biases_of, run_layers
 from sedem.errors import ConfigError
 from sedem.method.compressor import state_mask
-from sedem.quantization import Quantized, check_dtype, quantize, vector_bytes
 
 Progress = Callable[[int, int], None]
 """Called with the number of blocks done and the number of all blocks."""
@@ -45,21 +44,11 @@ class KeptBudget:
         device_bytes: bytes on a GPU; a CPU uses only RAM.
         memory: RAM of the whole process in bytes, which caches of answers share with what is kept;
             None means what the machine has.
-        dtype: type in which they are kept, "bfloat16", "int8" or "fp8"; None does not round them.
-            Rounding happens before their first use, so that answers do not depend on what is kept.
-
-    Raises:
-        ConfigError: there is no such type.
     """
 
     device_bytes: int = 2**30
     ram_bytes: int = 2**31
-    dtype: str | None = None
     memory: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.dtype is not None:
-            check_dtype(self.dtype)
 
     def room(self) -> int | None:
         """RAM that is left for caches and kept keys and values, once a model is open.
@@ -86,12 +75,7 @@ def half_of_memory() -> int | None:
     return None if whole is None else whole // 2
 
 
-def rounded(entry: Tensor, dtype: str | None) -> Quantized:
-    """Round keys and values to a type, vector by vector; None leaves them as they are."""
-    return Quantized(entry) if dtype is None else quantize(entry, dtype)
-
-
-Removed = list[tuple[BankReader, int, Quantized]]
+Removed = list[tuple[BankReader, int, Tensor]]
 """Banks, indices of blocks, and their removed keys and values."""
 
 TOGETHER = 8
@@ -191,16 +175,16 @@ class BankBlocks:
         nbytes: their bytes.
     """
 
-    entries: dict[int, Quantized] = field(default_factory=dict)
+    entries: dict[int, Tensor] = field(default_factory=dict)
     nbytes: int = 0
 
-    def add(self, block: int, entry: Quantized) -> None:
+    def add(self, block: int, entry: Tensor) -> None:
         """Keep a block; replace it if it is already there."""
         self.pop(block)
         self.entries[block] = entry
         self.nbytes += entry.nbytes
 
-    def pop(self, block: int) -> Quantized | None:
+    def pop(self, block: int) -> Tensor | None:
         """Remove a block; None if it is not there."""
         entry = self.entries.pop(block, None)
         self.nbytes -= 0 if entry is None else entry.nbytes
@@ -225,7 +209,7 @@ class KeptLevel:
         """Bytes in use."""
         return sum(kept.nbytes for kept in list(self._banks.values()))
 
-    def get(self, bank: BankReader, block: int) -> Quantized | None:
+    def get(self, bank: BankReader, block: int) -> Tensor | None:
         """Return keys and values `[L, 2, G, U, H]` of a block, and mark it as last used."""
         kept = self._banks.get(bank)
         entry = None if kept is None else kept.entries.get(block)
@@ -233,7 +217,7 @@ class KeptLevel:
             self._order.move_to_end((ref(bank), block))
         return entry
 
-    def put(self, bank: BankReader, block: int, entry: Quantized) -> Removed:
+    def put(self, bank: BankReader, block: int, entry: Tensor) -> Removed:
         """Keep a block.
 
         Returns:
@@ -292,13 +276,13 @@ class Kept:
         """Bytes in use, on all devices."""
         return sum(level.nbytes for level in self.levels)
 
-    def fetch(self, bank: BankReader, blocks: Sequence[int]) -> list[Quantized]:
+    def fetch(self, bank: BankReader, blocks: Sequence[int]) -> list[Tensor]:
         """Return keys and values `[L, 2, G, U, H]` of the given blocks on the decoder's device."""
         with self._lock:
             return self._fetch(bank, blocks)
 
-    def _fetch(self, bank: BankReader, blocks: Sequence[int]) -> list[Quantized]:
-        entries: dict[int, Quantized] = {}
+    def _fetch(self, bank: BankReader, blocks: Sequence[int]) -> list[Tensor]:
+        entries: dict[int, Tensor] = {}
         distinct = list(dict.fromkeys(blocks))
         for block in distinct:
             entry = self._find(bank, block)
@@ -308,10 +292,10 @@ class Kept:
         self.hits += len(entries)
         self.misses += len(missing)
         for block, computed in zip(missing, self.walk.compute(bank, missing), strict=True):
-            entries[block] = self.keep(0, bank, block, rounded(computed, self.budget.dtype))
+            entries[block] = self.keep(0, bank, block, computed)
         return [entries[block] for block in blocks]
 
-    def _find(self, bank: BankReader, block: int) -> Quantized | None:
+    def _find(self, bank: BankReader, block: int) -> Tensor | None:
         """Return a block that need not be computed; a GPU keeps it from now on."""
         for level in self.levels:
             entry = level.get(bank, block)
@@ -319,7 +303,7 @@ class Kept:
                 return entry if level is self.levels[0] else self.keep(0, bank, block, entry)
         return None
 
-    def keep(self, number: int, bank: BankReader, block: int, entry: Quantized) -> Quantized:
+    def keep(self, number: int, bank: BankReader, block: int, entry: Tensor) -> Tensor:
         """Keep a block at a level, and move what it displaces to the next level.
 
         Returns:
@@ -336,11 +320,9 @@ class Kept:
 
     def entry_bytes(self, states: int) -> int:
         """Bytes of the keys and values of this many states, as they are kept."""
-        decoder, dtype = self.walk.decoder, self.budget.dtype
-        layer = decoder.upper[0]
-        exact = layer.head_width * decoder.dtype.itemsize
-        each = exact if dtype is None else vector_bytes(layer.head_width, dtype)
-        return states * len(decoder.upper) * 2 * layer.key_heads * each
+        decoder, layer = self.walk.decoder, self.walk.decoder.upper[0]
+        vector = layer.head_width * decoder.dtype.itemsize
+        return states * len(decoder.upper) * 2 * layer.key_heads * vector
 
     def limit_to(self, nbytes: int) -> None:
         """Keep at most so many bytes in RAM from now on, and no more than the budget allows."""

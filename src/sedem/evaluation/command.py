@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sedem.answering.decoding import ANSWER_LIMIT, LONG_ANSWER_LIMIT
-from sedem.baselines.registry import TRAINED, reader_class
+from sedem.baselines.registry import find, reader_class
 from sedem.baselines.settings import method_of
 from sedem.checkpoint.folder import EXTRA_ENTRIES, locate
 from sedem.checkpoint.portable import BACKBONE
@@ -17,7 +17,7 @@ from sedem.data.examples import ExampleSet
 from sedem.data.question_sets import counts_tokens, identify, open_examples, sniff
 from sedem.durable_files import sha256
 from sedem.evaluation.config import EvaluationConfig, MethodSettings, QuestionSettings
-from sedem.evaluation.registry import open_method
+from sedem.evaluation.readers import open_method
 from sedem.evaluation.run import Progress, evaluate, sample
 
 LONG_ANSWERS = ("qasper", "ruler-qa2")
@@ -97,5 +97,5 @@ def _tokenizer(checkpoint: str) -> str:
 
 def weight_files(checkpoint: Path, method: str) -> list[Path]:
     """The files that decide a method's answers: all weights, or only those of the backbone."""
-    own = method == "sedem" or method in TRAINED
-    return sorted((checkpoint if own else checkpoint / BACKBONE).rglob("*.safetensors"))
+    folder = checkpoint / BACKBONE if find(method).frozen else checkpoint
+    return sorted(folder.rglob("*.safetensors"))

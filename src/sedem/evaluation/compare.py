@@ -53,7 +53,7 @@ def compare(
         DataError: the runs are on different examples; counts those of each and the common ones.
     """
     one, other = (
-        {(record["id"], record.get("question"), *record["references"]) for record in records}
+        {(record["id"], record["question"], *record["references"]) for record in records}
         for records in (first, second)
     )
     if one != other:

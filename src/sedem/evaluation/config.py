@@ -6,11 +6,12 @@ A docstring below a field is also the help text of its flag in `sedem eval`.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
 from sedem.config import AnswerBy, Condition, Hops, SelectBy
+from sedem.errors import ConfigError
 from sedem.validation import Settings, Whole, WholeAbove0, WholeFrom0
 
 Control = Literal["selected", "gold", "gold-documents", "wrong", "none"]
@@ -28,9 +29,6 @@ the same input as SeDeM's "gold-documents" with every block.
 
 Dtype = Literal["float32", "bfloat16"]
 """Data types of a backbone."""
-
-CONTROLS: tuple[str, ...] = get_args(Control)
-DTYPES: tuple[str, ...] = get_args(Dtype)
 
 
 class MethodSettings(Settings):
@@ -86,9 +84,16 @@ class MethodSettings(Settings):
     memory: str = "bfloat16"
     """What SeDeM stores slots as: bfloat16, int8 or fp8."""
 
-    kept_dtype: str | None = None
-    """What SeDeM keeps keys and values of independent blocks as: bfloat16, int8 or fp8. None means
-    as they are."""
+    def refuse(self, method: str, *names: str) -> None:
+        """Refuse settings that a method ignores; a result would record that they had an effect.
+
+        Raises:
+            ConfigError: one of these settings does not have its default.
+        """
+        for name in names:
+            value = getattr(self, name)
+            if value != type(self).model_fields[name].default:
+                raise ConfigError(f"{name} is {value!r}, but {method} has no {name}; leave it out")
 
 
 class QuestionSettings(Settings):

@@ -1,12 +1,10 @@
-"""Untrained methods and SeDeM in the harness.
-
-SeDeM answers in batches and reads shared documents once. Other readers answer one by one.
-"""
+"""Methods in the harness: SeDeM and trained baselines answer in batches, others one by one."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,37 +17,53 @@ from sedem.answering.requests import Request, auto_budget, count_blocks, restore
 from sedem.backbone.decoder import Backbone
 from sedem.bank.blocks import Blocks
 from sedem.bank.memory_bank import BankReader, MemoryBank
-from sedem.baselines.bm25 import BM25
 from sedem.baselines.full_context import FullContext
-from sedem.baselines.longllmlingua import LongLLMLingua
+from sedem.baselines.registry import find
+from sedem.baselines.trained import TrainedReader
 from sedem.checkpoint.folder import EXTRA_ENTRIES, check, locate, open_backbones
 from sedem.config import CONFIG_FILE, SedemConfig
 from sedem.data import labels
 from sedem.data.examples import Example
 from sedem.engine.device import chosen_device
-from sedem.engine.kept import KeptBudget
-from sedem.engine.warming import keeping_engine
+from sedem.errors import ConfigError
 from sedem.evaluation.config import MethodSettings
-from sedem.evaluation.registry import Method, decoding_of, refuse
-from sedem.evaluation.run import Progress, evaluate
+from sedem.evaluation.run import Method, Progress, evaluate
 from sedem.guidance.scores import Budget
-from sedem.method.selector import ALL, resolve_budget, select
+from sedem.method.selector import ALL, select
 from sedem.model import SeDeM
 from sedem.quantization import BFLOAT16, Quantized, check_dtype, join
 from sedem.types import Answer, Document, Reader
 
-ONLY_SEDEM = (
-    "control",
-    "condition",
-    "selection",
-    "hops",
-    "answer",
-    "shift",
-    "memory",
-    "kept_dtype",
-    "weights",
-)
+ONLY_SEDEM = ("control", "condition", "selection", "hops", "answer", "shift", "memory", "weights")
 """Settings that raw-text methods ignore."""
+CONTROLS_OF_TRAINED = ("selected", "gold")
+CACHED_CONTEXTS = 32
+"""Number of contexts whose memory is cached for later questions about them."""
+
+
+def open_method(name: str, settings: MethodSettings) -> Method:
+    """Open a method by name.
+
+    Raises:
+        ConfigError: there is no method of that name, or a setting does not fit it.
+    """
+    method = find(name)
+    opener = method.load()
+    if method.frozen:
+        return OneByOne(open_frozen(opener, settings))
+    if method.trained:
+        options = {"dtype": getattr(torch, settings.dtype), "device": settings.device}
+        return TrainedMethod(opener.from_pretrained(settings.checkpoint, **options), settings)
+    opened = opener(settings)
+    # A reader answers one question, a method a batch of examples.
+    return opened if hasattr(opened, "batch") else OneByOne(opened)
+
+
+def decoding_of(settings: MethodSettings) -> Decoding:
+    """Greedy decoding up to the answer limit."""
+    if settings.max_new_tokens is None:
+        return Decoding()
+    return Decoding(max_new_tokens=settings.max_new_tokens)
 
 
 class OneByOne:
@@ -223,6 +237,38 @@ def evaluate_reader(
     return evaluate(OneByOne(reader), examples, entries, Path(out), progress)
 
 
+class TrainedMethod:
+    """A trained baseline over examples; it reads a context shared by several of them once."""
+
+    def __init__(self, reader: TrainedReader, settings: MethodSettings) -> None:
+        if settings.control not in CONTROLS_OF_TRAINED:
+            raise ConfigError(
+                f"control is '{settings.control}'; {reader.name} can be given every document "
+                "(selected) or those with evidence (gold)"
+            )
+        no_budget = () if reader.has_selection_budget else ("k",)
+        settings.refuse(reader.name, "shift", "memory", "weights", *no_budget)
+        if settings.k is not None:
+            reader.config = reader.config.with_changes(k=settings.k)
+        reader.decoding = decoding_of(settings)
+        self.trained = reader
+        self.gold = settings.control == "gold"
+        self.batch = settings.batch
+        self.backbone: Backbone | None = reader.backbone
+        self.reader: Reader = reader
+        self._read = lru_cache(CACHED_CONTEXTS)(reader.read)
+
+    def answer(self, examples: Sequence[Example]) -> list[Answer]:
+        """Answer each example from its own documents.
+
+        Raises:
+            DataError: the control is "gold", and an example has no evidence.
+        """
+        given = [labels.only_gold(e) if self.gold else e.documents for e in examples]
+        memories = [self._read(tuple(documents)) for documents in given]
+        return self.trained.answer_all(memories, [example.question for example in examples])
+
+
 def open_sedem(settings: MethodSettings) -> Method:
     """Open SeDeM from a checkpoint; see `open_model`."""
     # Before the weights are loaded, because loading takes long.
@@ -237,41 +283,25 @@ def open_model(settings: MethodSettings) -> SeDeM:
     """Open the model that the settings describe, and check that it supports them.
 
     Raises:
-        ConfigError: k is "auto", and the model has no guidance; or `kept_dtype` is given, and the
-            model or its engine keeps no keys and values.
+        ConfigError: k is "auto", and the model has no guidance.
     """
     model = SeDeM.from_pretrained(
         settings.checkpoint,
         dtype=getattr(torch, settings.dtype),
         device=settings.device,
         engine=settings.engine,
-        kept=KeptBudget(dtype=settings.kept_dtype),
         weights=settings.weights,
     )
     auto_budget(model, settings.k)
-    if settings.kept_dtype is not None:
-        keeping_engine(model.engine)
     return model
 
 
-def open_full_context(settings: MethodSettings) -> Method:
-    """Open the checkpoint's frozen decoder on the whole raw context."""
-    refuse("full-context", settings, "k", *ONLY_SEDEM)
-    return OneByOne(FullContext(frozen_decoder(settings), decoding_of(settings)))
-
-
-def open_bm25(settings: MethodSettings) -> Method:
-    """Open the checkpoint's frozen decoder on the k paragraphs that BM25 ranks first."""
-    refuse("bm25", settings, *ONLY_SEDEM)
-    k = 2 if settings.k is None else settings.k
-    resolve_budget(k, 1)
-    return OneByOne(BM25(frozen_decoder(settings), decoding_of(settings), k))
-
-
-def open_longllmlingua(settings: MethodSettings) -> Method:
-    """Open the checkpoint's frozen decoder on the tokens that LongLLMLingua keeps."""
-    refuse("longllmlingua", settings, "k", *ONLY_SEDEM)
-    return OneByOne(LongLLMLingua(frozen_decoder(settings), decoding_of(settings)))
+def open_frozen(kind: type[FullContext], settings: MethodSettings) -> FullContext:
+    """Open a method of raw text on the checkpoint's frozen decoder."""
+    no_budget = () if kind.has_selection_budget else ("k",)
+    settings.refuse(kind.name, *no_budget, *ONLY_SEDEM)
+    budget = {} if settings.k is None else {"k": settings.k}
+    return kind(frozen_decoder(settings), decoding_of(settings), **budget)
 
 
 def frozen_decoder(settings: MethodSettings) -> Backbone:

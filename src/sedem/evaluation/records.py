@@ -50,29 +50,26 @@ class Block(BaseModel):
 
 
 class Prediction(BaseModel):
-    """The fields of a line of predictions.jsonl that its metrics need.
-
-    Optional fields are missing in results of earlier versions.
-    """
+    """The fields of a line of predictions.jsonl that its metrics need."""
 
     model_config = ConfigDict(strict=True)
 
     id: str
-    question: str | None = None
+    question: str
     prediction: str
     references: Annotated[list[str], Field(min_length=1)]
     labelled: bool
     selected: list[Block]
-    evidence_ranks: list[Annotated[int, Field(ge=1)]] | None = None
+    evidence_ranks: list[Annotated[int, Field(ge=1)]] | None
     k: int
     blocks: int
     finish_reason: str
     cut: list[str]
     timings: dict[str, float]
-    conditioning: float | None = None
-    stored_bytes: float | None = None
-    context_tokens: float | None = None
-    batch: Annotated[int, Field(ge=1)] = 1
+    conditioning: float | None
+    stored_bytes: float | None
+    context_tokens: float | None
+    batch: Annotated[int, Field(ge=1)]
 
 
 def to_record(example: Example, answer: Answer, batch: int = 1) -> Record:
@@ -82,7 +79,10 @@ def to_record(example: Example, answer: Answer, batch: int = 1) -> Record:
         batch: number of questions answered together; `timings` are those of the whole batch.
     """
     return {
-        **_question(example),
+        "id": example.id,
+        "question": example.question,
+        "references": list(example.answers),
+        "labelled": bool(example.evidence),
         "prediction": answer.text,
         "selected": [
             {
@@ -109,21 +109,8 @@ def to_record(example: Example, answer: Answer, batch: int = 1) -> Record:
 
 def failed_record(example: Example, error: SedemError) -> Record:
     """Return the line for an example that could not be answered: wrong, with the error."""
-    return {
-        **_question(example),
-        "prediction": "",
-        "selected": [],
-        "evidence_ranks": None,
-        "k": 0,
-        "blocks": 0,
-        "finish_reason": "error",
-        "cut": [],
-        "conditioning": None,
-        "stored_bytes": None,
-        "context_tokens": None,
-        "timings": {},
-        "error": str(error),
-    }
+    record = to_record(example, Answer("", (), 0, 0, {}, "error", ""))
+    return {**record, "evidence_ranks": None, "error": str(error)}
 
 
 def values(record: Record, depth: int = DEPTH) -> dict[str, float]:
@@ -138,9 +125,9 @@ def values(record: Record, depth: int = DEPTH) -> dict[str, float]:
     scores = {name: score(*answer) for name, score in ANSWERS.items()}
     if _has_selection(record):
         scores |= _selection_scores(record, depth)
-    if record.get("conditioning") is not None:
+    if record["conditioning"] is not None:
         scores["conditioning"] = float(record["conditioning"])
-    if record.get("stored_bytes") is not None and record.get("context_tokens"):
+    if record["stored_bytes"] is not None and record["context_tokens"]:
         scores["bytes_per_token"] = record["stored_bytes"] / record["context_tokens"]
     if "ttft_ms" in record["timings"]:
         scores["ttft_ms"] = record["timings"]["ttft_ms"]
@@ -174,7 +161,7 @@ def measure(records: Sequence[Record]) -> dict[str, Any]:
             "something_cut": sum(bool(record["cut"]) for record in records),
             "ended_by_limit": sum(record["finish_reason"] == "length" for record in records),
             "not_answered": len(failed),
-            "ranked_every_block": sum(r.get("evidence_ranks") is not None for r in records),
+            "ranked_every_block": sum(r["evidence_ranks"] is not None for r in records),
         },
         "first_error": f"{failed[0]['id']}: {failed[0]['error']}" if failed else None,
     }
@@ -196,15 +183,6 @@ def _by_kind(records: Iterable[Record]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _question(example: Example) -> Record:
-    return {
-        "id": example.id,
-        "question": example.question,
-        "references": list(example.answers),
-        "labelled": bool(example.evidence),
-    }
-
-
 def _has_selection(record: Record) -> bool:
     """Whether selection can be measured: blocks have scores and the evidence is labelled."""
     selected = record["selected"]
@@ -213,7 +191,7 @@ def _has_selection(record: Record) -> bool:
 
 def _selection_scores(record: Record, depth: int) -> dict[str, float]:
     flags = [bool(block["evidence"]) for block in record["selected"]]
-    selected, ranks = range(len(flags)), record.get("evidence_ranks")
+    selected, ranks = range(len(flags)), record["evidence_ranks"]
     scores = {f"recall@{k}": recall_at(selected, flags, k) for k in range(1, depth + 1)}
     scores |= {f"precision@{k}": precision_at(selected, flags, k) for k in range(1, depth + 1)}
     if ranks is None:

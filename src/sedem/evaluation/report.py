@@ -34,7 +34,7 @@ class Counts(BaseModel):
     model_config = ConfigDict(strict=True)
 
     examples: int
-    not_answered: int = 0
+    not_answered: int
 
 
 class Summary(BaseModel):
@@ -46,12 +46,12 @@ class Summary(BaseModel):
     interval: Annotated[list[float], Field(min_length=2, max_length=2)]
 
 
-class Metrics(BaseModel):
+class ReportedMetrics(BaseModel):
     """The entries of a metrics.json that a report needs."""
 
     counts: Counts
     f1: Summary
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any]
 
     @model_validator(mode="before")
     @classmethod
@@ -74,7 +74,7 @@ class EvaluatedRun:
 
     def row(self) -> dict[str, Any]:
         """A row of the table, with JSON types and without the metrics that were not measured."""
-        settings = self.metrics.get("settings", {})
+        settings = self.metrics["settings"]
         recalls = [name for name in self.metrics if name.startswith(RECALL)]
         deepest = max(recalls, key=lambda name: int(name[len(RECALL) :]), default="recall")
         shown = {name: self.metrics.get(deepest if name == "recall" else name) for name in COLUMNS}
@@ -83,8 +83,8 @@ class EvaluatedRun:
             **{name: settings.get(name) for name in ("method", "data", "k", "control")},
             "recall_at": int(deepest[len(RECALL) :]) if recalls else None,
             "n": len(self.records),
-            "batch": max(record.get("batch", 1) for record in self.records),
-            "not_answered": self.metrics.get("counts", {}).get("not_answered", 0),
+            "batch": max(record["batch"] for record in self.records),
+            "not_answered": self.metrics["counts"]["not_answered"],
             "metrics": {name: value for name, value in shown.items() if value is not None},
         }
 
@@ -141,7 +141,7 @@ def load(folder: Path) -> EvaluatedRun:
     records = list(read_predictions(content, folder / PREDICTIONS))
     try:
         metrics = read_json(folder / METRICS, DataError)
-        count = Metrics.model_validate(metrics).counts.examples
+        count = ReportedMetrics.model_validate(metrics).counts.examples
     except (DataError, ValueError):
         raise DataError(f"'{folder / METRICS}' is not a 'sedem eval' result") from None
     if not records:

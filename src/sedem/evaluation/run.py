@@ -7,20 +7,40 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from sedem.backbone.decoder import Backbone
 from sedem.data.examples import Example
 from sedem.errors import ConfigError, DataError, SedemError
 from sedem.evaluation.records import Prediction, Record, failed_record, measure, to_record
-from sedem.evaluation.registry import Method
 from sedem.evaluation.results import Signatures, claim, write_json
 from sedem.evaluation.storage import compression
+from sedem.types import Answer, Reader
 from sedem.untrusted import JSON_BYTES, parse_json, read_bytes
 
 PREDICTIONS = "predictions.jsonl"
 METRICS = "metrics.json"
 
 Progress = Callable[[int, int], None]
+
+
+class Method(Protocol):
+    """Answers batches of examples.
+
+    Attributes:
+        batch: number of examples answered together.
+        backbone: the backbone that answers, or None if unknown. Sizes of memory are compared with
+            its keys and values.
+        reader: the same method for one question at a time, which the bench measures.
+    """
+
+    batch: int
+    backbone: Backbone | None
+    reader: Reader
+
+    def answer(self, examples: Sequence[Example]) -> list[Answer]:
+        """Answer each example from its own documents."""
+        ...
 
 
 def sample(examples: Sequence[Example], limit: int | None, seed: int) -> list[Example]:

@@ -34,6 +34,7 @@ from sedem.data.document_questions import packed, questions, split_documents, to
 from sedem.data.windows import Windows
 from sedem.durable_files import write_text
 from sedem.errors import CheckpointError, ConfigError, DataError
+from sedem.evaluation.results import write_json
 from sedem.provenance import provenance
 from sedem.training.block_batch import BlockCollator
 from sedem.training.block_dataset import BlockDataset
@@ -59,6 +60,7 @@ from sedem.training.stages import (
     train_stage2,
 )
 from sedem.types import Document
+from sedem.untrusted import read_json
 from sedem.validation import NumberFrom0, Settings, Whole, WholeAbove0
 
 DOCUMENTS, QUESTIONS, HELD_OUT = "documents.jsonl", "questions.jsonl", "held-out.jsonl"
@@ -304,7 +306,7 @@ MOST_QUESTIONS, MOST_HELD_OUT = 10_000, 200
 
 
 @dataclass(frozen=True)
-class Sizes:
+class Amounts:
     """Amount of data to train and to measure on.
 
     Attributes:
@@ -339,14 +341,14 @@ def finished(wanted: Adaptation, documents: Sequence[Document], out: Path) -> di
         return None
     if not (out / REPORT_FILE).is_file():
         raise CheckpointError(f"'{out}' exists already; give the name of a new folder")
-    report = _read(out / REPORT_FILE)
+    report = read_json(out / REPORT_FILE, CheckpointError)
     _check_same(report["request"], _request(wanted, documents), out)
     return report
 
 
 def prepare(
     wanted: Adaptation, documents: Sequence[Document], out: Path
-) -> tuple[Sizes, tuple[int, int]]:
+) -> tuple[Amounts, tuple[int, int]]:
     """Write documents, questions and recipes into the working folder, unless they exist.
 
     Returns:
@@ -360,15 +362,15 @@ def prepare(
     with processes().main_process_first():
         if not (folder / REQUEST_FILE).is_file():
             return _prepare(wanted, documents, folder, request)
-        written = _read(folder / REQUEST_FILE)
+        written = read_json(folder / REQUEST_FILE, CheckpointError)
         _check_same(written["request"], request, folder)
         one, two = written["steps"]
-        return Sizes(**written["sizes"]), (one, two)
+        return Amounts(**written["sizes"]), (one, two)
 
 
 def _prepare(
     wanted: Adaptation, documents: Sequence[Document], folder: Path, request: dict[str, Any]
-) -> tuple[Sizes, tuple[int, int]]:
+) -> tuple[Amounts, tuple[int, int]]:
     config, backbone, start = start_of(wanted)
     training, held_out = split_documents(documents, wanted.held_out, wanted.seed)
     learned = questions(training, training, count=MOST_QUESTIONS, seed=wanted.seed)
@@ -377,7 +379,7 @@ def _prepare(
     texts = [packed(some, backbone, width) for some in (training, held_out)]
     tokens = [tokens_of(some, backbone) for some in texts]
     windows = [sum(count // width for count in some) for some in tokens]
-    sizes = Sizes(
+    sizes = Amounts(
         documents=len(documents),
         tokens=sum(map(sum, tokens)),
         held_out_documents=len(held_out) if len(documents) > 1 else 0,
@@ -407,7 +409,7 @@ def _prepare(
     write_text(folder / STAGE2_FILE, as_yaml(second))
     entries = {"request": request, "sizes": asdict(sizes), "steps": steps}
     # Written last: a folder that contains this file is complete.
-    write_text(folder / REQUEST_FILE, json.dumps(entries, indent=1) + "\n")
+    write_json(folder / REQUEST_FILE, entries)
     return sizes, steps
 
 
@@ -448,11 +450,11 @@ def adapt(out: Path) -> dict[str, Any]:
     second = load_recipe(Stage2Recipe, folder / STAGE2_FILE)
     # Scores before any training are measured only once.
     if (folder / BEFORE_FILE).is_file():
-        before: Scores = _read(folder / BEFORE_FILE)
+        before: Scores = read_json(folder / BEFORE_FILE, CheckpointError)
     else:
         before = held_out_scores(first, second, first.start_from, "before")
         if own.is_main_process:
-            write_text(folder / BEFORE_FILE, json.dumps(before) + "\n")
+            write_json(folder / BEFORE_FILE, before)
     summaries = [Path(recipe.run.output) / SUMMARY_FILE for recipe in (first, second)]
     if not summaries[0].is_file():
         train_stage1(first)
@@ -460,9 +462,9 @@ def adapt(out: Path) -> dict[str, Any]:
         train_stage2(second)
     final = Path(second.run.output) / FINAL
     after = held_out_scores(first, second, str(final), "after")
-    runs = [_read(path) for path in summaries]
+    runs = [read_json(path, CheckpointError) for path in summaries]
     report = {
-        **_read(folder / REQUEST_FILE),
+        **read_json(folder / REQUEST_FILE, CheckpointError),
         "batch": BATCH,
         "seconds": sum(run["seconds"] for run in runs),
         "trained_parameters": runs[-1]["trained_parameters"],
@@ -473,13 +475,8 @@ def adapt(out: Path) -> dict[str, Any]:
         # The checkpoint appears complete or not at all.
         with unfinished(out) as place:
             shutil.copytree(final, place, dirs_exist_ok=True)
-            card = adapted_card(out.name, _read(final / CONFIG_FILE), report)
+            card = adapted_card(out.name, read_json(final / CONFIG_FILE, CheckpointError), report)
             write_text(place / CARD_FILE, card)
-            write_text(place / REPORT_FILE, json.dumps(report, indent=1) + "\n")
+            write_json(place / REPORT_FILE, report)
     own.wait_for_everyone()
     return report
-
-
-def _read(path: Path) -> dict[str, Any]:
-    entries: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return entries

@@ -225,10 +225,10 @@ def calibrate(
     Raises:
         DataError: too few questions can be used.
     """
-    parts: dict[str, nn.Module] = {}
-    settings: dict[str, Any] = {}
+    parts, settings = dict[str, nn.Module](), dict[str, Any]()
     # Whatever was fitted before, every question is answered.
     model.config = model.config.with_changes(min_confidence=0.0)
+    # Queries from the decoder's states, because everything after them is fitted to their scores.
     if read_once:
         model.config = model.config.with_changes(read_once=True)
         taught = query_questions(model, read_once, read_examples(model, read_once, progress))
@@ -243,6 +243,7 @@ def calibrate(
         )
     held_out = round(HELD_OUT * len(questions))
     fitted, measured = questions[:-held_out], questions[-held_out:]
+    # How much words count, and the confidence, which depends on it.
     settings["selection"] = selection
     if selection == "both":
         settings["word_weight"] = fit_word_weight(fitted)
@@ -250,14 +251,14 @@ def calibrate(
     part, least = fit_confidence(fitted, config)
     parts["confidence"] = part
     settings |= {"confidence": True, "answer": answer, "min_confidence": least}
-    f1: dict[str, float] = {}
-    found_all: dict[str, float] = {}
+    f1, found_all = dict[str, float](), dict[str, float]()
     if two_steps:
         model.config = config
         hop, found_all = train_second_hop(model, examples, read, two_steps, progress)
         parts["second_hop"] = model.second_hop = hop
         settings |= {"second_hop": True, "hops": hops}
         config = config.with_changes(second_hop=True, hops=hops)
+    # Spans, from the blocks that the calibrated model selects.
     if answer != "free":
         model.config = config
         spans, f1 = train_spans(model, examples, read, progress)
@@ -408,6 +409,28 @@ class ReadExamples:
     names: dict[str, str]
     blocks: dict[str, list[int]]
 
+    def blocks_of(self, example: Example) -> tuple[list[int], list[int], Tensor]:
+        """The blocks of an example, the document of each, and which count as evidence `[N]`.
+
+        Documents with evidence count as a whole; if all have some, only the blocks that overlap it.
+        """
+        owner = {
+            index: number
+            for number, document in enumerate(example.documents)
+            for index in self.blocks[document.text]
+        }
+        indices = sorted(owner)
+        owners = [owner[index] for index in indices]
+        gold = {span.document for span in example.evidence}
+        if gold < set(owners):
+            return indices, owners, torch.tensor([number in gold for number in owners])
+        blocks = [self.bank.blocks[index] for index in indices]
+        rows = [
+            BlockRow(number, block.start, block.end, ())
+            for number, block in zip(owners, blocks, strict=True)
+        ]
+        return indices, owners, torch.tensor(from_evidence(rows, example.evidence))
+
 
 def read_examples(
     model: SeDeM, examples: Sequence[Example], progress: Progress | None = None
@@ -429,15 +452,11 @@ def score_examples(
     """Score questions against their documents; those with no evidence or only it are left out."""
     bank, questions = read.bank, []
     for example in examples:
-        indices = [index for document in example.documents for index in read.blocks[document.text]]
-        owners = [n for n, d in enumerate(example.documents) for _ in read.blocks[d.text]]
-        evidence_N = torch.tensor(_gold(bank, example, indices, owners))
-        if bool(evidence_N.all()) or not bool(evidence_N.any()):
-            continue
-        states_N, tokens = _scores(model, bank, example.question, indices)
-        order_N = torch.tensor(indices).argsort()
-        words = score_words(bank, example.question).among(sorted(indices))
-        questions.append(ScoredQuestion(states_N[order_N], words, evidence_N[order_N], tokens))
+        indices, _, evidence_N = read.blocks_of(example)
+        if evidence_N.any() and not evidence_N.all():
+            states_N, tokens = _scores(model, bank, example.question, indices)
+            words = score_words(bank, example.question).among(indices)
+            questions.append(ScoredQuestion(states_N, words, evidence_N, tokens))
     return questions
 
 
@@ -451,25 +470,15 @@ def query_questions(
     keys_MJRH = keys_of(bank, model.selector, every).dequantize().half().cpu()
     slots_MJ = torch.as_tensor(bank.slot_tokens(every)) > 0
     for example in examples:
-        owners = _owners(example, read)
-        gold_N = torch.tensor(_gold(bank, example, list(owners), list(owners.values())))
+        indices, _, gold_N = read.blocks_of(example)
         if gold_N.any() and not gold_N.all():
             [hidden_QE] = prompt_states(model, model.engine, [example.question])
-            blocks_N = torch.tensor(list(owners))
             questions.append(
-                QueryQuestion(hidden_QE.half().cpu(), blocks_N, gold_N, keys_MJRH, slots_MJ)
+                QueryQuestion(
+                    hidden_QE.half().cpu(), torch.tensor(indices), gold_N, keys_MJRH, slots_MJ
+                )
             )
     return questions
-
-
-def _owners(example: Example, read: ReadExamples) -> dict[int, int]:
-    """The document of each block of an example."""
-    owner = {
-        index: number
-        for number, document in enumerate(example.documents)
-        for index in read.blocks[document.text]
-    }
-    return dict(sorted(owner.items()))
 
 
 @torch.no_grad()
@@ -479,9 +488,8 @@ def hop_questions(
     """Take the first hop of questions, each among its own documents."""
     bank, questions = read.bank, []
     for example in examples:
-        owners = _owners(example, read)
-        indices = list(owners)
-        documents_N = torch.tensor(list(owners.values()))
+        indices, owners, gold_N = read.blocks_of(example)
+        documents_N = torch.tensor(owners)
         evidence = frozenset(span.document for span in example.evidence)
         if len(indices) < 2 or not evidence:
             continue
@@ -492,7 +500,6 @@ def hop_questions(
         scores = Scores(total_N, states_N, words)
         request = Request(bank, example.question)
         hidden_1QE, _ = encode_hop(model, model.engine, request, indices[first])
-        gold_N = torch.tensor(_gold(bank, example, indices, documents_N.tolist()))
         questions.append(
             HopQuestion(
                 hidden=hidden_1QE[0].half().cpu(),
@@ -520,21 +527,6 @@ def _unique(names: dict[str, str]) -> dict[str, str]:
             name += "'"
         unique[name] = text
     return {text: name for name, text in unique.items()}
-
-
-def _gold(
-    bank: BankReader, example: Example, indices: Sequence[int], owners: Sequence[int]
-) -> list[bool]:
-    """Which blocks count as evidence: whole documents, or blocks if all documents have evidence."""
-    gold = {span.document for span in example.evidence}
-    if gold < set(owners):
-        return [owner in gold for owner in owners]
-    blocks = (bank.blocks[index] for index in indices)
-    rows = [
-        BlockRow(owner, block.start, block.end, ())
-        for owner, block in zip(owners, blocks, strict=True)
-    ]
-    return from_evidence(rows, example.evidence)
 
 
 def _scores(

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sedem.answering.decoding import Decoding
 from sedem.backbone.loading import open_backbone
 from sedem.baselines.registry import TRAINED, reader_class
 from sedem.baselines.trained import TrainedReader
@@ -36,14 +37,16 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 """Settings for a tiny backbone; a new method adds its own here."""
 
+SHORT = Decoding(max_new_tokens=5)
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 
 
 def make(name: str, folder: str, seed: int = 1, **changes: Any) -> Any:
-    """A baseline with random parts and adapters, so that both affect its answers."""
+    """A baseline with random parts and adapters, so that both affect its short answers."""
     kind = reader_class(name)
     torch.manual_seed(seed)
     reader = kind(kind.Config(backbone=folder, **{**SMALL[name], **changes}), open_backbone(folder))
+    reader.decoding = SHORT
     with torch.no_grad():
         for parameter in reader.backbone.lora_parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.2)

@@ -145,7 +145,7 @@ def test_from_text_to_questions_to_answers(
     assert gold["conditioning"]["mean"] < metrics["conditioning"]["mean"]
     digests = {m["settings"]["weights_sha256"] for m in (metrics, gold)}
     assert len(digests) == 1
-    for given in ({"k": 2}, {"shift": 2}, {"memory": "int8"}, {"kept_dtype": "int8"}):
+    for given in ({"k": 2}, {"shift": 2}, {"memory": "int8"}):
         (name,) = given
         with pytest.raises(ConfigError, match=f"but icae has no {name}; leave it out"):
             run_evaluation(config.with_changes(**given))
@@ -168,7 +168,13 @@ def test_a_recipe_that_a_baseline_cannot_use_is_rejected(
     for method, name, entry, message in (
         ("icae", "icae", "method=other", "is a recipe of 'other'; run 'sedem train other'"),
         ("icae", "hmt", "method=hmt", "is a recipe of 'hmt'; run 'sedem train hmt'"),
-        ("icea", "icae", "method=icae", "there is no trained method 'icea'"),
+        ("icea", "icae", "method=icae", "there is no method 'icea'"),
+        (
+            "bm25",
+            "icae",
+            "method=icae",
+            "'bm25' is not trained; methods that are: full-context-tun",
+        ),
         ("icae", "icae", "model.memori=3", "unknown key 'memori'; did you mean 'memory'"),
         *(
             (
@@ -195,7 +201,7 @@ def test_the_command_trains_and_evaluates_by_name(
     monkeypatch.chdir(tmp_path)
     trained = succeeds("train", "full-context-tuned", *words)
     assert trained.strip() == str(output / "final")
-    assert "there is no trained method 'nothing'" in sedem("train", "nothing", *words).output
+    assert "there is no method 'nothing'" in sedem("train", "nothing", *words).output
     (tmp_path / "own.jsonl").write_text(json.dumps(OWN))
     asked = ("--data", "own.jsonl", "--max-new-tokens", "3", "--json")
     metrics = prints_json("eval", "full-context-tuned", "-m", output / "final", *asked)

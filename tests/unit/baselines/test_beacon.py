@@ -16,7 +16,6 @@ from unit.baselines.conftest import SMALL, make, tokens
 
 from sedem import Document
 from sedem.backbone.decoder import FAMILIES, Backbone
-from sedem.backbone.loading import open_backbone
 from sedem.baselines.beacon import ActivationBeacon, BeaconConfig
 from sedem.errors import ConfigError
 from sedem.training.baseline import TextTraining
@@ -204,58 +203,3 @@ def test_a_context_shorter_than_a_window_trains_nothing(reader: ActivationBeacon
         ConfigError, match=r"text.continuation are 15 tokens and model.window is 16"
     ):
         reader.text_loss(torch.ones(1, 8, dtype=torch.long), torch.ones(1, 7, dtype=torch.long))
-
-
-# Low-rank updates of the frozen projections
-
-
-def with_rank(full: Any, folder: str, rank: int) -> Any:
-    """The same reader with low-rank updates instead of full projections; exact at full rank."""
-    narrow: Any = make("beacon", folder, rank=rank)
-    with torch.no_grad():
-        narrow.parts()["token"].load_state_dict(full.parts()["token"].state_dict())
-        pairs = zip(full.projections(), narrow.projections(), strict=True)
-        for (own, frozen), (update, _) in pairs:
-            left, sizes, right = torch.linalg.svd(own.weight - frozen.weight, full_matrices=False)
-            update[0].weight.copy_(right[:rank])
-            update[1].weight.copy_((left * sizes)[:, :rank])
-    return narrow
-
-
-@torch.no_grad()
-def test_an_update_of_full_rank_equals_a_full_projection(tiny_folder: Callable[..., str]) -> None:
-    full: Any = make("beacon", tiny_folder())
-    # Keys and values of the tiny backbone are 16 wide, so an update has at most rank 16.
-    projections = [own.weight for own, _ in full.projections()]
-    narrow = with_rank(full, tiny_folder(), min(min(p.shape) for p in projections))
-    for (own, frozen), (update, _) in zip(full.projections(), narrow.projections(), strict=True):
-        own.weight.copy_(frozen.weight + update[1].weight @ update[0].weight)
-    ids = tokens(70)[0].tolist()
-    compressed, same = (reader.compress(ids).content.float() for reader in (full, narrow))
-    torch.testing.assert_close(compressed, same, rtol=2e-2, atol=2e-2)
-    text = torch.stack(tokens(60, 60))
-    losses = [reader.text_loss(text[:, :50], text[:, 50:])["loss"] for reader in (full, narrow)]
-    torch.testing.assert_close(*losses, rtol=1e-5, atol=1e-5)
-
-
-def test_updates_start_at_zero_and_learn(tiny_folder: Callable[..., str]) -> None:
-    frozen, reader = (
-        ActivationBeacon(
-            BeaconConfig(backbone=tiny_folder(), rank=rank, **SMALL["beacon"]),
-            open_backbone(tiny_folder()),
-        ).eval()
-        for rank in (0, 2)
-    )
-    text = torch.stack(tokens(60, 60))
-    losses = [one.text_loss(text[:, :50], text[:, 50:])["loss"] for one in (frozen, reader)]
-    assert torch.equal(*losses)
-    stage = TextTraining(reader).train()
-    optimizer = torch.optim.SGD([p for p in stage.parameters() if p.requires_grad], 0.1)
-    # The token is zero at first, so it moves first, then the updates, then all that reads them.
-    for _ in range(3):
-        optimizer.zero_grad()
-        stage(text[:, :50], text[:, 50:])["loss"].backward()
-        optimizer.step()
-    still = {n for n, p in reader.parts().named_parameters() if p.grad is None or not p.grad.any()}
-    # Nothing reads the beacons' queries in the last layer.
-    assert still == {"q.3.0.weight", "q.3.1.weight"}

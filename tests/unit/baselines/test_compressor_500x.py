@@ -92,13 +92,13 @@ def naive_memory(reader: Compressor500x, context: list[int]) -> list[tuple[Tenso
 
 
 def naive_logits(reader: Compressor500x, context: list[int], ids: list[int]) -> Tensor:
-    """Logits of tokens after the memory, at the positions of the variant."""
+    """Logits of tokens after the memory, at positions that continue the number of cached ones."""
     cache = DynamicCache()
-    memory, limit = reader.config.memory, reader.config.limit
+    limit = reader.config.limit
     for start in range(0, len(context), limit):
         for layer, pair in enumerate(naive_memory(reader, context[start : start + limit])):
             cache.update(*pair, layer)
-    first = {"restart": cache.get_seq_length(), "continue": limit + memory}[reader.config.positions]
+    first = cache.get_seq_length()
     with reader.backbone.without_lora():
         return reader.backbone.model(
             input_ids=torch.tensor([ids]),
@@ -110,12 +110,11 @@ def naive_logits(reader: Compressor500x, context: list[int], ids: list[int]) -> 
 @pytest.mark.parametrize(
     ("long_contexts", "lengths"), [("cut", (48, 9)), ("windows", (48, 9)), ("windows", (20, 110))]
 )
-@pytest.mark.parametrize("positions", ["restart", "continue"])
 @torch.no_grad()
-def test_both_variants_of_positions_match_hugging_face(
-    positions: str, long_contexts: str, lengths: tuple[int, int], tiny_folder: Callable[..., str]
+def test_losses_match_hugging_face(
+    long_contexts: str, lengths: tuple[int, int], tiny_folder: Callable[..., str]
 ) -> None:
-    reader: Any = make("500x", tiny_folder(), positions=positions, long_contexts=long_contexts)
+    reader: Any = make("500x", tiny_folder(), long_contexts=long_contexts)
     contexts = tokens(*lengths)
     pairs = [([0, 5, 6, 7], [8, 9, 1]), ([0, 4], [11, 12, 13, 1])]
     expected = []
@@ -126,12 +125,9 @@ def test_both_variants_of_positions_match_hugging_face(
     assert float(loss) == pytest.approx(sum(expected) / 2, rel=1e-4)
 
 
-@pytest.mark.parametrize("positions", ["restart", "continue"])
 @torch.no_grad()
-def test_stepwise_decoding_equals_one_forward_pass(
-    positions: str, tiny_folder: Callable[..., str]
-) -> None:
-    reader: Any = make("500x", tiny_folder(), positions=positions, long_contexts="windows")
+def test_stepwise_decoding_equals_one_forward_pass(tiny_folder: Callable[..., str]) -> None:
+    reader: Any = make("500x", tiny_folder(), long_contexts="windows")
     used = [98, 18]
     contents = [reader.compress(list(range(2, 2 + count))).content for count in used]
     prompts, more = [[0, 5, 6, 7], [0, 4]], [8, 9]
@@ -198,8 +194,8 @@ def test_windows_whose_memory_does_not_fit_are_not_read(tiny_folder: Callable[..
 
 
 def test_questions_and_texts_that_do_not_fit_are_rejected(tiny_folder: Callable[..., str]) -> None:
-    reader = make("500x", tiny_folder(), limit=400, positions="continue")
-    with pytest.raises(DataError, match="from position 404 on, exceed the 512 positions"):
-        reader.context_tokens_used(50, 60, 64)
+    reader = make("500x", tiny_folder(), limit=400)
+    with pytest.raises(DataError, match="from position 4 on, exceed the 512 positions"):
+        reader.context_tokens_used(50, 446, 64)
     with pytest.raises(ConfigError, match=r"text.context is 401 tokens and model.limit 400"):
         reader.text_loss(torch.ones(1, 401).long(), torch.ones(1, 2).long())

@@ -14,14 +14,14 @@ from unit.baselines.conftest import make
 from unit.baselines.test_baseline_training import assert_resumes_equal
 
 from sedem import Document
-from sedem.answering.decoding import Decoding, context_prompt, question_ids
+from sedem.answering.decoding import context_prompt, question_ids
 from sedem.baselines.paragraphs import split
 from sedem.baselines.rag import RAG
 from sedem.data.question_sets import open_examples
 from sedem.errors import ConfigError
 from sedem.evaluation.command import run_evaluation
 from sedem.evaluation.config import EvaluationConfig, MethodSettings
-from sedem.evaluation.trained import Trained
+from sedem.evaluation.readers import TrainedMethod
 from sedem.guidance import independent
 from sedem.training import baseline
 from sedem.training.baseline import BaselineRecipe, RAGTraining, blocks_of, train_baseline
@@ -29,7 +29,6 @@ from sedem.training.block_batch import BlockCollator
 from sedem.training.block_dataset import BlockDataset
 from sedem.training.selection_losses import ConditionedLosses
 
-SHORT = Decoding(max_new_tokens=5)
 RENT = "What is the rent?"
 TEXTS = [
     Document("a", "Beat the eggs.\n\n  The rent is 900 euros.\nIt is due in May.\n\n\nBake it."),
@@ -87,7 +86,7 @@ def test_scores_are_late_interaction_over_frozen_states_of_paragraphs(reader: RA
 def test_the_best_paragraphs_are_read_in_document_order(reader: RAG) -> None:
     reader.config = reader.config.with_changes(k=3)
     memory = reader.read(TEXTS)
-    answer = reader.answer(memory, RENT, decoding=SHORT)
+    answer = reader.answer(memory, RENT)
     scores = reader.scores(memory, RENT)
     best = sorted(range(5), key=lambda i: -float(scores[i]))
     spans = [p.span for p in memory.paragraphs]
@@ -108,9 +107,9 @@ def test_the_best_paragraphs_are_read_in_document_order(reader: RAG) -> None:
     assert timings["select_ms"] < timings["ttft_ms"] <= timings["total_ms"]
     # Only the selected paragraphs are read.
     reader.config = reader.config.with_changes(k=1)
-    one = reader.answer(memory, RENT, decoding=SHORT)
+    one = reader.answer(memory, RENT)
     alone = reader.read([Document("only", one.citations[0].text)])
-    assert reader.answer(alone, RENT, decoding=SHORT).text == one.text
+    assert reader.answer(alone, RENT).text == one.text
 
 
 @torch.no_grad()
@@ -149,9 +148,7 @@ def test_independent_paragraphs_are_read_from_what_each_computes_alone(
 def test_independent_paragraphs_are_cited_like_joint_ones(tiny_folder: Callable[..., str]) -> None:
     joint = make("rag", tiny_folder(), paragraph=48, k=3)
     apart = make("rag", tiny_folder(), paragraph=48, k=3, block_context="independent")
-    first, second = (
-        reader.answer(reader.read(TEXTS), RENT, decoding=SHORT) for reader in (joint, apart)
-    )
+    first, second = (reader.answer(reader.read(TEXTS), RENT) for reader in (joint, apart))
     assert second.citations == first.citations
     assert second.conditioning == first.conditioning - 2 * len(joint.separator)  # type: ignore[attr-defined]
 
@@ -295,4 +292,4 @@ def test_settings_of_other_methods_are_rejected(
         with pytest.raises(ConfigError, match="only to methods that pick paragraphs, but 'icae'"):
             train_baseline(question_recipe("icae").with_changes(**only))
     with pytest.raises(ConfigError, match="shift is 1, but rag has no shift; leave it out"):
-        Trained(reader, MethodSettings(checkpoint="some", shift=1))
+        TrainedMethod(reader, MethodSettings(checkpoint="some", shift=1))

@@ -15,6 +15,7 @@ from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
 from sedem.baselines.icae import ICAEConfig
 from sedem.baselines.registry import TRAINED
+from sedem.baselines.trained import TrainedReader
 from sedem.bench import measure
 from sedem.bench.contexts import DOCUMENT, context, demo_text
 from sedem.bench.measure import run_bench, spread
@@ -24,7 +25,6 @@ from sedem.checkpoint.folder import locate
 from sedem.checkpoint.portable import BACKBONE
 from sedem.errors import ConfigError, DataError
 from sedem.evaluation import cost
-from sedem.evaluation.trained import BoundTrained
 
 METHODS = ("sedem", "full-context", "bm25")
 FIGURES = ("online_ttft_ms", "prebuilt_ttft_ms", "decode_tok_s", "build_tok_s")
@@ -196,12 +196,12 @@ def test_a_baseline_on_random_weights_has_the_papers_settings_and_adapters(
     with checkpoint_of(random_plan.with_changes(methods=("icae",))) as opened:
         (subject,), _ = open_subjects(opened)
     reader = subject.reader
-    assert isinstance(reader, BoundTrained)
-    config = reader.trained.config
+    assert isinstance(reader, TrainedReader)
+    config = reader.config
     assert config.with_changes(backbone="x") == ICAEConfig(backbone="x")
-    assert subject.backbone is reader.trained.backbone
+    assert subject.backbone is reader.backbone
     # Two matrices on each of q and v in 15 layers.
-    assert len(reader.trained.backbone.lora_parameters()) == 2 * 2 * 15
+    assert len(reader.backbone.lora_parameters()) == 2 * 2 * 15
 
 
 def test_a_baseline_whose_settings_do_not_fit_a_shape_is_left_out(

@@ -123,7 +123,7 @@ def test_a_corpus_is_tokenized_once_and_again_only_if_something_changes(
     assert second.tokens.tolist() == tokens
     assert first.bounds.tolist() == second.bounds.tolist()
     # A run that was killed before it wrote the bounds is not complete.
-    (folder,) = cache.glob("tokens-*")
+    (folder,) = cache.glob("corpus-*")
     (folder / "bounds.npy").unlink()
     again = TokenizedCorpus.open(path, backbone, cache)
     assert counts == [9, 9]
@@ -136,7 +136,7 @@ def test_a_corpus_is_tokenized_once_and_again_only_if_something_changes(
     counts.clear()
     TokenizedCorpus.open(path, backbone, cache)
     assert counts == [1]
-    assert len(list(cache.glob("tokens-*"))) == 4
+    assert len(list(cache.glob("corpus-*"))) == 4
 
 
 def test_the_cache_knows_the_files_of_a_folder_and_their_order(
@@ -211,8 +211,8 @@ def test_a_killed_run_continues_where_it_stopped(
     assert again.bounds.tolist() == whole.bounds.tolist()
     # At most a part and what was tokenized with it is done again.
     assert sum(counts) <= 150 - after + 100 // 6 + 2 * 8
-    (folder,) = (tmp_path / "cache").glob("tokens-*")
-    assert {file.name for file in folder.iterdir()} == {"tokens.npy", "bounds.npy"}
+    (folder,) = (tmp_path / "cache").glob("corpus-*")
+    assert {file.name for file in folder.iterdir()} == {"tokens.bin", "bounds.npy"}
 
 
 def test_two_processes_tokenize_a_corpus_once(
@@ -247,37 +247,15 @@ def test_a_full_disk_is_noticed_before_anything_is_tokenized(
     path: Path, backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(durable_files.shutil, "disk_usage", lambda _: usage(0, 0, 90))
+    monkeypatch.setattr(durable_files.shutil, "disk_usage", lambda _: usage(0, 0, 40))
     counts = tokenized(monkeypatch)
     with pytest.raises(
-        ConfigError, match=r"tokenizing '.*' needs .* kB, but the disk of .* has 90 bytes free"
+        ConfigError, match=r"tokenizing '.*' needs 624 bytes, but the disk of .* has 40 bytes free"
     ):
         TokenizedCorpus.open(path, backbone, tmp_path / "cache")
     assert counts == []
-    # 20 tokens of two bytes, twice.
+    # 20 tokens of two bytes.
     TokenizedCorpus.open(path, backbone, tmp_path / "cache", limit=20)
-
-
-def test_a_run_killed_after_the_bounds_were_written_has_lost_nothing(
-    path: Path, backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tokenized_corpus, "PART", 1)
-    monkeypatch.setattr(tokenized_corpus, "TOKENIZED_TOGETHER", 1)
-    whole = TokenizedCorpus.open(path, backbone, tmp_path / "whole")
-    unlink = Path.unlink
-
-    def killed(self: Path, missing_ok: bool = False) -> None:
-        if self.name == "part-000001.npz":
-            raise KeyboardInterrupt
-        unlink(self, missing_ok)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Path, "unlink", killed)
-        TokenizedCorpus.open(path, backbone, tmp_path / "cache")
-    again = TokenizedCorpus.open(path, backbone, tmp_path / "cache")
-    assert again.tokens.tolist() == whole.tokens.tolist()
-    (folder,) = (tmp_path / "cache").glob("tokens-*")
-    assert {file.name for file in folder.iterdir()} == {"tokens.npy", "bounds.npy"}
 
 
 def test_tokens_stop_at_their_limit_and_cut_the_last_text(

@@ -7,8 +7,9 @@ import pytest
 from sedem import Document
 from sedem.backbone.decoder import Backbone
 from sedem.bank.blocks import BlockRow
+from sedem.data.cloze import DOCUMENTS as CONTEXT
+from sedem.data.cloze import Cloze
 from sedem.data.document_questions import (
-    CONTEXT,
     LONG_PIECE,
     SHORT_PIECE,
     blanks,
@@ -52,9 +53,9 @@ def test_what_occurs_once_is_asked_about_and_found_by_its_words() -> None:
     occurring = Counter(word.lower() for word in piece.rstrip(".").replace(".", "").split())
     occurring["messing"] = 2
     known, rare = blanks(piece, occurring)
-    assert known[1] == "June 1921" and known[2] is not None
+    assert known.answer == "June 1921" and known.end
     question = "Der what am Abend vorher die Laterne aus Messing geputzt?"
-    assert rare == (question, "Kapitän hatte", None)
+    assert rare == Cloze(question, "Kapitän hatte")
 
 
 def test_questions_have_their_answer_in_one_context_and_the_rest_around_it() -> None:

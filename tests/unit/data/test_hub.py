@@ -20,7 +20,6 @@ from sedem.errors import ConfigError, DataError
 
 Write = Callable[[str, Any], Path]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-SCRIPT = "Dataset scripts are no longer supported, but found hotpot_qa.py"
 
 
 def columns(objects: list[dict[str, Any]]) -> dict[str, list[Any]]:
@@ -79,7 +78,7 @@ SOURCES: dict[str, tuple[str, Callable[[Any], list[dict[str, Any]]]]] = {
 }
 ASKED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "squad": (("rajpurkar/squad",), {}),
-    "hotpotqa": (("hotpotqa/hotpot_qa", "distractor"), {}),
+    "hotpotqa": (("hotpotqa/hotpot_qa", "distractor"), {"revision": "refs/convert/parquet"}),
     "2wikimultihopqa": (
         ("parquet",),
         {"data_files": {"train": "hf://datasets/xanhho/2WikiMultihopQA/train.parquet"}},
@@ -99,13 +98,11 @@ def hub_rows(fixtures: Path, name: str) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
-    """A hub that holds `rows` and notes what it is asked for; a script refuses its main branch."""
-    kept = SimpleNamespace(rows=[], asked=[], script=False)
+    """A hub that holds `rows` and notes what it is asked for."""
+    kept = SimpleNamespace(rows=[], asked=[])
 
     def load_dataset(*names: str, streaming: bool = False, **options: Any) -> Any:
         kept.asked.append((names, {**options, "streaming": streaming}))
-        if kept.script and "revision" not in options:
-            raise RuntimeError(SCRIPT)
         path = tmp_path / f"hub-{len(kept.asked)}.parquet"
         Dataset.from_list(kept.rows).to_parquet(path)
         rows = Dataset.from_parquet(str(path), cache_dir=str(tmp_path / "cache"))
@@ -158,17 +155,6 @@ def test_validation_is_the_default_and_2wikis_dev(fixtures: Path, hub: SimpleNam
     files = {"validation": "hf://datasets/xanhho/2WikiMultihopQA/dev.parquet"}
     options = {"data_files": files, "split": "validation", "streaming": False}
     assert hub.asked == [(("parquet",), options)]
-
-
-def test_a_script_falls_back_to_the_parquet_copy(fixtures: Path, hub: SimpleNamespace) -> None:
-    hub.rows, hub.script = hub_rows(fixtures, "hotpotqa"), True
-    found = open_examples("hotpotqa", split="train")
-    assert found.examples == open_examples(fixtures / "hotpotqa-native.json").examples
-    assert [options.get("revision") for _, options in hub.asked] == [None, "refs/convert/parquet"]
-    with pytest.raises(
-        DataError, match=r"'dgslibisey/MuSiQue' cannot be read from the hub .*script"
-    ):
-        open_examples("musique")
 
 
 def test_records_stop_a_stream(hub: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,36 +223,21 @@ def test_an_unreachable_hub_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> 
 # What decides the content
 
 
-def hub_answers(monkeypatch: pytest.MonkeyPatch, files: list[str]) -> None:
+def test_a_name_is_identified_by_its_commit(
+    monkeypatch: pytest.MonkeyPatch, fixtures: Path
+) -> None:
     def dataset_info(self: Any, repository: str, *, revision: str | None = None) -> Any:
-        siblings = [SimpleNamespace(rfilename=file) for file in files]
-        return SimpleNamespace(sha=f"commit of {revision}", siblings=siblings)
+        return SimpleNamespace(sha=f"commit of {revision}")
 
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
-
-
-def test_a_name_is_identified_by_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    hub_answers(monkeypatch, ["distractor/train-00000-of-00002.parquet"])
-    assert identify("hotpotqa") == {
-        "data": "hotpotqa/hotpot_qa", "split": "validation", "revision": "commit of None"
+    assert identify("musique") == {
+        "data": "dgslibisey/MuSiQue", "split": "validation", "revision": "commit of None"
     }  # fmt: skip
     found = identify("qasper", "train")
     assert found["split"] == "train"
     assert found["revision"] == "commit of refs/convert/parquet"
-    # The copy that is read in place of a script.
-    hub_answers(monkeypatch, ["hotpot_qa.py", "README.md"])
-    assert identify("hotpotqa")["revision"] == "commit of refs/convert/parquet"
     with pytest.raises(ConfigError, match="it can be train or validation"):
         identify("qasper", "dev")
-
-
-def test_a_commit_with_a_script_has_no_other_copy(hub: SimpleNamespace, fixtures: Path) -> None:
-    def load_dataset(*names: str, **options: Any) -> Any:
-        raise RuntimeError(SCRIPT)
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(DataError, match="no longer supp"):
-        patch.setattr(datasets, "load_dataset", load_dataset)
-        open_examples("hotpotqa", revision=COMMIT)
     with pytest.raises(ConfigError, match=r"revision is '0123.*', but '.*' is a file: leave it"):
         open_examples(fixtures / "squad.json", revision=COMMIT)
 

@@ -5,17 +5,13 @@ import gzip
 import json
 import lzma
 import sys
-import tracemalloc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from datasets import Dataset
 
-from sedem.data import records
 from sedem.data.records import first_field_names, open_text, read_records
 from sedem.errors import DataError
 
@@ -57,66 +53,6 @@ def test_an_object_over_many_lines_is_one_record(write: Write, tmp_path: Path) -
     assert entries(write("none.json", "")) == []
 
 
-def test_a_large_array_is_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-    opened = records.open_text
-
-    @contextmanager
-    def counting(path: Path) -> Iterator[Any]:
-        with opened(path) as file:
-
-            def read(size: int) -> str:
-                chunk = file.read(size)
-                sizes.append(len(chunk))
-                return chunk
-
-            yield SimpleNamespace(read=read, readline=file.readline)
-
-    path = tmp_path / "large.json"
-    with path.open("w") as file:
-        for number in range(20_000):
-            file.write(f'{"," if number else "["}{{"id": {number}, "text": "{"x" * 1000}"}}\n')
-        file.write("]")
-    monkeypatch.setattr(records, "open_text", counting)
-    found = read_records(path)
-    assert [next(found)[1]["id"] for _ in range(3)] == [0, 1, 2]
-    assert first_field_names(path) == {"id", "text"}
-    assert 0 < sum(sizes) < path.stat().st_size / 50
-    tracemalloc.start()
-    assert sum(1 for _ in read_records(path)) == 20_000
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < path.stat().st_size / 10
-
-
-def test_an_array_is_streamed_up_to_a_malformed_entry(tmp_path: Path) -> None:
-    path = tmp_path / "array.json"
-    entries = [{"id": i, "text": "x" * 30_000} for i in range(9)]
-    path.write_text(json.dumps(entries)[:-1] + ", oops")
-    found = read_records(path)
-    assert [next(found)[1]["id"] for _ in range(3)] == [0, 1, 2]
-    with pytest.raises(DataError, match=r"array\.json' is not JSON: .* at column 270\d\d\d"):
-        list(found)
-
-
-VALUES = [
-    '0, -1, 1.5, 1e-7, 0.1, 1E3, -0.0, true, null, "", {}, []',
-    "123456789012345678901234567890",
-    "NaN, Infinity, -Infinity, 1E400",
-    r'"\u0000 \" \\ \/ \n \ud83e\udd67 \\ud83e ö"',
-    r'"\ud83e"',
-]
-
-
-@pytest.mark.parametrize("values", VALUES)
-@pytest.mark.parametrize("before", [0, 65_520, 65_530])
-def test_values_of_an_array_are_those_of_json(tmp_path: Path, values: str, before: int) -> None:
-    # An entry may be split between the 65,536 characters that are read at a time.
-    text = f'[{{"id": 1}},{" " * before}{{"values": [{values}]}}, {{"id": 2}}]'
-    (tmp_path / "array.json").write_text(text, encoding="utf-8")
-    assert repr(entries(tmp_path / "array.json")) == repr(json.loads(text))
-
-
 @pytest.mark.parametrize("name", ["array.json", "lines.jsonl", "object.json", "rows.parquet"])
 def test_field_names_are_those_of_the_first_record(tmp_path: Path, name: str) -> None:
     first = {"id": 1, "text": "'b': 2", "parts": [{"a": 1}, {"c": [[]]}]}
@@ -135,7 +71,7 @@ def test_field_names_are_those_of_the_first_record(tmp_path: Path, name: str) ->
         ('[{"id": 1}', r"odd\.json' is not JSON: .* at column \d+"),
         ('[{"id": 1}] and more', r"odd\.json' is not JSON: .* at column \d+"),
         ('[{"id": }]', r"odd\.json' is not JSON: .* at column \d+"),
-        ('[{"id": 1, "id": 2}]', r"odd\.json', entry 1 has an object with the key 'id' twice"),
+        ('[{"id": 1, "id": 2}]', r"odd\.json' has an object with the key 'id' twice"),
         ("[" * 9999, "nests lists or objects more than 64 deep"),
     ],
 )
@@ -201,7 +137,7 @@ def test_a_compressed_file_is_read_whole_or_refused(tmp_path: Path, ending: str)
     path.write_bytes(whole)
     assert text_of(path) == TEXT
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match=r"text\.txt\.\w+' cannot be read: .*ended before"):
+    with pytest.raises(DataError, match=r"text\.txt.+cannot be read: .*(ended before|runcated)"):
         text_of(path)
     path = tmp_path / f"lines.jsonl{ending}"
     whole = compress(b'{"a": 1}\n' * 5000)
@@ -221,16 +157,16 @@ def test_a_zstd_file_of_several_frames_is_read_to_its_end(tmp_path: Path) -> Non
     path.write_bytes(b"".join(frames))
     assert text_of(path) == "Görlitz liegt an der Neiße"
     path.write_bytes(b"".join(frames)[:-3])
-    with pytest.raises(DataError, match="ended before"):
+    with pytest.raises(DataError, match="runcated"):
         text_of(path)
 
 
 def test_zstd_without_its_library_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "zstandard", None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "text.txt.zst").touch()
-    with pytest.raises(DataError, match="compressed with zstd; install 'zstandard'"):
+    with pytest.raises(DataError, match=r"install 'sedem\[train\]' to read a file that zstd"):
         text_of(tmp_path / "text.txt.zst")
 
 

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
+from sedem import Decoding, Document, MemoryBank, SeDeM
 from sedem.answering.decoding import context_prompt
 from sedem.answering.requests import Request
-from sedem.backbone.decoder import Backbone
 from sedem.baselines.bm25 import BM25
 from sedem.baselines.full_context import FullContext
 from sedem.baselines.longllmlingua import LongLLMLingua
 from sedem.data.examples import Evidence, Example
-from sedem.engine.warming import keeping_engine
-from sedem.errors import ConfigError, DataError
+from sedem.errors import DataError
 from sedem.evaluation.config import MethodSettings
-from sedem.evaluation.readers import SedemMethod, open_model
+from sedem.evaluation.readers import SedemMethod
 from sedem.evaluation.run import evaluate
 
 QUESTION, SHORT = "What is the rent?", Decoding(max_new_tokens=4)
@@ -149,17 +146,3 @@ def test_only_gold_documents_are_read(model: SeDeM, documents: list[Document]) -
     assert answer.k == answer.blocks == len(model.read(documents[:1]))
     with pytest.raises(DataError, match="example 'b' has no evidence, so no gold document"):
         method.answer([Example("b", tuple(documents), QUESTION, ("900 euros",))])
-
-
-def test_the_type_of_kept_keys_and_values_can_be_set(
-    config: SedemConfig, backbone: Backbone, tmp_path: Path
-) -> None:
-    for context in ("independent", "joint"):
-        model = SeDeM(config.with_changes(block_context=context), backbone, backbone)
-        model.save_pretrained(tmp_path / context, with_backbone=True)
-    settings = MethodSettings(checkpoint=str(tmp_path / "independent"), kept_dtype="int8")
-    assert keeping_engine(open_model(settings).engine).kept.budget.dtype == "int8"
-    with pytest.raises(ConfigError, match="'eager' keeps no keys and values"):
-        open_model(settings.with_changes(engine="eager"))
-    with pytest.raises(ConfigError, match="cannot be kept"):
-        open_model(settings.with_changes(checkpoint=str(tmp_path / "joint")))

@@ -91,16 +91,6 @@ def test_a_method_that_selects_nothing_has_no_selection_metrics() -> None:
     assert not any("@" in name or name == "mrr" for name in metrics)
 
 
-def test_an_older_prediction_is_still_read() -> None:
-    old = record([HILL], None)
-    for name in ("evidence_ranks", "conditioning", "stored_bytes", "context_tokens", "batch"):
-        del old[name]
-    found = values(old, depth=1)
-    assert (found["em"], found["recall@1"], found["mrr"]) == (100, 100, 100)
-    assert "conditioning" not in found
-    assert measure([old])["counts"]["ranked_every_block"] == 0
-
-
 def test_selection_is_measured_up_to_the_blocks_used_and_at_most_eight() -> None:
     wide = [("lake", at, at + 1) for at in range(9)] + [HILL]
     metrics = measure([record([HILL], [HILL]), record(wide, wide)])

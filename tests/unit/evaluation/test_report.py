@@ -13,7 +13,7 @@ from unit.evaluation.conftest import Echo, hill
 
 from sedem.cli.evaluate import print_report
 from sedem.errors import ConfigError, DataError
-from sedem.evaluation.report import draw, load, name_of, report
+from sedem.evaluation.report import draw, name_of, report
 from sedem.evaluation.run import evaluate
 
 
@@ -72,17 +72,6 @@ def test_folders_without_a_finished_run_are_named_and_the_others_reported(
         assert "\n" not in problem
     with pytest.raises(DataError, match="nothing' holds no results"):
         report([tmp_path / "nothing"])
-
-
-def test_results_of_an_earlier_version_are_reported(tmp_path: Path) -> None:
-    old = make(tmp_path / "old")
-    metrics = json.loads((old / "metrics.json").read_text())
-    kept = {name: metrics[name] for name in ("em", "f1", "rouge_l", "recall@1", "settings")}
-    kept["counts"] = {"examples": 6, "blocks_mean": 2, "something_cut": 0, "ended_by_limit": 0}
-    (old / "metrics.json").write_text(json.dumps(kept))
-    row = load(old).row()
-    assert set(row["metrics"]) == {"em", "f1", "rouge_l", "recall"}
-    assert row["not_answered"] == 0
 
 
 def test_a_table_is_printed_with_intervals_and_notes(

@@ -59,6 +59,7 @@ def train_small(
     if isinstance(recipe, BaselineRecipe):
         final = train_baseline(_small_baseline(recipe, tiny_folder))
         reader = reader_class(recipe.method).from_pretrained(final)
+        reader.decoding = SHORT
     else:
         stage = "stage1" if isinstance(recipe, Stage1Recipe) else "stage2"
         model = _small_model(recipe.model, tiny_folder)
@@ -77,7 +78,8 @@ def train_small(
     losses = [line["loss"] for line in summary["log"] if "loss" in line]
     assert summary["steps"] == len(losses) == 2 and all(0 < loss < 1000 for loss in losses)
     if not isinstance(recipe, Stage1Recipe):
-        answer = reader.answer(reader.read([RENT]), "How much?", decoding=SHORT)
+        short = {} if isinstance(recipe, BaselineRecipe) else {"decoding": SHORT}
+        answer = reader.answer(reader.read([RENT]), "How much?", **short)
         assert answer.finish_reason in ("end", "length")
         assert not isinstance(recipe, Stage2Recipe) or answer.k == 1
 
