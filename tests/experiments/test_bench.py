@@ -47,6 +47,7 @@ from sedem.engine import int8
 from sedem.engine.interface import AnswerInputs
 from sedem.errors import ConfigError
 from sedem.evaluation.config import MethodSettings
+from sedem.evaluation.readers import open_method
 from sedem.evaluation.storage import kv_bytes_per_token
 from sedem.guidance import independent
 from sedem.method.encoder import encode
