@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from sedem.backbone.chat_template import ChatTemplate, read_chat_template
-from sedem.backbone.masks import KeyAxis
+from sedem.backbone.masks import KeyAxis, KeyValues
 from sedem.backbone.safetensors import (
     check_weights,
     dequantize_int8,
@@ -34,7 +34,7 @@ from sedem.errors import ConfigError
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
-    from transformers import BatchEncoding, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Layouts that every engine and every baseline runs."""
@@ -199,8 +199,9 @@ class Backbone(nn.Module):
         positions_BP: Tensor,
         valid_BP: Tensor | None = None,
         keys: KeyAxis | None = None,
-        cache: DynamicCache | None = None,
+        cache: KeyValues | None = None,
         block_BP: Tensor | None = None,
+        only_BQ: Tensor | None = None,
     ) -> Tensor:
         """Run layers first + 1 to last on hidden states.
 
@@ -216,9 +217,10 @@ class Backbone(nn.Module):
             cache: keys and values of earlier calls; those of this call are added to it.
             block_BP: block of each position, -1 for text, where `keys` has blocks; None means that
                 all are text.
+            only_BQ: index of the positions whose states are needed; None means all.
 
         Returns:
-            States after `last` layers `[B, P, D]`.
+            States after `last` layers `[B, P or Q, D]`.
 
         Raises:
             ConfigError: a layer must run without its adapters, but they are merged.
@@ -249,6 +251,8 @@ class Backbone(nn.Module):
                 use_cache=cache is not None,
                 position_embeddings=ropes[self._rope_kind(index)],
             )
+        if only_BQ is not None:
+            hidden_BPD = torch.take_along_dim(hidden_BPD, only_BQ[..., None], 1)
         return hidden_BPD
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -18,8 +18,7 @@ from sedem.engine.batch import Bucket, DeviceLock, IndependentBatch, StaticBatch
 from sedem.engine.device import device_bytes, free_bytes, new_pool, round_up, storage_bytes
 from sedem.engine.fused import FusedDecoder
 from sedem.engine.interface import WIDE, AnswerInputs
-from sedem.engine.kept import Kept
-from sedem.engine.prefixes import Prefixes
+from sedem.engine.kept import Kept, Prefixes
 from sedem.errors import ConfigError, NoRoomError
 
 IDLE_BYTES, IDLE_GRAPH_BYTES = 2**28, 2**30
