@@ -33,6 +33,7 @@ from sedem.backbone.safetensors import (
 from sedem.errors import ConfigError
 
 if TYPE_CHECKING:
+    from peft import LoraConfig
     from tokenizers import Encoding
     from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -411,40 +412,38 @@ class Backbone(nn.Module):
 
     def save_lora(self, folder: Path, base: str, *, int8: bool = False) -> None:
         """Write the adapters in PEFT's layout, with `int8` as int8 rows with one scale each."""
-        from peft import get_peft_model_state_dict
-
         folder.mkdir(parents=True, exist_ok=True)
-        found = get_peft_model_state_dict(self.model)
-        weights = {name: factor.float().contiguous() for name, factor in found.items()}
+        weights = {name: one.float().contiguous() for name, one in self._factors().items()}
         save_tensors(quantize_int8(weights) if int8 else weights, folder / ADAPTER_WEIGHTS)
-        config = copy(self.model.peft_config["default"])
+        config = self._lora_config()
         config.base_model_name_or_path = base
         # PEFT holds a set, whose order differs from run to run.
         config.target_modules = sorted(config.target_modules)
         config.save_pretrained(str(folder))
 
     def load_lora(self, folder: Path) -> None:
-        """Read adapters into those that `add_lora` attached.
+        """Read adapters into those that `add_lora` attached; they may be stored as int8 rows.
 
         Raises:
             CheckpointError: a file is missing or a factor is missing, extra or of another shape.
         """
-        from peft import get_peft_model_state_dict, set_peft_model_state_dict
+        path = folder / ADAPTER_WEIGHTS
+        weights = dequantize_int8(load_weights(path), torch.float32, str(path))
+        factors = self._factors()
+        check_weights(factors, weights, str(path))
+        with torch.no_grad():
+            for name, factor in factors.items():
+                factor.copy_(weights[name])
 
-        weights = load_adapter(folder)
-        expected = get_peft_model_state_dict(self.model)
-        check_weights(expected, weights, str(folder / ADAPTER_WEIGHTS))
-        set_peft_model_state_dict(self.model, weights)
+    def _factors(self) -> dict[str, Tensor]:
+        """The adapters' factors, by their names in PEFT's files."""
+        from peft import get_peft_model_state_dict
 
+        return get_peft_model_state_dict(self.model)
 
-def load_adapter(folder: Path) -> dict[str, Tensor]:
-    """The factors of adapters in float32, which may be stored as int8 rows.
-
-    Raises:
-        CheckpointError: the file is missing or damaged.
-    """
-    path = folder / ADAPTER_WEIGHTS
-    return dequantize_int8(load_weights(path), torch.float32, str(path))
+    def _lora_config(self) -> LoraConfig:
+        """A copy of PEFT's settings of the adapters."""
+        return copy(self.model.peft_config["default"])
 
 
 def tokenizer_description(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -176,7 +176,7 @@ def measure_cold_start(checkpoint: str, engine: str, runs: int = 5) -> dict[str,
     found: list[list[float]] = []
     with tempfile.TemporaryDirectory() as folder:
         bank = Path(folder) / "small.bank"
-        SeDeM.from_pretrained(checkpoint, light=True).read([SMALL]).save(bank)
+        SeDeM.from_pretrained(checkpoint).read([SMALL]).save(bank)
         command = [sys.executable, "-c", PROCESS, str(bank), checkpoint, engine, QUESTION]
         for _ in range(runs):
             done = subprocess.run(command, capture_output=True, text=True)

@@ -26,7 +26,6 @@ from sedem.backbone.masks import KeyAxis
 from sedem.engine.device import (
     Pool,
     Replay,
-    Shape,
     Upload,
     between_pieces,
     fill,
@@ -57,6 +56,10 @@ class Bucket:
     prefix: int
     slots: int
     steps: int
+
+    def columns(self, states_per_slot: int) -> int:
+        """Number of columns above injection, of all rows."""
+        return self.rows * (self.slots * states_per_slot + self.prefix + self.steps)
 
     def holds(self, other: Bucket) -> bool:
         """Whether the rows of a batch of another size fit."""
@@ -222,7 +225,18 @@ class StaticBatch:
         self.text: dict[int, int] = {}
         device, vocabulary = decoder.device, decoder.embedding.shape[0]
         rows, states = bucket.rows, bucket.slots * decoder.states_per_slot
-        self.upload = Upload(device, self._fields())
+        width, per_prefix = decoder.embedding.shape[1], (rows, bucket.prefix)
+        self.upload = Upload(
+            device,
+            {
+                "slots": ((rows, self._own_slots(), width), torch.float32),
+                "real": ((rows, states), torch.bool),
+                "scores": ((rows, states), torch.float32),
+                "number": ((rows, states), torch.long),
+                "prefix": (per_prefix, torch.long),
+                "prefix_valid": (per_prefix, torch.bool),
+            },
+        )
         inputs = self.upload.device
         self.slots, self.real = inputs["slots"], inputs["real"]
         self.scores, self.number = inputs["scores"], inputs["number"]
@@ -252,12 +266,6 @@ class StaticBatch:
         own = [*self.upload.device.values(), self.ids, self.next_position, self.used, self.logits]
         return [*own, *caches]
 
-    @property
-    def steps_left(self) -> int:
-        """Number of steps that still fit."""
-        room = self.bucket.prefix + self.bucket.steps
-        return room - max(self.text.values(), default=0)
-
     def prefill(self, inputs: Sequence[AnswerInputs], lock: DeviceLock = nullcontext) -> None:
         """Start new answers in the first rows; the others are empty."""
         rows = [*inputs, *([inputs[0]] * (self.bucket.rows - len(inputs)))]
@@ -268,22 +276,18 @@ class StaticBatch:
         fill(host["prefix"], prefixes)
         fill_lengths(host["prefix_valid"], [len(ids) for ids in prefixes])
         self._load_memory(rows, lock)
-        with lock():
-            self._run_loaded(prefixes)
-            self.clear(slice(len(inputs), self.bucket.rows))
-
-    def _run_loaded(self, prefixes: Sequence[Tensor]) -> None:
-        """Run the prefixes once everything is in the upload."""
-        self.upload.send()
         # Only a graph always has the same shape. Otherwise, shared padding is not run.
         width = self.bucket.prefix if self._graph else max(map(len, prefixes))
         sent = self.upload.device
-        self.prefix, self.prefix_valid = (
-            sent[name][:, :width] for name in ("prefix", "prefix_valid")
-        )
-        self._replay_prefill(self._run_prefill)
-        self.used.fill_(1)
-        self.text = dict.fromkeys(range(self.bucket.rows), self.bucket.prefix)
+        with lock():
+            self.upload.send()
+            self.prefix, self.prefix_valid = (
+                sent[name][:, :width] for name in ("prefix", "prefix_valid")
+            )
+            self._replay_prefill(self._run_prefill)
+            self.used.fill_(1)
+            self.text = dict.fromkeys(range(self.bucket.rows), self.bucket.prefix)
+            self.clear(slice(len(inputs), self.bucket.rows))
 
     def step(self, ids_B: Tensor) -> None:
         """Run one token `[B]` of each row.
@@ -291,7 +295,7 @@ class StaticBatch:
         Raises:
             ConfigError: the batch has no room for another step.
         """
-        if not self.steps_left:
+        if max(self.text.values(), default=0) == self.bucket.prefix + self.bucket.steps:
             raise ConfigError(
                 f"the answer has filled its room for {self.bucket.steps} tokens after its prefix; "
                 "start it with a higher limit"
@@ -341,19 +345,6 @@ class StaticBatch:
         # next one is never out of range.
         for counter in (self.used, self.lower.next_column, self.upper.next_column):
             counter[rows] = 0
-
-    def _fields(self) -> dict[str, tuple[Shape, torch.dtype]]:
-        """The inputs of a prefill."""
-        rows, states = self.bucket.rows, self.bucket.slots * self.decoder.states_per_slot
-        width = self.decoder.embedding.shape[1]
-        return {
-            "slots": ((rows, self._own_slots(), width), torch.float32),
-            "real": ((rows, states), torch.bool),
-            "scores": ((rows, states), torch.float32),
-            "number": ((rows, states), torch.long),
-            "prefix": ((rows, self.bucket.prefix), torch.long),
-            "prefix_valid": ((rows, self.bucket.prefix), torch.bool),
-        }
 
     def _own_slots(self) -> int:
         """Number of slots per row that this batch restores itself."""

@@ -325,7 +325,13 @@ class FusedDecoder(FusedLayers):
 def fuse_modules(model: SedemModules) -> tuple[FusedEncoder, FusedDecoder]:
     """Fuse the encoder and the decoder of a model; layers share weights where possible."""
     config, encoder, decoder = model.config, model.encoder, model.decoder
-    frozen = frozen_layers(encoder, config.extract_layer)
+    frozen = [_fuse(encoder, index, merge=False) for index in range(config.extract_layer)]
+    # Layers that the encoder needs too stay as they are, next to copies with merged adapters. Above
+    # them, merged weights replace the frozen ones.
+    shared = frozen if encoder is decoder else []
+    layers = [_merged_copy(decoder, index, layer) for index, layer in enumerate(shared)]
+    layers += [_fuse(decoder, index, merge=True) for index in range(len(shared), decoder.depth)]
+    decoder.merged_from = len(shared) if decoder.has_lora else None
     fused_encoder = FusedEncoder(
         frozen,
         encoder.bos_token_id,
@@ -336,7 +342,7 @@ def fuse_modules(model: SedemModules) -> tuple[FusedEncoder, FusedDecoder]:
     if encoder is not decoder:
         encoder.truncate(config.extract_layer)
     fused_decoder = FusedDecoder(
-        adapted_layers(decoder, frozen if encoder is decoder else ()),
+        layers,
         decoder.bos_token_id,
         decoder.model.get_input_embeddings().weight,
         decoder.model.get_decoder().rotary_emb,
@@ -362,31 +368,15 @@ class Rounded(nn.Module):
         return self.part(states.to(self.dtype))
 
 
-def frozen_layers(backbone: Backbone, depth: int) -> list[FusedLayer]:
-    """Fuse the first `depth` layers without adapters."""
-    return [_fuse(backbone, index, merge=False) for index in range(depth)]
-
-
-def adapted_layers(backbone: Backbone, frozen: Sequence[FusedLayer]) -> list[FusedLayer]:
-    """Fuse all layers with their adapters merged, in float32 and rounded once.
-
-    Args:
-        frozen: its first layers if it is the encoder too, otherwise empty. They stay as they are,
-            next to merged copies. Above them, merged weights replace the frozen ones.
-    """
-    shared = [_merged_copy(backbone, index, layer) for index, layer in enumerate(frozen)]
-    above = range(len(frozen), backbone.depth)
-    backbone.merged_from = len(frozen) if backbone.has_lora else None
-    return shared + [_fuse(backbone, index, merge=True) for index in above]
-
-
 def _fuse(backbone: Backbone, index: int, *, merge: bool) -> FusedLayer:
     layer = backbone.model.get_decoder().layers[index]
     attention, mlp = layer.self_attn, layer.mlp
     projections = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
-    if merge:
-        for projection in projections:
-            _merge_in_place(projection)
+    for projection in projections:
+        if merge and _is_adapted(projection):
+            _base_linear(projection).weight.data = _merged_weight(projection)
+            # PEFT then runs the module without its adapter.
+            projection.merged_adapters = [ADAPTER]
     query, key, value, out = (_base_linear(projection) for projection in projections)
     width = attention.head_dim
     heads, key_heads = len(query.weight) // width, len(key.weight) // width
@@ -419,13 +409,6 @@ def _merged_copy(backbone: Backbone, index: int, frozen: FusedLayer) -> FusedLay
     attention = backbone.model.get_decoder().layers[index].self_attn
     rows = [_merged_weight(p) for p in (attention.q_proj, attention.k_proj, attention.v_proj)]
     return replace(frozen, qkv=torch.cat(rows), out=_merged_weight(attention.o_proj))
-
-
-def _merge_in_place(projection: Any) -> None:
-    if _is_adapted(projection):
-        _base_linear(projection).weight.data = _merged_weight(projection)
-        # PEFT then runs the module without its adapter.
-        projection.merged_adapters = [ADAPTER]
 
 
 def _merged_weight(projection: Any) -> Tensor:

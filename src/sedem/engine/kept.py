@@ -125,30 +125,28 @@ class BlockWalk:
         Returns:
             One tensor for each block; keys are rotated to positions from 1.
         """
+        decoder, layer = self.decoder, self.decoder.config.inject_layer
         computed: list[Tensor] = []
         for first in range(0, len(blocks), self.together):
             group = list(blocks[first : first + self.together])
+            if self._start_11D is None:
+                self._start_11D = start_state(decoder, layer)
             # A GPU's call is always full, so that its shape is always the same.
             full = group + [group[0]] * (self.together - len(group))
-            computed += self._walk(bank, full)[: len(group)]
+            real_NU = self._real(bank, full)
+            memory_NJD = bank.memory(full).to(decoder.device, torch.float32)
+            restored_NUD = decoder.decompress(memory_NJD).to(decoder.dtype)
+            # Attention does not see padding at the end; without other blocks, there is none.
+            length = None if len(full) == 1 else real_NU.shape[1]
+            restored_NUD, _ = real_first(restored_NUD, real_NU, length)
+            found = keys_values(decoder, layer, restored_NUD, self._start_11D)
+            every_NL2GUH = torch.stack([torch.stack(pair, dim=1) for pair in found], dim=1)
+            sizes = real_NU.sum(1).tolist()
+            computed += [
+                kept[..., :size, :].contiguous()
+                for kept, size, _ in zip(every_NL2GUH, sizes, group, strict=False)
+            ]
         return computed
-
-    def _walk(self, bank: BankReader, blocks: Sequence[int]) -> list[Tensor]:
-        decoder, layer = self.decoder, self.decoder.config.inject_layer
-        real_NU = self._real(bank, blocks)
-        memory_NJD = bank.memory(blocks).to(decoder.device, torch.float32)
-        restored_NUD = decoder.decompress(memory_NJD).to(decoder.dtype)
-        # Several blocks keep their padding, which attention does not see, for calls of one shape.
-        length = None if len(blocks) == 1 else real_NU.shape[1]
-        restored_NUD, _ = real_first(restored_NUD, real_NU, length)
-        if self._start_11D is None:
-            self._start_11D = start_state(decoder, layer)
-        found = keys_values(decoder, layer, restored_NUD, self._start_11D)
-        every_NL2GUH = torch.stack([torch.stack(pair, dim=1) for pair in found], dim=1)
-        return [
-            block[..., :size, :].contiguous()
-            for block, size in zip(every_NL2GUH, real_NU.sum(1).tolist(), strict=True)
-        ]
 
     def _real(self, bank: BankReader, blocks: Sequence[int]) -> Tensor:
         return state_mask(bank.slot_tokens(blocks), self.decoder.states_per_slot)
@@ -266,22 +264,19 @@ class Kept:
 
     def fetch(self, bank: BankReader, blocks: Sequence[int]) -> list[Quantized]:
         """Return keys and values `[L, 2, G, U, H]` of the given blocks on the decoder's device."""
-        with self._lock:
-            return self._fetch(bank, blocks)
-
-    def _fetch(self, bank: BankReader, blocks: Sequence[int]) -> list[Quantized]:
         entries: dict[int, Quantized] = {}
         distinct = list(dict.fromkeys(blocks))
-        for block in distinct:
-            entry = self._find(bank, block)
-            if entry is not None:
-                entries[block] = entry
-        missing = [block for block in distinct if block not in entries]
-        self.hits += len(entries)
-        self.misses += len(missing)
-        for block, computed in zip(missing, self.walk.compute(bank, missing), strict=True):
-            entries[block] = self.keep(0, bank, block, rounded(computed, self.budget.dtype))
-        return [entries[block] for block in blocks]
+        with self._lock:
+            for block in distinct:
+                entry = self._find(bank, block)
+                if entry is not None:
+                    entries[block] = entry
+            missing = [block for block in distinct if block not in entries]
+            self.hits += len(entries)
+            self.misses += len(missing)
+            for block, computed in zip(missing, self.walk.compute(bank, missing), strict=True):
+                entries[block] = self.keep(0, bank, block, rounded(computed, self.budget.dtype))
+            return [entries[block] for block in blocks]
 
     def _find(self, bank: BankReader, block: int) -> Quantized | None:
         """Return a block that need not be computed; a GPU keeps it from now on."""

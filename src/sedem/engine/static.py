@@ -30,7 +30,7 @@ from sedem.engine.eager import Eager
 from sedem.engine.fused import FusedEncoder, FusedLayer, fuse_modules
 from sedem.engine.interface import Engine, Rows
 from sedem.engine.kept import BlockWalk, Kept, KeptBudget
-from sedem.engine.rows import Batches, StaticRows
+from sedem.engine.rows import Batches, StaticRows, buffers_of
 from sedem.errors import ConfigError
 from sedem.modules import SedemModules
 
@@ -191,14 +191,16 @@ class Static:
 
     def memory(self) -> dict[str, int]:
         """Return bytes by use; see `interface.Engine`."""
+        from sedem.engine.int8 import step_bytes
+
         modules = [self.model, self.decoder.decompress]
         weights = [t for m in modules for t in (*m.parameters(), *m.buffers())]
-        weights += self._fused_tensors()
-        batches = [*self.batches.idle, *self.batches.active]
-        caches = [b for batch in batches for b in batch.buffers]
+        layers: list[FusedLayer] = [*self.encoder.layers, *self.decoder.layers]
+        weights += [t for layer in layers for t in vars(layer).values() if isinstance(t, Tensor)]
+        caches = buffers_of([*self.batches.idle, *self.batches.active])
         caches += [b for questions in self._question_buffers.values() for b in questions.buffers]
         return {
-            "weights": storage_bytes(weights) + self._step_bytes(),
+            "weights": storage_bytes(weights) + step_bytes(self.decoder),
             "caches": storage_bytes(caches),
             "graphs": pool_bytes(self.batches.pool) if self._graphs else 0,
             "kept": self.kept.nbytes,
@@ -228,17 +230,6 @@ class Static:
             return
         with attention_backends(self.model.device):
             yield
-
-    def _step_bytes(self) -> int:
-        if self.decoder.steps is None:
-            return 0
-        from sedem.engine.int8 import step_bytes
-
-        return step_bytes(self.decoder)
-
-    def _fused_tensors(self) -> list[Tensor]:
-        layers: list[FusedLayer] = [*self.encoder.layers, *self.decoder.layers]
-        return [t for layer in layers for t in vars(layer).values() if isinstance(t, Tensor)]
 
     def _check_not_moved(self) -> None:
         # Moving or casting a module moves its own weights and leaves the fused ones behind.
