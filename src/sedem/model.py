@@ -30,7 +30,7 @@ from sedem.engine.device import chosen_device
 from sedem.engine.eager import Eager
 from sedem.engine.interface import Engine
 from sedem.engine.kept import KeptBudget
-from sedem.engine.static import open_engine
+from sedem.engine.static import keeping_engine, open_engine
 from sedem.errors import ConfigError
 from sedem.guidance.scores import Budget
 from sedem.modules import SedemModules
@@ -262,9 +262,7 @@ class SeDeM(SedemModules):
             ConfigError: the model's blocks are not independent, its engine keeps nothing, or there
                 is no such block.
         """
-        from sedem.engine.warming import warm
-
-        return warm(self.engine, memory, blocks, progress)
+        return keeping_engine(self.engine).warm(memory, blocks, progress)
 
     def rehearse(
         self, memory: BankReader, *, k: Budget | None = None, decoding: Decoding = GREEDY

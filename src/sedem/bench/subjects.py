@@ -35,8 +35,7 @@ from sedem.checkpoint.folder import EXTRA_ENTRIES, locate, open_backbones
 from sedem.checkpoint.portable import BACKBONE
 from sedem.config import SMALL_MODEL, SedemConfig
 from sedem.engine.kept import Kept, KeptBudget
-from sedem.engine.static import open_engine
-from sedem.engine.warming import keeping_engine
+from sedem.engine.static import keeping_engine, open_engine
 from sedem.errors import ConfigError
 from sedem.evaluation.config import MethodSettings
 from sedem.evaluation.cost import PRESETS, model_shapes

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sedem.backbone.decoder import FAMILIES, Backbone
+from sedem.bank.memory_bank import BankReader
 from sedem.engine.device import (
     FairLock,
     Pool,
@@ -29,7 +30,7 @@ from sedem.engine.device import (
 from sedem.engine.eager import Eager
 from sedem.engine.fused import FusedEncoder, FusedLayer, fuse_modules
 from sedem.engine.interface import Engine, Rows
-from sedem.engine.kept import BlockWalk, Kept, KeptBudget
+from sedem.engine.kept import BlockWalk, Kept, KeptBudget, Progress
 from sedem.engine.rows import Batches, StaticRows, buffers_of
 from sedem.errors import ConfigError
 from sedem.modules import SedemModules
@@ -185,6 +186,35 @@ class Static:
         finally:
             rows.close()
 
+    @torch.no_grad()
+    def warm(
+        self,
+        bank: BankReader,
+        blocks: Sequence[int] | None = None,
+        progress: Progress | None = None,
+    ) -> int:
+        """Compute keys and values of blocks, as many as the budget keeps; see `SeDeM.warm`."""
+        bank = bank.snapshot()
+        bank.check_made_by(self.model.fingerprint())
+        wanted = list(range(len(bank)) if blocks is None else blocks)
+        for block in wanted:
+            if not 0 <= block < len(bank):
+                raise ConfigError(f"block {block} is to be warmed, the bank has {len(bank)}")
+        kept, together, ready = self.kept, self.kept.walk.together, 0
+        room = sum(level.limit for level in kept.levels)
+        for first in range(0, len(wanted), together):
+            group, fitting = wanted[first : first + together], []
+            with self.device_lock():
+                for block, states in zip(group, kept.walk.sizes(bank, group), strict=True):
+                    if (needed := kept.entry_bytes(states)) <= room:
+                        fitting.append(block)
+                        room -= needed
+                kept.fetch(bank, fitting)
+            ready += len(fitting)
+            if progress is not None:
+                progress(first + len(group), len(wanted))
+        return ready
+
     def most_blocks(self) -> int | None:
         """Return how many blocks one answer may use; see `interface.Engine`."""
         return self.batches.most_blocks()
@@ -240,6 +270,26 @@ class Static:
                 f"after its engine was opened for {fused.dtype} on '{fused.device}'; give dtype "
                 "and device to from_pretrained"
             )
+
+
+def keeping_engine(engine: Engine) -> Static:
+    """Return the engine if it keeps keys and values.
+
+    Raises:
+        ConfigError: it keeps none.
+    """
+    if not isinstance(engine, Static):
+        raise ConfigError(
+            f"engine '{engine.name}' keeps no keys and values; open the model with 'static' or "
+            "'graphs'"
+        )
+    context = engine.model.config.block_context
+    if context != "independent":
+        raise ConfigError(
+            f"block_context of this model is '{context}': keys and values of a block depend on the "
+            "blocks before it and cannot be kept; that needs 'independent'"
+        )
+    return engine
 
 
 def depends_on_length(backbone: Backbone) -> bool:

@@ -28,7 +28,7 @@ from sedem.data import labels
 from sedem.data.examples import Example
 from sedem.engine.device import chosen_device
 from sedem.engine.kept import KeptBudget
-from sedem.engine.warming import keeping_engine
+from sedem.engine.static import keeping_engine
 from sedem.evaluation.config import MethodSettings
 from sedem.evaluation.registry import Method, decoding_of, refuse
 from sedem.evaluation.run import Progress, evaluate

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sedem.backbone.masks import KeyAxis, KeyValues
@@ -187,10 +188,7 @@ def positions(
         )
         restored_BU = restored_BU - first_BN.gather(1, blocks.number)
     restored_BU = (restored_BU + 1) * restored_valid_BU
-    if restored_BU.shape[1]:
-        end_B1 = restored_BU.amax(1, keepdim=True)
-    else:
-        end_B1 = restored_BU.new_zeros(len(restored_BU), 1)
+    end_B1 = F.pad(restored_BU, (1, 0)).amax(1, keepdim=True)  # 0 without any state
     if blocks is not None and blocks.room is not None:
         end_B1 = blocks.room * (end_B1 > 0)
     return prefix_positions(valid_BP, end_B1), restored_BU
@@ -258,7 +256,8 @@ def prefill(
         embedded_BPD = decoder.embed(ids_BP)
         below_BPD = decoder.run(embedded_BPD, 0, inject_layer, prefix_BP, valid_BP, axis, lower)
 
-    # Above injection, memory too. Its columns come first; positions decide what sees what.
+    # Above injection, memory too. It has the first columns, since only positions decide what sees
+    # what. `place_BL` is where the state of each column is among those that run.
     count, hidden_BLD = restored_valid_BU.shape[1], below_BPD
     columns_BL = torch.cat([memory_BU, prefix_BP], dim=1)
     valid_BL = torch.cat([restored_valid_BU, valid_BP], dim=1)
@@ -271,13 +270,15 @@ def prefill(
         if padded or bias_BL is not None or blocks.context != "joint":
             block_BL = torch.cat([blocks.number, torch.full_like(prefix_BP, -1)], dim=1)
         else:
-            # Causal attention without a mask needs columns in the order of their positions.
+            # Causal attention needs no mask if columns are in the order of their positions.
             place_BL = columns_BL
             hidden_BLD, columns_BL, valid_BL = in_reading_order(hidden_BLD, columns_BL, valid_BL)
     apart_BL = None if blocks.context == "joint" else block_BL
     axis = KeyAxis(columns_BL.expand_as(valid_BL), valid_BL, padded, span, apart_BL, bias_BL)
     if upper is not None:
         upper.begin(axis)
+
+    # Keys and values that the cache has are not run again.
     own = slice(count if restored_BUD is None else 0, None)
     place_BU, place_BP = (place_BL - own.start).split([count, ids_BP.shape[1]], dim=1)
     last_B1 = (prefix_BP + valid_BP).argmax(1, keepdim=True)

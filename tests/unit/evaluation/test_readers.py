@@ -18,7 +18,7 @@ from sedem.baselines.bm25 import BM25
 from sedem.baselines.full_context import FullContext
 from sedem.baselines.longllmlingua import LongLLMLingua
 from sedem.data.examples import Evidence, Example
-from sedem.engine.warming import keeping_engine
+from sedem.engine.static import keeping_engine
 from sedem.errors import ConfigError, DataError
 from sedem.evaluation.config import MethodSettings
 from sedem.evaluation.readers import SedemMethod, open_model
