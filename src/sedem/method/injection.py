@@ -281,26 +281,15 @@ def prefill(
     # Keys and values that the cache has are not run again.
     own = slice(count if restored_BUD is None else 0, None)
     place_BU, place_BP = (place_BL - own.start).split([count, ids_BP.shape[1]], dim=1)
-    last_B1 = (prefix_BP + valid_BP).argmax(1, keepdim=True)
-    hidden_BLD = decoder.run(
-        hidden_BLD,
-        inject_layer,
-        decoder.depth,
-        columns_BL[:, own],
-        valid_BL[:, own],
-        axis,
-        upper,
-        block_BL,
-        place_BP.gather(1, last_B1) if last else None,
-    )
+    last_B1 = place_BP.gather(1, (prefix_BP + valid_BP).argmax(1, keepdim=True))
+    given = hidden_BLD, inject_layer, decoder.depth, columns_BL[:, own], valid_BL[:, own]
+    hidden_BLD = decoder.run(*given, axis, upper, block_BL, last_B1 if last else None)
     if cache is not None:
         cache.begin(torch.cat([prefix_BP, memory_BU], dim=1).amax(1) + 1)
     if last or restored_BUD is None:
         return Prefilled(hidden_BLD, hidden_BLD[:, :0])
-    prefix_BPD, restored_BUD = (
-        torch.take_along_dim(hidden_BLD, place[..., None], 1) for place in (place_BP, place_BU)
-    )
-    return Prefilled(prefix_BPD, restored_BUD)
+    places = (place_BP[..., None], place_BU[..., None])
+    return Prefilled(*(torch.take_along_dim(hidden_BLD, place, 1) for place in places))
 
 
 def in_reading_order(
