@@ -73,7 +73,7 @@ def anchors(page: Path) -> set[str]:
 def shown_model(request: pytest.FixtureRequest) -> SeDeM:
     """The model that pages show, or the small one in its place, which needs no download."""
     try:
-        return SeDeM.from_pretrained(request.param, light=True)
+        return SeDeM.from_pretrained(request.param)
     except ConfigError as error:
         pytest.skip(f"the backbone cannot be had here: {error}")
 

@@ -87,7 +87,7 @@ def test_compare_with_full_context(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize("framework", ["langchain_core", "llama_index.core"])
 def test_retrievers(run: Run, tmp_path: Path, framework: str) -> None:
     pytest.importorskip(framework)
-    model = SeDeM.from_pretrained("sedem-nano", light=True)
+    model = SeDeM.from_pretrained("sedem-nano")
     model.read([Document("lease.txt", LEASE)]).save(tmp_path / "lease.bank")
     words = "lease.bank", "What is the rent?"
     if framework == "langchain_core":
@@ -101,7 +101,7 @@ def test_retrievers(run: Run, tmp_path: Path, framework: str) -> None:
 
 
 def test_ask_the_server(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = SeDeM.from_pretrained("sedem-nano", light=True)
+    model = SeDeM.from_pretrained("sedem-nano")
     model.read([Document("lease.txt", LEASE)]).save(tmp_path / "lease.bank")
     settings = Settings(folder=tmp_path / "server", banks={"lease": tmp_path / "lease.bank"})
     with serving(settings, model) as server:

@@ -14,7 +14,7 @@ from sedem.checkpoint.folder import locate
 from sedem.cli.main import app
 from sedem.demo import DOCUMENTS, QUESTIONS
 from sedem.engine.kept import KeptBudget
-from sedem.engine.warming import keeping_engine
+from sedem.engine.static import keeping_engine
 
 SOURCES = {
     "Who founded the Eastman Kodak Company?": ("george-eastman.txt", "Eastman Kodak Company"),

@@ -71,7 +71,7 @@ finally:
 
 def passages(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     """Milliseconds of a search for passages, and of the pass over its question."""
-    model = SeDeM.from_pretrained(checkpoint_of(cell, scale, data), light=True)
+    model = SeDeM.from_pretrained(checkpoint_of(cell, scale, data))
     part = model.read(context(demo_text(), model.encoder, TOKENS))
     bank = part.cast(part.dtype)
     for number in range(1, 2 if scale.stand_in else COPIES):

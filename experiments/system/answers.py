@@ -182,7 +182,7 @@ def hops(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         way: {name: measured[name] for name in ("f1", "em")}
         for way, measured in found["answers"].items()
     }
-    model = SeDeM.from_pretrained(checkpoint_of(cell, scale, data), dtype=torch.float32, light=True)
+    model = SeDeM.from_pretrained(checkpoint_of(cell, scale, data), dtype=torch.float32)
     assert model.second_hop is not None
     questions = hop_questions(model, several, read_examples(model, several))
     found["all_found"] = {

@@ -59,8 +59,7 @@ from sedem.engine.device import Clock
 from sedem.engine.fused import FusedEncoder
 from sedem.engine.interface import AnswerInputs
 from sedem.engine.kept import Kept
-from sedem.engine.static import Static, open_engine
-from sedem.engine.warming import keeping_engine
+from sedem.engine.static import Static, keeping_engine, open_engine
 from sedem.errors import ConfigError, DataError
 from sedem.evaluation.config import MethodSettings
 from sedem.evaluation.readers import (

@@ -247,6 +247,28 @@ def cache_folder(kind: str) -> Path:
     return Path(home).resolve() / "sedem" / kind
 
 
+def remembered(kind: str, asked: str, find: Callable[[], str]) -> str:
+    """Return a text that takes long to find, and keep it in the cache if that is possible.
+
+    Args:
+        asked: what the text depends on.
+    """
+    note = cache_folder(kind) / hashlib.sha256(asked.encode()).hexdigest()
+    if note.is_file():
+        return note.read_text("utf-8")
+    text = find()
+    with suppress(OSError):
+        note.parent.mkdir(parents=True, exist_ok=True)
+        write_text(note, text)
+    return text
+
+
+def state_of(file: Path) -> str:
+    """Return what changes if a file is replaced or written."""
+    state = file.stat()
+    return f"{file.resolve()} {state.st_size} {state.st_mtime_ns} {state.st_ino}"
+
+
 def create_private(path: Path) -> None:
     """Create an empty file that only its owner may read and write; an existing one stays."""
     os.close(os.open(path, os.O_CREAT | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0), 0o600))

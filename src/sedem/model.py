@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from sedem.engine.device import chosen_device
 from sedem.engine.eager import Eager
 from sedem.engine.interface import Engine
 from sedem.engine.kept import KeptBudget
-from sedem.engine.static import open_engine
+from sedem.engine.static import keeping_engine, open_engine
 from sedem.errors import ConfigError
 from sedem.guidance.scores import Budget
 from sedem.modules import SedemModules
@@ -263,9 +263,7 @@ class SeDeM(SedemModules):
             ConfigError: the model's blocks are not independent, its engine keeps nothing, or there
                 is no such block.
         """
-        from sedem.engine.warming import warm
-
-        return warm(self.engine, memory, blocks, progress)
+        return keeping_engine(self.engine).warm(memory, blocks, progress)
 
     def rehearse(
         self, memory: BankReader, *, k: Budget | None = None, decoding: Decoding = GREEDY
@@ -286,7 +284,6 @@ class SeDeM(SedemModules):
         attention: str = "sdpa",
         engine: str = "auto",
         kept: KeptBudget | None = None,
-        light: bool = False,
         weights: str = "full",
     ) -> SeDeM:
         """Open a checkpoint.
@@ -296,11 +293,11 @@ class SeDeM(SedemModules):
                 GGUF file is a backbone, so its model is untrained, as `sedem init` makes it.
             dtype: type of the backbones; None means bfloat16 on a GPU and float32 elsewhere.
             device: where to put the model; None means a GPU if there is one.
-            engine: a name of `engine.static`. All but "eager" merge weights, which ends training.
+            engine: a name of `engine.static`. All but "eager" merge weights, which ends training,
+                and on a CPU do not import transformers for a backbone of the plain Llama layout,
+                which takes seconds.
             kept: limits on keys and values of independent blocks kept in memory between answers;
                 None means 1 GiB of a GPU and 2 GiB of RAM.
-            light: the model will only read and answer, on a CPU. A backbone of the plain Llama
-                layout is then opened without transformers' models, which take seconds.
             weights: "int8" runs decoding steps on a CPU with int8 matrices; see `engine.int8`.
 
         Raises:
@@ -310,20 +307,18 @@ class SeDeM(SedemModules):
         """
         device = chosen_device(device)
         dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
+        options: dict[str, Any] = {"dtype": dtype, "device": device, "attention": attention}
+        # On a GPU, the reference engine may have to run, which needs transformers' layers.
+        options["light"] = "eager" not in (engine, attention) and device.type == "cpu"
         if is_gguf(str(name)):
             source = portable_name(str(name))
-            options = {"dtype": dtype, "device": device, "attention": attention}
             model = untrained(cls, checkpoint.open_named(source, revision, None, **options))
             model.name, model.source = Path(name).name, source
             return model._opened(device, engine, attention, kept, weights)
         folder = checkpoint.locate(str(name), revision)
         with checkpoint.opening(folder):
             config = SedemConfig.load(folder, extra=checkpoint.EXTRA_ENTRIES)
-            # On a GPU, the reference engine may have to run, which needs transformers' layers.
-            light = light and engine != "eager" and device.type == "cpu"
-            encoder, decoder = checkpoint.open_backbones(
-                config, folder, dtype=dtype, device=device, attention=attention, light=light
-            )
+            encoder, decoder = checkpoint.open_backbones(config, folder, **options)
             # Absolute, since banks record it and may be used from another folder.
             source = str(Path(name).resolve()) if Path(name).is_dir() else str(name)
             model = cls(config, encoder, decoder, Path(name).resolve().name, source)

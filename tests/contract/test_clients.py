@@ -30,7 +30,7 @@ def name(one: dict[str, Any]) -> str:
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     folder = tmp_path_factory.mktemp("server")
-    model = SeDeM.from_pretrained("sedem-nano", light=True)
+    model = SeDeM.from_pretrained("sedem-nano")
     # A quotation ignores more options.
     model.config = model.config.model_copy(update={"answer": "free"})
     bank = model.read([Document("lease.txt", LEASE), Document("recipe.txt", RECIPE)])

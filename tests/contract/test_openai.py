@@ -27,7 +27,7 @@ QUESTION = {"role": "user", "content": RENT}
 
 @pytest.fixture(scope="module")
 def model() -> SeDeM:
-    model = SeDeM.from_pretrained("sedem-nano", light=True)
+    model = SeDeM.from_pretrained("sedem-nano")
     # A quotation comes as a whole.
     model.config = model.config.model_copy(update={"answer": "free"})
     return model

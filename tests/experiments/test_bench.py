@@ -49,8 +49,9 @@ from sedem.errors import ConfigError
 from sedem.evaluation.config import MethodSettings
 from sedem.evaluation.readers import open_method
 from sedem.evaluation.storage import kv_bytes_per_token
-from sedem.guidance import independent
+from sedem.guidance.independent import keys_values
 from sedem.method.encoder import encode
+from sedem.method.injection import Blocks, GrowingCache, prefill
 
 QUESTION = "What is the rent?"
 SMALL, SHAPE = stand_in(PAPER), "llama-3.2-1b"
@@ -380,13 +381,14 @@ def test_blocks_of_text_are_independent_blocks_from_the_first_layer(
         assert [len(memory.source.ids[block]) for block in blocks] == [length] * 2
         entries = [
             (torch.cat(list(key[:, None]), dim=2), torch.cat(list(value[:, None]), dim=2))
-            for key, value in independent.keys_values(backbone, 0, states_NUD)
+            for key, value in keys_values(backbone, 0, states_NUD)
         ]
-        positions_1U = torch.arange(1, length + 1).repeat(2)[None]
-        valid_1U = torch.ones_like(positions_1U, dtype=torch.bool)
-        filled = independent.prefill(
-            backbone, 0, prefix[None], torch.ones_like(prefix[None], dtype=torch.bool), entries,
-            positions_1U, valid_1U,
+        number_1U, cache = torch.arange(2).repeat_interleave(length)[None], GrowingCache()
+        cache.upper.stored.update(enumerate(entries))
+        filled = prefill(
+            backbone, 0, prefix[None], torch.ones_like(prefix[None], dtype=torch.bool), None,
+            torch.ones_like(number_1U, dtype=torch.bool),
+            blocks=Blocks(number_1U, "independent"), cache=cache,
         )  # fmt: skip
         expected = backbone.logits(filled.prefix[:, -1])
     start = AnswerInputs(memory.source, blocks, torch.zeros(2), prefix)

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache
 
 from sedem import Decoding, Document, SeDeM, SedemConfig
 from sedem.answering.decoding import generate
@@ -21,8 +20,8 @@ from sedem.backbone.decoder import ATTENTION, EAGER_FAMILIES, SINK_FAMILIES, Bac
 from sedem.backbone.loading import open_backbone
 from sedem.engine.static import open_engine
 from sedem.errors import ConfigError
-from sedem.guidance import independent
-from sedem.method.injection import Blocks, prefill, step
+from sedem.guidance.independent import KeysValues, keys_values
+from sedem.method.injection import Blocks, GrowingCache, prefill, step
 from sedem.training.stage1 import Stage1, Stage1Losses
 
 WINDOW = 6
@@ -109,6 +108,7 @@ def test_prefill_and_cached_steps_equal_hugging_face(opened: Backbone, inject: i
     expected = opened.model(ids, use_cache=False).logits
     nothing = torch.zeros(1, 0, opened.width)
     given = ids[:, : WINDOW + 1]
+    cache = GrowingCache()
     filled = prefill(
         opened,
         inject,
@@ -116,12 +116,11 @@ def test_prefill_and_cached_steps_equal_hugging_face(opened: Backbone, inject: i
         torch.ones_like(given, dtype=torch.bool),
         nothing,
         torch.zeros(1, 0, dtype=torch.bool),
-        cache=DynamicCache(),
+        cache=cache,
     )
     close(opened.logits(filled.prefix), expected[:, : WINDOW + 1])
-    assert filled.stream is not None
     for at in range(WINDOW + 1, ids.shape[1]):
-        close(opened.logits(step(opened, inject, ids[:, at], filled.stream)), expected[:, at])
+        close(opened.logits(step(opened, inject, ids[:, at], cache)), expected[:, at])
 
 
 def test_embeddings_injected_at_depth_zero_equal_the_concatenation(opened: Backbone) -> None:
@@ -148,12 +147,12 @@ def test_greedy_answers_equal_hugging_face(folder: str) -> None:
     expected = backbone.model.generate(ids, max_new_tokens=WINDOW, do_sample=False)
     nothing = torch.zeros(2, 0, backbone.width), torch.zeros(2, 0, dtype=torch.bool)
     everything = torch.ones_like(ids, dtype=torch.bool)
-    filled = prefill(backbone, 2, ids, everything, *nothing, cache=DynamicCache())
-    assert filled.stream is not None
-    stream, logits = filled.stream, backbone.logits(filled.prefix[:, -1])
+    cache = GrowingCache()
+    filled = prefill(backbone, 2, ids, everything, *nothing, cache=cache)
+    logits = backbone.logits(filled.prefix[:, -1])
     rows = generate(
         logits,
-        lambda ids: backbone.logits(step(backbone, 2, ids, stream)),
+        lambda ids: backbone.logits(step(backbone, 2, ids, cache)),
         backbone.tokenizer,
         [end],
         Decoding(WINDOW),
@@ -178,34 +177,31 @@ def test_independent_blocks_are_those_of_one_mask(opened: Backbone) -> None:
         real,
         blocks=Blocks(number, "independent", bias),
     )
-    memory = [
-        tuple(kept.unflatten(0, (2, 3)).transpose(1, 2).flatten(2, 3) for kept in layer)
-        for layer in independent.keys_values(opened, 2, states.flatten(0, 1))
-    ]
-    positions = torch.arange(1, 5).repeat(3).expand(2, -1)
-    alone = independent.prefill(opened, 2, ids, everything, memory, positions, real, bias)
+    cache = GrowingCache()
+    for layer, pair in enumerate(keys_values(opened, 2, states.flatten(0, 1)), start=2):
+        key, value = (t.unflatten(0, (2, 3)).transpose(1, 2).flatten(2, 3) for t in pair)
+        cache.upper.update(key, value, layer)
+    blocks = Blocks(number, "independent", bias)
+    alone = prefill(opened, 2, ids, everything, None, real, blocks=blocks, cache=cache)
     close(alone.prefix, at_once.prefix)
 
 
 def test_a_bias_of_log_2_counts_a_state_twice(opened: Backbone) -> None:
     """A sink is one logit more, which no bias and no number of blocks changes."""
-    ids, positions = ids_of(1, 5), torch.arange(1, 4)[None]
+    ids = ids_of(1, 5)
     ids[:, 0] = opened.bos_token_id
-    memory = independent.keys_values(opened, 2, torch.randn(1, 3, opened.width))
-    twice = [tuple(torch.cat([kept, kept], dim=2) for kept in layer) for layer in memory]
+    memory = keys_values(opened, 2, torch.randn(1, 3, opened.width))
+    twice = [
+        (torch.cat([key, key], dim=2), torch.cat([value, value], dim=2)) for key, value in memory
+    ]
 
-    def states(kept: independent.KeysValues, count: int, bias: float) -> torch.Tensor:
-        real = torch.ones(1, 3 * count, dtype=torch.bool)
-        return independent.prefill(
-            opened,
-            2,
-            ids,
-            torch.ones_like(ids, dtype=torch.bool),
-            kept,
-            positions.repeat(1, count),
-            real,
-            torch.full(real.shape, bias),
-        ).prefix
+    def states(kept: KeysValues, count: int, bias: float) -> torch.Tensor:
+        real, cache = torch.ones(1, 3 * count, dtype=torch.bool), GrowingCache()
+        number = torch.arange(count).repeat_interleave(3)[None]
+        cache.upper.stored.update(enumerate(kept, start=2))
+        everything = torch.ones_like(ids, dtype=torch.bool)
+        blocks = Blocks(number, "independent", torch.full(real.shape, bias))
+        return prefill(opened, 2, ids, everything, None, real, blocks=blocks, cache=cache).prefix
 
     close(states(memory, 1, math.log(2)), states(twice, 2, 0.0))
     assert not torch.allclose(states(memory, 1, 0.0), states(twice, 2, 0.0), atol=1e-4)

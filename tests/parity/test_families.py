@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from sedem.backbone.decoder import ATTENTION, Backbone
 from sedem.backbone.loading import open_backbone
 from sedem.method.encoder import encode, states_at
-from sedem.method.injection import Prefilled, Stream, prefill, step
+from sedem.method.injection import GrowingCache, Prefilled, prefill, step
 
 WINDOW = 6
 QUESTION = [50, 60, 70, 80, 90]
@@ -74,7 +73,7 @@ def filled(
     inject: int,
     ids_BP: Tensor,
     restored_BUD: Tensor | None = None,
-    cache: DynamicCache | None = None,
+    cache: GrowingCache | None = None,
 ) -> Prefilled:
     """A prefill without padding."""
     if restored_BUD is None:
@@ -183,10 +182,10 @@ def check_true_states(backbone: Backbone, inject: int) -> None:
     close(result.prefix, expected[:, [0, *range(1 + count, expected.shape[1])]])
     close(result.restored, expected[:, 1 : 1 + count])
     prefix = torch.tensor([start + QUESTION[:before]])
-    stream = filled(backbone, inject, prefix, memory, cache=DynamicCache()).stream
-    assert stream is not None
+    cache = GrowingCache()
+    filled(backbone, inject, prefix, memory, cache)
     for at in range(before, len(QUESTION)):
-        state = step(backbone, inject, torch.tensor([QUESTION[at]]), stream)
+        state = step(backbone, inject, torch.tensor([QUESTION[at]]), cache)
         close(state, expected[:, 1 + count + at])
 
 
@@ -210,21 +209,27 @@ def test_the_reference_at_depth_zero_is_the_full_forward(opened: Backbone) -> No
 def test_cached_decoding_equals_running_again_from_scratch(opened: Backbone, inject: int) -> None:
     ids = torch.tensor([[opened.bos_token_id, *QUESTION, 33, 44, 55]])
     memory = random_states(opened, 5)
-    stream = filled(opened, inject, ids[:, :4], memory, cache=DynamicCache()).stream
-    assert stream is not None
+    cache = GrowingCache()
+    filled(opened, inject, ids[:, :4], memory, cache)
     for length in range(5, ids.shape[1] + 1):
-        cached = step(opened, inject, ids[:, length - 1], stream)
+        cached = step(opened, inject, ids[:, length - 1], cache)
         again = filled(opened, inject, ids[:, :length], memory).prefix[:, -1]
         close(cached, again)
-        lengths = [stream.cache.get_seq_length(layer) for layer in range(opened.depth)]
-        assert lengths == [length] * inject + [length + 5] * (opened.depth - inject)
+        lower, upper = (
+            [key.shape[2] for key, _ in columns.stored.values()]
+            for columns in (cache.lower, cache.upper)
+        )
+        assert lower == [length] * inject
+        assert upper == [length + 5] * (opened.depth - inject)
 
 
 ROWS = [(QUESTION, 7), (QUESTION[:2], 0), (QUESTION[:3], 3)]
 """Questions and how many restored states each has."""
 
 
-def padded_batch(backbone: Backbone, inject: int, memories: list[Tensor]) -> Prefilled:
+def padded_batch(
+    backbone: Backbone, inject: int, memories: list[Tensor], cache: GrowingCache
+) -> Prefilled:
     """ROWS as one batch: prefixes padded on the left, restored states on the right."""
     longest = 1 + max(len(question) for question, _ in ROWS)
     most = max(count for _, count in ROWS)
@@ -238,27 +243,30 @@ def padded_batch(backbone: Backbone, inject: int, memories: list[Tensor]) -> Pre
         valid[row, longest - 1 - len(question) :] = True
         restored[row, :count] = memories[row][0]
         restored_valid[row, :count] = True
-    return prefill(backbone, inject, ids, valid, restored, restored_valid, cache=DynamicCache())
+    return prefill(
+        backbone,
+        inject,
+        ids,
+        valid,
+        restored,
+        restored_valid,
+        cache=cache,
+    )
 
 
 def check_rows_of_a_batch(backbone: Backbone, inject: int) -> None:
     memories = [random_states(backbone, count, seed) for seed, (_, count) in enumerate(ROWS)]
-    together = padded_batch(backbone, inject, memories)
-    assert together.stream is not None
-    alone: list[Stream] = []
+    shared, alone = GrowingCache(), [GrowingCache() for _ in ROWS]
+    together = padded_batch(backbone, inject, memories, shared)
     for row, (question, count) in enumerate(ROWS):
         ids = torch.tensor([[backbone.bos_token_id, *question]])
-        result = filled(backbone, inject, ids, memories[row], cache=DynamicCache())
+        result = filled(backbone, inject, ids, memories[row], alone[row])
         close(together.prefix[row, -ids.shape[1] :], result.prefix[0])
         close(together.restored[row, :count], result.restored[0])
-        assert result.stream is not None
-        alone.append(result.stream)
     for tokens in ([31, 32, 33], [41, 42, 43], [51, 52, 53]):
-        states = step(backbone, inject, torch.tensor(tokens), together.stream)
-        for row, stream in enumerate(alone):
-            close(
-                states[row : row + 1], step(backbone, inject, torch.tensor([tokens[row]]), stream)
-            )
+        states = step(backbone, inject, torch.tensor(tokens), shared)
+        for row, cache in enumerate(alone):
+            close(states[row : row + 1], step(backbone, inject, torch.tensor([tokens[row]]), cache))
 
 
 @pytest.mark.parametrize("inject", [0, 2])
@@ -284,10 +292,10 @@ def test_windowed_decoding_equals_hugging_face_beyond_the_window(windowed: Backb
     ids = random_ids(1, 3 * WINDOW)
     expected = windowed.model(ids).logits
     for before in (2, WINDOW, 2 * WINDOW):
-        stream = filled(windowed, 2, ids[:, :before], cache=DynamicCache()).stream
-        assert stream is not None
+        cache = GrowingCache()
+        filled(windowed, 2, ids[:, :before], cache=cache)
         for at in range(before, ids.shape[1]):
-            state = step(windowed, 2, ids[:, at], stream)
+            state = step(windowed, 2, ids[:, at], cache)
             close(windowed.logits(state), expected[:, at])
 
 

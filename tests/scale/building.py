@@ -62,7 +62,7 @@ def build_and_lose(
             busy.extend(host.processes())
             host.kill()
 
-    model = SeDeM.from_pretrained(checkpoint, light=True)
+    model = SeDeM.from_pretrained(checkpoint)
     workers = Workers(cluster.address, checkpoint)
     build_on_ray(model, workers, bank, Sources([str(folder)]), lose, source="tiny")
     return busy
@@ -70,7 +70,7 @@ def build_and_lose(
 
 def build_alone(checkpoint: str, documents: list[Document], bank: Path) -> None:
     """Build the same bank on this machine."""
-    model = SeDeM.from_pretrained(checkpoint, light=True)
+    model = SeDeM.from_pretrained(checkpoint)
     building.build_bank(model, model.engine, bank, documents, source="tiny")
 
 

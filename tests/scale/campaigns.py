@@ -51,7 +51,7 @@ def progress(*_):
     seen.append(1)
     if len(seen) == int(commits):
         os.kill(os.getpid(), signal.SIGKILL)
-model = SeDeM.from_pretrained(checkpoint, light=True)
+model = SeDeM.from_pretrained(checkpoint)
 workers = Workers(address, checkpoint)
 build_on_ray(model, workers, Path(bank), Sources([folder]), progress, source="tiny")
 """
@@ -122,7 +122,7 @@ def throughput(points: int, folder: Path, seed: int) -> Result:
     """Tokens a second that one and two workers read with sedem-nano."""
     result = Result("builds")
     write_documents(folder / "texts", points)
-    model = SeDeM.from_pretrained("sedem-nano", light=True)
+    model = SeDeM.from_pretrained("sedem-nano")
     speeds = []
     with local_cluster(2) as address:
         for most in (1, 2):
@@ -147,7 +147,7 @@ def workers_killed(points: int, folder: Path, seed: int) -> Result:
     """SIGKILL to every worker after a random commit, of banks in one file and in parts."""
     result, chooser = Result("kills"), random.Random(seed)
     texts = Texts.written(folder, 60)
-    model = SeDeM.from_pretrained(texts.checkpoint, light=True)
+    model = SeDeM.from_pretrained(texts.checkpoint)
     with local_cluster(2) as address, patch.object(building, "COMMIT", COMMIT):
         for number in range(points):
             # Near the end, no worker has anything to do.

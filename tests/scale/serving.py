@@ -88,7 +88,7 @@ def served(folder: Path, machines: Machines) -> Iterator[Server]:
         folder: an empty one that every node sees.
         machines: how the server is spread.
     """
-    model = SeDeM.from_pretrained(MODEL, light=True, device="cpu")
+    model = SeDeM.from_pretrained(MODEL, device="cpu")
     place = folder / "register.bank"
     synthetic_bank(model, 12).save(place)
     with listen("127.0.0.1", 0) as free:

@@ -8,19 +8,17 @@ text around it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from sedem.durable_files import cache_folder, write_text
+from sedem.durable_files import remembered
 from sedem.errors import ConfigError, SedemError, first_line
 from sedem.untrusted import (
     TEMPLATE_BYTES,
@@ -144,19 +142,13 @@ def _rendered(template: str, special: str, wanted: tuple[Roles, ...]) -> list[tu
     """
     day = str(date.today()) if "strftime" in template else ""
     seen = json.dumps([template, special, wanted, version("transformers"), day])
-    note = cache_folder("templates") / hashlib.sha256(seen.encode()).hexdigest()
-    if note.is_file():
-        return json.loads(note.read_text("utf-8"))
-    given = template, special, wanted
-    found = apart(f"{__name__}:_render", *given, seconds=TEMPLATE_SECONDS, memory=TEMPLATE_BYTES)
-    with suppress(OSError):  # it need not be kept
-        note.parent.mkdir(parents=True, exist_ok=True)
-        write_text(note, json.dumps(found))
-    return found
+    limited = partial(apart, seconds=TEMPLATE_SECONDS, memory=TEMPLATE_BYTES)
+    find = partial(limited, f"{__name__}:_render", template, special, wanted)
+    return json.loads(remembered("templates", seen, find))
 
 
-def _render(template: str, special: str, wanted: list[list[str]]) -> list[tuple[str, str]]:
-    """Render conversations: in the process."""
+def _render(template: str, special: str, wanted: list[list[str]]) -> str:
+    """Render conversations, and return their texts as JSON: in the process."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     found: list[tuple[str, str]] = []
@@ -177,4 +169,4 @@ def _render(template: str, special: str, wanted: list[list[str]]) -> list[tuple[
             raise
         except Exception as error:  # whatever the program does
             found.append(("", first_line(error)))
-    return found
+    return json.dumps(found)

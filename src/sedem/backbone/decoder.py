@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from sedem.backbone.chat_template import ChatTemplate, read_chat_template
-from sedem.backbone.masks import KeyAxis
+from sedem.backbone.masks import KeyAxis, KeyValues
 from sedem.backbone.safetensors import (
     check_weights,
     dequantize_int8,
@@ -33,8 +33,9 @@ from sedem.backbone.safetensors import (
 from sedem.errors import ConfigError
 
 if TYPE_CHECKING:
+    from peft import LoraConfig
     from tokenizers import Encoding
-    from transformers import BatchEncoding, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Layouts that every engine and every baseline runs."""
@@ -199,8 +200,9 @@ class Backbone(nn.Module):
         positions_BP: Tensor,
         valid_BP: Tensor | None = None,
         keys: KeyAxis | None = None,
-        cache: DynamicCache | None = None,
+        cache: KeyValues | None = None,
         block_BP: Tensor | None = None,
+        only_BQ: Tensor | None = None,
     ) -> Tensor:
         """Run layers first + 1 to last on hidden states.
 
@@ -216,9 +218,10 @@ class Backbone(nn.Module):
             cache: keys and values of earlier calls; those of this call are added to it.
             block_BP: block of each position, -1 for text, where `keys` has blocks; None means that
                 all are text.
+            only_BQ: index of the positions whose states are needed; None means all.
 
         Returns:
-            States after `last` layers `[B, P, D]`.
+            States after `last` layers `[B, P or Q, D]`.
 
         Raises:
             ConfigError: a layer must run without its adapters, but they are merged.
@@ -249,6 +252,8 @@ class Backbone(nn.Module):
                 use_cache=cache is not None,
                 position_embeddings=ropes[self._rope_kind(index)],
             )
+        if only_BQ is not None:
+            hidden_BPD = torch.take_along_dim(hidden_BPD, only_BQ[..., None], 1)
         return hidden_BPD
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -407,40 +412,38 @@ class Backbone(nn.Module):
 
     def save_lora(self, folder: Path, base: str, *, int8: bool = False) -> None:
         """Write the adapters in PEFT's layout, with `int8` as int8 rows with one scale each."""
-        from peft import get_peft_model_state_dict
-
         folder.mkdir(parents=True, exist_ok=True)
-        found = get_peft_model_state_dict(self.model)
-        weights = {name: factor.float().contiguous() for name, factor in found.items()}
+        weights = {name: one.float().contiguous() for name, one in self._factors().items()}
         save_tensors(quantize_int8(weights) if int8 else weights, folder / ADAPTER_WEIGHTS)
-        config = copy(self.model.peft_config["default"])
+        config = self._lora_config()
         config.base_model_name_or_path = base
         # PEFT holds a set, whose order differs from run to run.
         config.target_modules = sorted(config.target_modules)
         config.save_pretrained(str(folder))
 
     def load_lora(self, folder: Path) -> None:
-        """Read adapters into those that `add_lora` attached.
+        """Read adapters into those that `add_lora` attached; they may be stored as int8 rows.
 
         Raises:
             CheckpointError: a file is missing or a factor is missing, extra or of another shape.
         """
-        from peft import get_peft_model_state_dict, set_peft_model_state_dict
+        path = folder / ADAPTER_WEIGHTS
+        weights = dequantize_int8(load_weights(path), torch.float32, str(path))
+        factors = self._factors()
+        check_weights(factors, weights, str(path))
+        with torch.no_grad():
+            for name, factor in factors.items():
+                factor.copy_(weights[name])
 
-        weights = load_adapter(folder)
-        expected = get_peft_model_state_dict(self.model)
-        check_weights(expected, weights, str(folder / ADAPTER_WEIGHTS))
-        set_peft_model_state_dict(self.model, weights)
+    def _factors(self) -> dict[str, Tensor]:
+        """The adapters' factors, by their names in PEFT's files."""
+        from peft import get_peft_model_state_dict
 
+        return get_peft_model_state_dict(self.model)
 
-def load_adapter(folder: Path) -> dict[str, Tensor]:
-    """The factors of adapters in float32, which may be stored as int8 rows.
-
-    Raises:
-        CheckpointError: the file is missing or damaged.
-    """
-    path = folder / ADAPTER_WEIGHTS
-    return dequantize_int8(load_weights(path), torch.float32, str(path))
+    def _lora_config(self) -> LoraConfig:
+        """A copy of PEFT's settings of the adapters."""
+        return copy(self.model.peft_config["default"])
 
 
 def tokenizer_description(tokenizer: PreTrainedTokenizerBase) -> str:

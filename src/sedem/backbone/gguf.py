@@ -10,7 +10,6 @@ it (owner/name/file.gguf), or as Ollama names it (ollama:NAME).
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -39,9 +38,10 @@ from sedem.durable_files import (
     bytes_text,
     cache_folder,
     check_free_space,
+    remembered,
     sha256,
+    state_of,
     sync_tree,
-    write_text,
 )
 from sedem.errors import CheckpointError, ConfigError, first_line
 from sedem.untrusted import LimitError, apart, check_file, check_folder, is_folder, read_json
@@ -298,16 +298,8 @@ def _is_converted(folder: Path) -> bool:
 
 
 def _digest(file: Path) -> str:
-    """The digest of a file; it is remembered, because hashing gigabytes takes long."""
-    state = file.stat()
-    seen = f"{file.resolve()} {state.st_size} {state.st_mtime_ns} {state.st_ino}"
-    note = cache_folder("digests") / hashlib.sha256(seen.encode()).hexdigest()
-    if note.is_file():
-        return note.read_text()
-    digest = sha256(file)
-    note.parent.mkdir(parents=True, exist_ok=True)
-    write_text(note, digest)
-    return digest
+    """The digest of a file; hashing gigabytes takes long."""
+    return remembered("digests", state_of(file), lambda: sha256(file))
 
 
 SECONDS, BYTES_A_SECOND = 90, 2**21

@@ -18,7 +18,7 @@ from tokenizers import Encoding, Tokenizer
 from torch import Tensor, nn
 from typing_extensions import TypedDict
 
-from sedem.backbone.decoder import ADAPTER_WEIGHTS, LORA_TARGETS, Backbone, load_adapter
+from sedem.backbone.decoder import LORA_TARGETS, Backbone
 from sedem.backbone.safetensors import (
     INT8_FILE,
     WEIGHTS_FILE,
@@ -34,6 +34,7 @@ from sedem.untrusted import DOCUMENT_BYTES, exists, read_json, read_text
 from sedem.validation import WholeAbove0, WidthAbove0
 
 if TYPE_CHECKING:
+    from peft import LoraConfig
     from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -127,6 +128,10 @@ class LightConfig(Sizes):
         """Record where it is from and how its model is opened."""
         self._folder, self._opened_as, self._attn_implementation = folder, dtype, attention
 
+    def to_dict(self) -> dict[str, Any]:
+        """All entries, as transformers' configurations return them."""
+        return self.model_dump()
+
 
 class LightModel(nn.Module):
     """The weights of a decoder, by their names in Hugging Face's modules.
@@ -191,34 +196,36 @@ class LightBackbone(Backbone):
 
     def add_lora(self, rank: int, alpha: int, *others: Any) -> None:
         """Attach adapters to the four projections of every layer; `load_lora` fills them."""
+        self._rank, self._alpha = rank, alpha
         for layer in self.model.get_decoder().layers:
             for target in LORA_TARGETS:
                 base = getattr(layer.self_attn, target)
                 setattr(layer.self_attn, target, _Adapted(base, rank, alpha / rank))
 
-    def load_lora(self, folder: Path) -> None:
-        """Read adapters; see `Backbone.load_lora`."""
-        path = folder / ADAPTER_WEIGHTS
-        weights = load_adapter(folder)
-        expected = {
+    def _factors(self) -> dict[str, Tensor]:
+        return {
             f"{name}.{factor}.weight": getattr(module, factor)
             for name, module in self._adapted().items()
             for factor in ("lora_A", "lora_B")
         }
-        check_weights(expected, weights, str(path))
-        for name, factor in expected.items():
-            factor.data = weights[name]
+
+    def _lora_config(self) -> LoraConfig:
+        from peft import LoraConfig
+
+        targets = list(LORA_TARGETS)
+        return LoraConfig(r=self._rank, lora_alpha=self._alpha, target_modules=targets)
 
     def _adapted(self) -> dict[str, _Adapted]:
         return {n: m for n, m in self.model.named_modules() if isinstance(m, _Adapted)}
 
     def _refuse(self, *args: Any, **options: Any) -> NoReturn:
         raise ConfigError(
-            f"backbone '{self.name}' was opened light, which only reads and answers with a fused "
-            "engine; open the model without light=True"
+            f"backbone '{self.name}' was opened without transformers' layers, which reads and "
+            "answers only with the engine that it was opened for; open the model with engine "
+            "'eager'"
         )
 
-    run = compile_layers = without_lora = save_lora = _refuse
+    run = compile_layers = without_lora = _refuse
 
 
 class _Trunk(nn.Module):

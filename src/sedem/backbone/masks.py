@@ -1,14 +1,23 @@
-"""Attention masks: the columns that a range of layers sees, their positions and their padding.
+"""What attention sees: the columns of a range of layers, their positions and their padding.
 
-Letters: B batch, P positions of one call, K keys seen so far.
+Letters: B batch, P positions of one call, K keys seen so far, G key heads, H head width.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
+
+
+class KeyValues(Protocol):
+    """Where a range of layers puts its keys and values, as in Hugging Face's caches."""
+
+    def update(self, key: Tensor, value: Tensor, layer: int, /) -> tuple[Tensor, Tensor]:
+        """Take a layer's new keys and values `[B, G, P, H]`; return those to attend to."""
+        ...
 
 
 @dataclass(frozen=True)

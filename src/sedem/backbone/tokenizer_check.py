@@ -5,14 +5,12 @@ Its file may panic the library, and its rules may make a text grow without end o
 
 from __future__ import annotations
 
-import hashlib
 import json
-from contextlib import suppress
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from sedem.durable_files import cache_folder, write_text
+from sedem.durable_files import remembered, state_of
 from sedem.errors import DataError
 from sedem.untrusted import TOKENIZER_BYTES, TOKENIZER_SECONDS, LimitError, apart
 
@@ -37,19 +35,16 @@ def check_tokenizer(folder: Path) -> None:
     file = folder / FILE
     if not file.is_file():
         return
-    state = file.stat()
-    seen = f"{file.resolve()} {state.st_size} {state.st_mtime_ns} {state.st_ino}"
-    note = cache_folder("tokenizers") / hashlib.sha256(seen.encode()).hexdigest()
-    if note.is_file():
-        return
-    call, seconds, memory = f"{__name__}:_try", TOKENIZER_SECONDS, TOKENIZER_BYTES
+
+    def find() -> str:
+        call, place = f"{__name__}:_try", str(file.resolve())
+        apart(call, place, seconds=TOKENIZER_SECONDS, memory=TOKENIZER_BYTES)
+        return "safe"
+
     try:
-        apart(call, str(file.resolve()), seconds=seconds, memory=memory)
+        remembered("tokenizers", state_of(file), find)
     except (LimitError, DataError) as error:
         raise ValueError(f"{FILE} {error}") from None
-    with suppress(OSError):  # it need not be noted
-        note.parent.mkdir(parents=True, exist_ok=True)
-        write_text(note, seen)
 
 
 def _try(file: str) -> None:

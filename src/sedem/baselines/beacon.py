@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
-from transformers import DynamicCache, PretrainedConfig
+from transformers import PretrainedConfig
 
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.masks import KeyAxis
@@ -38,7 +38,7 @@ from sedem.baselines.settings import ReaderConfig
 from sedem.baselines.soft_prompt import PrefillResult, pad_left, prefill_result
 from sedem.baselines.trained import CompressedContext, TrainedReader, generator_for
 from sedem.errors import ConfigError
-from sedem.method.injection import Stream
+from sedem.method.injection import GrowingCache, GrowingColumns
 from sedem.method.losses import next_token_loss
 from sedem.validation import Whole, WholeAbove0, WholeFrom0
 
@@ -93,7 +93,7 @@ class ReindexedCache:
     valid: Tensor
 
     def extended(
-        self, cache: DynamicCache, kept: Tensor, active_B: Tensor, rotary: nn.Module
+        self, columns: GrowingColumns, kept: Tensor, active_B: Tensor, rotary: nn.Module
     ) -> ReindexedCache:
         """Append some columns of a forward call at the next free positions.
 
@@ -101,7 +101,7 @@ class ReindexedCache:
         so rotating a key by the difference moves it to its new position.
 
         Args:
-            cache: the columns of this cache, followed by those of the call.
+            columns: those of this cache, followed by those of the call.
             kept: indices of the call's columns to append.
             active_B: False for rows whose appended columns are padding.
         """
@@ -111,13 +111,13 @@ class ReindexedCache:
         # Some rotary embeddings also scale keys; cached keys are already scaled.
         cos_1NE, sin_1NE = (x / rotary.attention_scaling for x in angles)
         layers = []
-        for layer in cache.layers:
-            keys_BHNE = layer.keys[:, :, before + kept]
+        for keys, values in columns.stored.values():
+            keys_BHNE = keys[:, :, before + kept]
             first, second = keys_BHNE.float().chunk(2, dim=-1)
             rotated_BHNE = torch.cat([first, second], dim=-1) * cos_1NE
             rotated_BHNE = rotated_BHNE + torch.cat([-second, first], dim=-1) * sin_1NE
-            new = (rotated_BHNE.to(keys_BHNE.dtype), layer.values[:, :, before + kept])
-            past = (layer.keys[:, :, :before], layer.values[:, :, :before])
+            new = (rotated_BHNE.to(keys_BHNE.dtype), values[:, :, before + kept])
+            past = (keys[:, :, :before], values[:, :, :before])
             layers.append(
                 (torch.cat([past[0], new[0]], dim=2), torch.cat([past[1], new[1]], dim=2))
             )
@@ -174,15 +174,14 @@ class ActivationBeacon(TrainedReader):
 
     def _run(
         self, hidden_BPD: Tensor, valid_BP: Tensor, cached: ReindexedCache
-    ) -> tuple[Tensor, Stream]:
+    ) -> tuple[Tensor, GrowingCache]:
         """Run embedded tokens after the cached columns.
 
         Returns:
-            States after the last layer `[B, P, D]`, and the state to decode from.
+            States after the last layer `[B, P, D]`, and the cache to decode from.
         """
-        cache = DynamicCache()
-        for index, (keys, values) in enumerate(cached.layers):
-            cache.update(keys, values, index)
+        cache = GrowingCache()
+        cache.upper.stored.update(enumerate(cached.layers))
         count_B1 = cached.valid.sum(1, keepdim=True)
         cached_BK = (cached.valid.long().cumsum(1) - 1) * cached.valid
         positions_BP = (count_B1 + valid_BP.long().cumsum(1) - 1) * valid_BP
@@ -193,10 +192,11 @@ class ActivationBeacon(TrainedReader):
             not bool(columns_BK.all()),
             columns_BK.shape[1],
         )
+        cache.begin_everywhere(axis, columns_BK.sum(1))
         states_BPD = self.backbone.run(
-            hidden_BPD, 0, self.backbone.depth, positions_BP, valid_BP, axis, cache
+            hidden_BPD, 0, self.backbone.depth, positions_BP, valid_BP, axis, cache.upper
         )
-        return states_BPD, Stream(cache, axis, axis, columns_BK.sum(1))
+        return states_BPD, cache
 
     def _compress_window(
         self, ids_BW: Tensor, active_B: Tensor, cached: ReindexedCache, ratio: int
@@ -218,10 +218,10 @@ class ActivationBeacon(TrainedReader):
         total = hidden_BPD.shape[1]
         beacons = torch.arange(ratio, total, ratio + 1, device=ids_BW.device)
         with self._beacons_at(beacons):
-            states_BPD, stream = self._run(hidden_BPD, active_B[:, None].expand(-1, total), cached)
+            states_BPD, cache = self._run(hidden_BPD, active_B[:, None].expand(-1, total), cached)
         sink = torch.arange(0 if cached.layers else self.config.sink, device=ids_BW.device)
         rotary = self.backbone.model.get_decoder().rotary_emb
-        extended = cached.extended(stream.cache, torch.cat([sink, beacons]), active_B, rotary)
+        extended = cached.extended(cache.upper, torch.cat([sink, beacons]), active_B, rotary)
         states_BGRD = states_BPD.unflatten(1, (-1, ratio + 1))[:, :, :ratio]
         return states_BGRD.flatten(1, 2), extended
 
@@ -252,7 +252,7 @@ class ActivationBeacon(TrainedReader):
         layers, rest = cached.layers, stream[:, whole * size :]
         if rest.shape[1]:
             _, end = self._run(self.backbone.embed(rest), torch.ones_like(rest).bool(), cached)
-            layers = [(layer.keys, layer.values) for layer in end.cache.layers]
+            layers = list(end.upper.stored.values())
         kept_L2HKE = torch.stack([torch.cat(pair) for pair in layers]).bfloat16()
         notes: tuple[str, ...] = ()
         if not whole:
@@ -299,11 +299,11 @@ class ActivationBeacon(TrainedReader):
         ids_BP, valid_BP = pad_left(
             [torch.tensor(prompt[1:], device=backbone.device) for prompt in prompts]
         )
-        states_BPD, stream = self._run(
+        states_BPD, cache = self._run(
             backbone.embed(ids_BP), valid_BP, ReindexedCache(layers, valid_BK)
         )
         conditioning = [n + len(prompt) - 1 for n, prompt in zip(counts, prompts, strict=True)]
-        return prefill_result(backbone, states_BPD[:, -1], stream, conditioning)
+        return prefill_result(backbone, states_BPD[:, -1], cache, conditioning)
 
     # Training
 

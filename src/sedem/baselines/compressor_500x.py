@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import DynamicCache, PretrainedConfig
+from transformers import PretrainedConfig
 
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.masks import KeyAxis
@@ -32,7 +32,7 @@ from sedem.baselines.settings import LoraTargets, ReaderConfig
 from sedem.baselines.soft_prompt import PrefillResult, pad_left, prefill_result
 from sedem.baselines.trained import CompressedContext, TrainedReader
 from sedem.errors import ConfigError, DataError
-from sedem.method.injection import Stream
+from sedem.method.injection import GrowingCache, GrowingColumns
 from sedem.validation import Share, WholeAbove0, WidthAbove0, WidthFrom0
 
 
@@ -97,9 +97,9 @@ class Compressor500x(TrainedReader):
         tokens_MD = self.parts()["tokens"](numbers_M).to(embedded_WTD)
         rows_WPD = torch.cat([embedded_WTD, tokens_MD.expand(len(rows), -1, -1)], dim=1)
         positions_WP = torch.arange(rows_WPD.shape[1], device=ids_WT.device).expand(len(rows), -1)
-        cache = DynamicCache()
+        cache = GrowingColumns()
         backbone.run(rows_WPD, 0, backbone.depth, positions_WP, cache=cache)
-        pairs = [torch.stack([layer.keys, layer.values], dim=1) for layer in cache.layers]
+        pairs = [torch.stack(pair, dim=1) for pair in cache.stored.values()]
         memory_WLKGMH = torch.stack([pair[..., -config.memory :, :] for pair in pairs], dim=1)
         return [
             torch.cat(own.unbind(), dim=-2) for own in memory_WLKGMH.split([*map(len, windows)])
@@ -113,7 +113,7 @@ class Compressor500x(TrainedReader):
 
     def decode(
         self, memories: Sequence[Tensor], ids_BP: Tensor, valid_BP: Tensor
-    ) -> tuple[Tensor, Stream]:
+    ) -> tuple[Tensor, GrowingCache]:
         """Run every layer on tokens that follow the memory.
 
         Cached keys carry the positions where they were computed, limit to limit + M - 1. The first
@@ -127,7 +127,7 @@ class Compressor500x(TrainedReader):
             valid_BP: False where a token is padding.
 
         Returns:
-            States before the final norm `[B, P, D]`, and the state to decode from.
+            States before the final norm `[B, P, D]`, and the cache to decode from.
         """
         backbone, device = self.backbone, ids_BP.device
         counts = [memory.shape[-2] for memory in memories]
@@ -136,9 +136,9 @@ class Compressor500x(TrainedReader):
         memory_BLKGUH = torch.stack(
             [F.pad(m, (0, 0, longest - n, 0)) for m, n in zip(memories, counts, strict=True)]
         )
-        cache = DynamicCache()
+        cache = GrowingCache()
         for layer, pair_BKGUH in enumerate(memory_BLKGUH.unbind(1)):
-            cache.update(*pair_BKGUH.unbind(1), layer)
+            cache.upper.stored[layer] = pair_BKGUH[:, 0], pair_BKGUH[:, 1]
         first_B1 = torch.tensor([[count] for count in counts], device=device)
         positions_BP = first_B1 + (valid_BP.long().cumsum(1) - 1).clamp_min(0)
         # Masks compare positions: in them the memory always ends right before the first token.
@@ -147,10 +147,11 @@ class Compressor500x(TrainedReader):
         padded = min(counts) < longest or not bool(valid_BP.all())
         axis = KeyAxis(first_B1 - back_U, held_BU, padded, longest)
         axis = axis.extended(positions_BP, valid_BP)
+        cache.begin_everywhere(axis, first_B1[:, 0] + valid_BP.sum(1))
         states_BPD = backbone.run(
-            backbone.embed(ids_BP), 0, backbone.depth, positions_BP, valid_BP, axis, cache
+            backbone.embed(ids_BP), 0, backbone.depth, positions_BP, valid_BP, axis, cache.upper
         )
-        return states_BPD, Stream(cache, axis, axis, first_B1[:, 0] + valid_BP.sum(1))
+        return states_BPD, cache
 
     # Answering
 
@@ -181,9 +182,9 @@ class Compressor500x(TrainedReader):
         ]
         rows = [torch.tensor(prompt, device=self.backbone.device) for prompt in prompts]
         ids_BP, valid_BP = pad_left(rows)
-        states_BPD, stream = self.decode(memories, ids_BP, valid_BP)
+        states_BPD, cache = self.decode(memories, ids_BP, valid_BP)
         conditioning = [n + len(prompt) for n, prompt in zip(counts, prompts, strict=True)]
-        return prefill_result(self.backbone, states_BPD[:, -1], stream, conditioning)
+        return prefill_result(self.backbone, states_BPD[:, -1], cache, conditioning)
 
     # Training
 

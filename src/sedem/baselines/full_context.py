@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from transformers import DynamicCache
 
 from sedem.answering.decoding import (
     Decoding,
@@ -25,6 +24,7 @@ from sedem.baselines.soft_prompt import prefill_result, run_embeddings
 from sedem.engine.device import Clock
 from sedem.engine.interface import Step
 from sedem.errors import DataError
+from sedem.method.injection import GrowingCache
 from sedem.types import Answer, Citation, Document, check_documents, check_tokens
 
 
@@ -85,8 +85,9 @@ class FullContext:
             )
             seen = offsets[room - 1][1] if room else 0
         ids_1P = torch.tensor([[start, *context[:room], *prompt]], device=backbone.device)
-        states_1PD, stream = run_embeddings(backbone, [backbone.embed(ids_1P[0])], DynamicCache())
-        filled = prefill_result(backbone, states_1PD[:, -1], stream, [ids_1P.shape[1]])
+        cache = GrowingCache()
+        states_1PD = run_embeddings(backbone, [backbone.embed(ids_1P[0])], cache)
+        filled = prefill_result(backbone, states_1PD[:, -1], cache, [ids_1P.shape[1]])
         (transcript,) = generate_timed(
             backbone, filled.logits, filled.advance, self.decoding, clock
         )

@@ -31,7 +31,7 @@ from typing import Any, Self
 import torch
 from pydantic import model_validator
 from torch import Tensor, nn
-from transformers import DynamicCache, PretrainedConfig
+from transformers import PretrainedConfig
 
 from sedem.backbone.decoder import Backbone
 from sedem.baselines.full_context import free_positions
@@ -39,6 +39,7 @@ from sedem.baselines.settings import LoraTargets, ReaderConfig
 from sedem.baselines.soft_prompt import PrefillResult, prefill_result, run_embeddings
 from sedem.baselines.trained import CompressedContext, TrainedReader
 from sedem.errors import ConfigError, DataError
+from sedem.method.injection import GrowingCache
 from sedem.method.losses import IGNORED, next_token_loss
 from sedem.validation import Share, WholeAbove0, WholeFrom0, WidthAbove0, WidthFrom0
 
@@ -191,7 +192,7 @@ class HMT(TrainedReader):
         config = self.config
         fronts, ends = self._embed(readings, segments, recall)
         rows = [torch.cat(pair) for pair in zip(fronts, ends, strict=True)]
-        states_BPD, _ = run_embeddings(self.backbone, rows)
+        states_BPD = run_embeddings(self.backbone, rows)
         new_BPD, memory_BMD = states_BPD.tensor_split([-config.memory], dim=1)
         memory_BMD = self.backbone.model.get_decoder().norm(memory_BMD)
         after = []
@@ -241,7 +242,7 @@ class HMT(TrainedReader):
             embedded_TD = self.backbone.embed(segments[i][:half])
             summary_MD = self._learned("summary").to(embedded_TD)
             rows.append(torch.cat([summary_MD, embedded_TD, summary_MD]))
-        states_BPD, _ = run_embeddings(self.backbone, rows)
+        states_BPD = run_embeddings(self.backbone, rows)
         queries_BMD = self.backbone.model.get_decoder().norm(states_BPD[:, -self.config.memory :])
         for i, queries_MD in zip(recalling, queries_BMD, strict=True):
             memory[i] = self.recall(queries_MD, readings[i].memories)
@@ -285,8 +286,9 @@ class HMT(TrainedReader):
         readings = [replace(r, memories=r.memories.to(backbone.dtype)) for r in contents]
         prompt_ids = [torch.tensor(prompt[1:], device=backbone.device) for prompt in prompts]
         rows = self._last(readings, prompt_ids)
-        states_BPD, stream = run_embeddings(backbone, rows, DynamicCache())
-        return prefill_result(backbone, states_BPD[:, -1], stream, [len(row) for row in rows])
+        cache = GrowingCache()
+        states_BPD = run_embeddings(backbone, rows, cache)
+        return prefill_result(backbone, states_BPD[:, -1], cache, [len(row) for row in rows])
 
     def _last(self, readings: Sequence[ReadingState], prompts: Sequence[Tensor]) -> list[Tensor]:
         """Embeddings of the last segments up to the answer.
@@ -322,7 +324,7 @@ class HMT(TrainedReader):
             prompts.append(tokens[: len(tokens) - read])
             answers.append(self.backbone.embed(tokens[len(tokens) - read :]))
         pairs = zip(self._last(readings, prompts), answers, strict=True)
-        states_BPD, _ = run_embeddings(self.backbone, [torch.cat(pair) for pair in pairs])
+        states_BPD = run_embeddings(self.backbone, [torch.cat(pair) for pair in pairs])
         return self.answer_loss(states_BPD, labels)
 
     def text_loss(self, context: Tensor, continuation: Tensor) -> dict[str, Tensor]:

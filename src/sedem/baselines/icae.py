@@ -122,7 +122,7 @@ class ICAE(TrainedReader):
             embedded_TD = backbone.embed(torch.cat([start, segment]))
             tokens_MD = self._embedding(range(memory)).to(embedded_TD)
             rows.append(torch.cat([embedded_TD, tokens_MD]))
-        states_SPD, _ = run_embeddings(backbone, rows)
+        states_SPD = run_embeddings(backbone, rows)
         return backbone.model.get_decoder().norm(states_SPD[:, -memory:])
 
     def compress(self, ids: list[int]) -> CompressedContext:

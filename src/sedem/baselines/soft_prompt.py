@@ -15,12 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import DynamicCache
 
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.masks import KeyAxis
 from sedem.engine.interface import Step
-from sedem.method.injection import Blocks, Prefilled, Stream, prefill, step
+from sedem.method.injection import Blocks, GrowingCache, Prefilled, prefill, step
 from sedem.method.losses import next_token_loss
 
 
@@ -37,8 +36,8 @@ class PrefillResult:
 
 
 def run_embeddings(
-    backbone: Backbone, rows: Sequence[Tensor], cache: DynamicCache | None = None
-) -> tuple[Tensor, Stream | None]:
+    backbone: Backbone, rows: Sequence[Tensor], cache: GrowingCache | None = None
+) -> Tensor:
     """Run every layer on rows of embeddings `[P, D]`; the positions of each row start at 0.
 
     Args:
@@ -46,32 +45,32 @@ def run_embeddings(
 
     Returns:
         States before the final norm `[B, P, D]`, padded on the left so that all rows end at the
-        last position; and the state to decode from, None without a cache.
+        last position.
     """
     rows_BPD, valid_BP = pad_left(rows)
     lengths_B, longest = valid_BP.sum(1), rows_BPD.shape[1]
     positions_BP = (valid_BP.long().cumsum(1) - 1).clamp_min(0)
     padded = any(len(row) < longest for row in rows)
     keys = KeyAxis(positions_BP, valid_BP, padded, longest)
-    states_BPD = backbone.run(rows_BPD, 0, backbone.depth, positions_BP, valid_BP, keys, cache)
-    stream = None if cache is None else Stream(cache, keys, keys, lengths_B)
-    return states_BPD, stream
+    if cache is not None:
+        cache.begin_everywhere(keys, lengths_B)
+    own = None if cache is None else cache.upper
+    return backbone.run(rows_BPD, 0, backbone.depth, positions_BP, valid_BP, keys, own)
 
 
 def prefill_result(
-    backbone: Backbone, last_BD: Tensor, stream: Stream | None, conditioning: list[int]
+    backbone: Backbone, last_BD: Tensor, cache: GrowingCache, conditioning: list[int]
 ) -> PrefillResult:
     """Logits and decoding step after a prefill through every layer.
 
     Args:
         last_BD: states at the last position of each row.
-        stream: the state to decode from; not None, because the prefill had a cache.
+        cache: what the prefill filled.
         conditioning: number of positions that the decoder saw, row by row.
     """
-    assert stream is not None
 
     def advance(ids_B: Tensor) -> Tensor:
-        return backbone.logits(step(backbone, 0, ids_B, stream))
+        return backbone.logits(step(backbone, 0, ids_B, cache))
 
     return PrefillResult(backbone.logits(last_BD), advance, conditioning)
 
@@ -81,7 +80,7 @@ def run_soft_prompts(
     soft_tokens: Sequence[Tensor],
     ids_BP: Tensor,
     valid_BP: Tensor,
-    cache: DynamicCache | None = None,
+    cache: GrowingCache | None = None,
     apart: Sequence[Tensor] | None = None,
 ) -> Prefilled:
     """Run every layer on start token, soft tokens and text tokens, at contiguous positions from 0.
@@ -111,9 +110,10 @@ def prefill_soft_prompts(
 ) -> PrefillResult:
     """Prefill soft tokens `[U, D]` and start token, prompt and question of each row."""
     ids_BP, valid_BP = pad_left([torch.tensor(row, device=backbone.device) for row in prompts])
-    filled = run_soft_prompts(backbone, soft_tokens, ids_BP, valid_BP, DynamicCache(), apart)
+    cache = GrowingCache()
+    filled = run_soft_prompts(backbone, soft_tokens, ids_BP, valid_BP, cache, apart)
     conditioning = [len(row) + len(p) for row, p in zip(soft_tokens, prompts, strict=True)]
-    return prefill_result(backbone, filled.prefix[:, -1], filled.stream, conditioning)
+    return prefill_result(backbone, filled.prefix[:, -1], cache, conditioning)
 
 
 def continuation_loss(

@@ -215,26 +215,14 @@ def is_checkpoint(name: str) -> bool:
 
 
 def open_backbones(
-    config: SedemConfig,
-    folder: Path | None = None,
-    *,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    attention: str = "sdpa",
-    light: bool = False,
+    config: SedemConfig, folder: Path | None = None, **options: Any
 ) -> tuple[Backbone, Backbone]:
     """Open encoder and decoder, which are one object in the same-backbone setting.
 
     Args:
         folder: folder of the checkpoint, where a backbone's folder may be; None if there is none.
-        dtype: as `device`, `attention` and `light`, an argument of `open_backbone`.
+        options: arguments of `open_backbone`.
     """
-    options: dict[str, Any] = {
-        "dtype": dtype,
-        "device": device,
-        "attention": attention,
-        "light": light,
-    }
     encoder = open_named(config.encoder, config.encoder_revision, folder, **options)
     if not config.cross_model:
         return encoder, encoder

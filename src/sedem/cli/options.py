@@ -174,7 +174,7 @@ def open_model(name: str, engine: str = "auto", weights: str = "full") -> SeDeM:
     from sedem.model import SeDeM
 
     hide_bars()
-    return SeDeM.from_pretrained(name, engine=engine, light=True, weights=weights)
+    return SeDeM.from_pretrained(name, engine=engine, weights=weights)
 
 
 def model_of(bank: str) -> str:

@@ -1,14 +1,13 @@
 """Two-depth decoding of one batch, in buffers of fixed size.
 
-This is `method.injection` with static tensors instead of growing ones. Rows of one prefill are
-padded on the right to end in one column. Columns are then in reading order, so that causal
-attention needs no mask. A mask is needed only in two cases: above injection, for separate or guided
-blocks, where memory has the first columns; and for windows shorter than the text. Each row's answer
-continues in its own next column. There, positions decide which keys a query sees, so a row can move
-to any batch that has room for it.
+`method.injection` runs in them, with a cache that has static tensors instead of growing ones. Rows
+of one prefill are padded on the right to end in one column. Columns are then in reading order, so
+that causal attention needs no mask. A mask is needed only in two cases: above injection, for
+separate or guided blocks, where memory has the first columns; and for windows shorter than the
+text. Each row's answer continues in its own next column. There, positions decide which keys a query
+sees, so a row can move to any batch that has room for it.
 
-With independent blocks, keys and values of memory are copied in, and only prefixes are run. The
-equations are those of `method.injection.prefill` and `method.injection.step`.
+With independent blocks, keys and values of memory are copied in, and only prefixes are run.
 
 Letters: B rows, P prefix columns or positions of one call, W slots per row, U restored states per
 row, K columns or blocks per row, L layers, H head width, D width, V vocabulary.
@@ -19,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -28,21 +26,18 @@ from sedem.backbone.masks import KeyAxis
 from sedem.engine.device import (
     Pool,
     Replay,
-    Shape,
     Upload,
     between_pieces,
     fill,
     fill_lengths,
 )
-from sedem.engine.fused import FusedDecoder, biases_of, in_reading_order, run_layers
+from sedem.engine.fused import FusedDecoder
 from sedem.engine.interface import AnswerInputs
-from sedem.engine.kept import Kept
-from sedem.engine.prefixes import Prefixes, ReadPrefix
+from sedem.engine.kept import Kept, Prefixes, ReadPrefix
 from sedem.errors import ConfigError
-from sedem.guidance.branches import branch_columns
-from sedem.guidance.independent import prefix_positions
+from sedem.guidance.branches import run_branches
 from sedem.method.compressor import state_mask
-from sedem.method.injection import positions
+from sedem.method.injection import Blocks, prefill, step
 
 DeviceLock = Callable[[], AbstractContextManager[None]]
 """Reserves the device for one piece of work in buffers that only this thread uses."""
@@ -62,17 +57,14 @@ class Bucket:
     slots: int
     steps: int
 
+    def columns(self, states_per_slot: int) -> int:
+        """Number of columns above injection, of all rows."""
+        return self.rows * (self.slots * states_per_slot + self.prefix + self.steps)
+
     def holds(self, other: Bucket) -> bool:
         """Whether the rows of a batch of another size fit."""
-        return all(
-            own >= theirs
-            for own, theirs in (
-                (self.rows, other.rows),
-                (self.prefix, other.prefix),
-                (self.slots, other.slots),
-                (self.steps, other.steps),
-            )
-        )
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return all(own >= theirs for own, theirs in pairs)
 
 
 class StaticCache:
@@ -82,6 +74,8 @@ class StaticCache:
     captured step reads it. The caller tracks on the host whether a column is left.
 
     Args:
+        layers: the numbers of the layers.
+        biased: whether something may be added to the logits of text on columns.
         memory: number of columns before those of text, for keys and values that are copied in.
 
     Attributes:
@@ -91,24 +85,25 @@ class StaticCache:
 
     def __init__(
         self,
-        layers: int,
+        decoder: FusedDecoder,
+        layers: range,
         rows: int,
         columns: int,
-        heads: int,
-        width: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        *,
+        biased: bool = False,
         memory: int = 0,
     ) -> None:
+        layer, device = decoder.layers[0], decoder.device
         # Zeros, because NaN in a masked column would still spoil the weighted sum of values.
-        shape = (layers, rows, heads, columns, width)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        shape = (len(layers), rows, layer.key_heads, columns, layer.head_width)
+        self.keys = torch.zeros(shape, dtype=decoder.dtype, device=device)
+        self.values = torch.zeros(shape, dtype=decoder.dtype, device=device)
         self.positions = torch.zeros(rows, columns, dtype=torch.long, device=device)
         self.valid = torch.zeros(rows, columns, dtype=torch.bool, device=device)
         self.bias = torch.zeros(rows, columns, device=device)
         self.next_column = torch.zeros(rows, dtype=torch.long, device=device)
-        self.memory = memory
+        self.first, self.biased, self.memory = layers.start, biased, memory
+        self._extended = False
 
     @property
     def state(self) -> list[Tensor]:
@@ -120,79 +115,58 @@ class StaticCache:
         """All tensors."""
         return [self.keys, self.values, self.bias, *self.state]
 
-    def begin(
-        self,
-        positions_BP: Tensor,
-        valid_BP: Tensor,
-        block_BP: Tensor | None = None,
-        bias_BP: Tensor | None = None,
-        span: int | None = None,
-    ) -> KeyAxis:
-        """Clear the cache and make these its first columns, including those of memory.
+    @property
+    def axis(self) -> KeyAxis:
+        """All columns."""
+        bias = self.bias if self.biased else None
+        return KeyAxis(self.positions, self.valid, True, self.positions.shape[1], bias=bias)
 
-        Args:
-            valid_BP: False where a column is padding.
-            block_BP: their blocks, as in `KeyAxis`; only the prefill needs them.
-            bias_BP: added to the logits of text on them; None adds nothing, here and in later
-                steps.
-            span: the most positions from the first to the last, if columns are in reading order
-                with padding last; None if they are not.
+    def begin(self, axis: KeyAxis) -> None:
+        """Clear the cache and make these its first columns, including those of memory."""
+        count = axis.positions.shape[1]
+        self.valid.zero_()
+        self.positions[:, :count] = axis.positions
+        self.valid[:, :count] = axis.valid
+        if axis.bias is not None:
+            self.bias.zero_()
+            self.bias[:, :count] = axis.bias
+        self.next_column.fill_(count)
+        self._extended = False
+
+    def extend(self, positions_B1: Tensor) -> KeyAxis:
+        """Make each row's next column valid, until `advance` moves on; return all columns."""
+        next_B1 = self.next_column[:, None]
+        self.positions.scatter_(1, next_B1, positions_B1)
+        self.valid.scatter_(1, next_B1, True)
+        self._extended = True
+        return self.axis
+
+    def update(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Store a layer's keys and values: each row's next column, or the first ones of text.
 
         Returns:
-            The axis of these columns.
+            Those that attention sees: the whole cache, or the first columns and memory.
         """
-        count = positions_BP.shape[1]
-        self.valid.zero_()
-        self.positions[:, :count] = positions_BP
-        self.valid[:, :count] = valid_BP
-        if bias_BP is not None:
-            self.bias.zero_()
-            self.bias[:, :count] = bias_BP
-        self.next_column.fill_(count)
-        return KeyAxis(positions_BP, valid_BP, span is None, span or count, block_BP, bias_BP)
-
-    def store_prefill(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the first columns of text; attention sees them and memory."""
+        keys, values = self.of(layer)
+        if self._extended:
+            column = self.next_column[:, None, None, None].expand(key.shape)
+            keys.scatter_(2, column, key)
+            values.scatter_(2, column, value)
+            return keys, values
         end = self.memory + key.shape[2]
-        self.keys[layer, :, :, self.memory : end] = key
-        self.values[layer, :, :, self.memory : end] = value
-        if not self.memory:
-            return key, value
-        return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+        keys[:, :, self.memory : end] = key
+        values[:, :, self.memory : end] = value
+        return (keys[:, :, :end], values[:, :, :end]) if self.memory else (key, value)
+
+    def of(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return the keys and the values of a layer."""
+        return self.keys[layer - self.first], self.values[layer - self.first]
 
     def store_memory(self, row: int, column: int, block: Tensor) -> None:
         """Copy keys and values `[L, 2, heads, P, H]` of a block into columns of memory."""
         columns = slice(column, column + block.shape[-2])
         self.keys[:, row, :, columns] = block[:, 0]
         self.values[:, row, :, columns] = block[:, 1]
-
-    def extend(self, positions_B1: Tensor, *, biased: bool = False) -> KeyAxis:
-        """Make each row's next column valid; `advance` moves on to the one after it.
-
-        Returns:
-            The axis of all columns.
-        """
-        next_B1 = self.next_column[:, None]
-        self.positions.scatter_(1, next_B1, positions_B1)
-        self.valid.scatter_(1, next_B1, True)
-        return self.axis(biased=biased)
-
-    def axis(self, *, biased: bool) -> KeyAxis:
-        """Return the axis of all columns."""
-        bias = self.bias if biased else None
-        return KeyAxis(self.positions, self.valid, True, self.positions.shape[1], bias=bias)
-
-    def joined(self, row: int, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Return all columns of a row and some new ones, which are not stored."""
-        own = self.keys[layer, row : row + 1], self.values[layer, row : row + 1]
-        return torch.cat([own[0], key], dim=2), torch.cat([own[1], value], dim=2)
-
-    def store_step(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the next column of each row in a layer; attention sees the whole cache."""
-        column = self.next_column[:, None, None, None].expand(key.shape)
-        self.keys[layer].scatter_(2, column, key)
-        self.values[layer].scatter_(2, column, value)
-        return self.keys[layer], self.values[layer]
 
     def advance(self, used_B: Tensor) -> None:
         """Move to the next column, once every layer has stored this one.
@@ -219,7 +193,7 @@ class StaticCache:
 
 
 class StaticBatch:
-    """The buffers of one batch, and the prefill and step that run in them.
+    """The buffers of one batch: the cache in which a prefill and steps run, and their inputs.
 
     Attributes:
         upload: holds all host inputs of a prefill, `slots` to `prefix_valid`.
@@ -251,7 +225,18 @@ class StaticBatch:
         self.text: dict[int, int] = {}
         device, vocabulary = decoder.device, decoder.embedding.shape[0]
         rows, states = bucket.rows, bucket.slots * decoder.states_per_slot
-        self.upload = Upload(device, self._fields())
+        width, per_prefix = decoder.embedding.shape[1], (rows, bucket.prefix)
+        self.upload = Upload(
+            device,
+            {
+                "slots": ((rows, self._own_slots(), width), torch.float32),
+                "real": ((rows, states), torch.bool),
+                "scores": ((rows, states), torch.float32),
+                "number": ((rows, states), torch.long),
+                "prefix": (per_prefix, torch.long),
+                "prefix_valid": (per_prefix, torch.bool),
+            },
+        )
         inputs = self.upload.device
         self.slots, self.real = inputs["slots"], inputs["real"]
         self.scores, self.number = inputs["scores"], inputs["number"]
@@ -260,7 +245,16 @@ class StaticBatch:
         self.next_position = torch.zeros_like(self.ids)
         self.used = torch.zeros_like(self.ids)
         self.logits = torch.zeros(rows, vocabulary, dtype=decoder.dtype, device=device)
-        self.lower, self.upper = self._make_caches(bucket.prefix + bucket.steps, states)
+        columns, inject_layer = bucket.prefix + bucket.steps, decoder.config.inject_layer
+        self.lower = StaticCache(decoder, range(inject_layer), rows, columns)
+        self.upper = StaticCache(
+            decoder,
+            range(inject_layer, decoder.depth),
+            rows,
+            states + columns,
+            biased=decoder.guide is not None and bool(states),
+            memory=states - self._own_slots() * decoder.states_per_slot,
+        )
         state = [self.next_position, *self.lower.state, *self.upper.state]
         self._replay_prefill = Replay(self.buffers, graph=graph, pool=pool)
         self._replay_step = Replay(self.buffers, state, graph=graph, pool=pool)
@@ -272,12 +266,6 @@ class StaticBatch:
         own = [*self.upload.device.values(), self.ids, self.next_position, self.used, self.logits]
         return [*own, *caches]
 
-    @property
-    def steps_left(self) -> int:
-        """Number of steps that still fit."""
-        room = self.bucket.prefix + self.bucket.steps
-        return room - max(self.text.values(), default=0)
-
     def prefill(self, inputs: Sequence[AnswerInputs], lock: DeviceLock = nullcontext) -> None:
         """Start new answers in the first rows; the others are empty."""
         rows = [*inputs, *([inputs[0]] * (self.bucket.rows - len(inputs)))]
@@ -288,22 +276,18 @@ class StaticBatch:
         fill(host["prefix"], prefixes)
         fill_lengths(host["prefix_valid"], [len(ids) for ids in prefixes])
         self._load_memory(rows, lock)
-        with lock():
-            self._run_loaded(prefixes)
-            self.clear(slice(len(inputs), self.bucket.rows))
-
-    def _run_loaded(self, prefixes: Sequence[Tensor]) -> None:
-        """Run the prefixes once everything is in the upload."""
-        self.upload.send()
         # Only a graph always has the same shape. Otherwise, shared padding is not run.
         width = self.bucket.prefix if self._graph else max(map(len, prefixes))
         sent = self.upload.device
-        self.prefix, self.prefix_valid = (
-            sent[name][:, :width] for name in ("prefix", "prefix_valid")
-        )
-        self._replay_prefill(self._run_prefill)
-        self.used.fill_(1)
-        self.text = dict.fromkeys(range(self.bucket.rows), self.bucket.prefix)
+        with lock():
+            self.upload.send()
+            self.prefix, self.prefix_valid = (
+                sent[name][:, :width] for name in ("prefix", "prefix_valid")
+            )
+            self._replay_prefill(self._run_prefill)
+            self.used.fill_(1)
+            self.text = dict.fromkeys(range(self.bucket.rows), self.bucket.prefix)
+            self.clear(slice(len(inputs), self.bucket.rows))
 
     def step(self, ids_B: Tensor) -> None:
         """Run one token `[B]` of each row.
@@ -311,7 +295,7 @@ class StaticBatch:
         Raises:
             ConfigError: the batch has no room for another step.
         """
-        if not self.steps_left:
+        if max(self.text.values(), default=0) == self.bucket.prefix + self.bucket.steps:
             raise ConfigError(
                 f"the answer has filled its room for {self.bucket.steps} tokens after its prefix; "
                 "start it with a higher limit"
@@ -327,16 +311,18 @@ class StaticBatch:
             Logits after each token `[S, L, V]`.
         """
         decoder = self.decoder
-        position_1P, branch_1P = branch_columns(ids_SL, self.next_position[row : row + 1])
-        valid_1P = torch.ones_like(position_1P, dtype=torch.bool)
-        hidden_1PD = decoder.embed(ids_SL.reshape(1, -1))
-        rope = decoder.rope(hidden_1PD, position_1P)
-        for layers, cache in ((decoder.lower, self.lower), (decoder.upper, self.upper)):
-            axis = cache.axis(biased=self._is_biased(cache)).row(row)
-            axis = axis.extended(position_1P, valid_1P, branch_1P)
-            biases = biases_of(layers, axis, position_1P, valid_1P, hidden_1PD.dtype, branch_1P)
-            hidden_1PD = run_layers(layers, hidden_1PD, rope, biases, partial(cache.joined, row))
-        return decoder.logits(hidden_1PD[0]).unflatten(0, ids_SL.shape)
+        states_SLD = run_branches(decoder, decoder.config.inject_layer, ids_SL, self, row)
+        return decoder.logits(states_SLD)
+
+    def begin(self, next_B: Tensor) -> None:
+        """Set the position of the first token after a prefill; see `injection.Cache`."""
+        self.next_position.copy_(next_B)
+
+    def advance(self) -> None:
+        """Go on to the next token of each row in use; see `injection.Cache`."""
+        self.lower.advance(self.used)
+        self.upper.advance(self.used)
+        self.next_position.add_(self.used)
 
     def copy_rows(self, other: StaticBatch, rows: Mapping[int, int]) -> None:
         """Continue rows of another batch.
@@ -360,31 +346,9 @@ class StaticBatch:
         for counter in (self.used, self.lower.next_column, self.upper.next_column):
             counter[rows] = 0
 
-    def _fields(self) -> dict[str, tuple[Shape, torch.dtype]]:
-        """The inputs of a prefill."""
-        rows, states = self.bucket.rows, self.bucket.slots * self.decoder.states_per_slot
-        width = self.decoder.embedding.shape[1]
-        return {
-            "slots": ((rows, self._own_slots(), width), torch.float32),
-            "real": ((rows, states), torch.bool),
-            "scores": ((rows, states), torch.float32),
-            "number": ((rows, states), torch.long),
-            "prefix": ((rows, self.bucket.prefix), torch.long),
-            "prefix_valid": ((rows, self.bucket.prefix), torch.bool),
-        }
-
     def _own_slots(self) -> int:
         """Number of slots per row that this batch restores itself."""
         return self.bucket.slots
-
-    def _make_caches(self, columns: int, states: int) -> tuple[StaticCache, StaticCache]:
-        decoder, rows = self.decoder, self.bucket.rows
-        first = decoder.layers[0]
-        shape = first.key_heads, first.head_width, decoder.dtype, decoder.device
-        return (
-            StaticCache(len(decoder.lower), rows, columns, *shape),
-            StaticCache(len(decoder.upper), rows, states + columns, *shape),
-        )
 
     def _load_memory(self, rows: Sequence[AnswerInputs], lock: DeviceLock) -> None:
         """Put the memory of each row into the upload to the device."""
@@ -406,95 +370,50 @@ class StaticBatch:
         fill(host["scores"], scores, padding=-torch.inf)
 
     @property
-    def _span(self) -> int:
-        """The most positions from the first to the last of a prefill."""
-        return self.bucket.slots * self.decoder.states_per_slot + self.bucket.prefix
-
-    @property
     def _together(self) -> bool:
         """Whether blocks are one text, as in the paper."""
         return self.decoder.guide is None and self.decoder.config.block_context == "joint"
 
+    def _restored(self) -> Tensor | None:
+        """Restored states of each row `[B, U, D]`; None if their keys and values are here."""
+        return self.decoder.decompress(self.slots)
+
+    def _below(self) -> Tensor | None:
+        """States of the prefixes at the injection layer, if those layers have run."""
+        return None
+
     def _run_prefill(self) -> None:
-        """Restore states, run the prefixes, and put both together above injection."""
-        decoder = self.decoder
-        prefix_BP, memory_BU = positions(self.prefix_valid, self.real)
-        hidden_BPD = self._run_lower(prefix_BP)
-        restored_BUD = decoder.decompress(self.slots).to(hidden_BPD.dtype)
-        hidden_BLD = torch.cat([restored_BUD, hidden_BPD], dim=1)
-        positions_BL = torch.cat([memory_BU, prefix_BP], dim=1)
-        valid_BL = torch.cat([self.real, self.prefix_valid], dim=1)
-        if self._together:
-            block_BL = None
-            hidden_BLD, positions_BL, valid_BL = in_reading_order(
-                hidden_BLD, positions_BL, valid_BL
-            )
-            last_B = valid_BL.sum(1) - 1
-            axis = self.upper.begin(positions_BL, valid_BL, span=self._span)
-        else:
-            last_B = memory_BU.shape[1] + self.prefix_valid.sum(1) - 1
-            block_BL = torch.cat([self.number, torch.full_like(prefix_BP, -1)], dim=1)
-            apart = decoder.config.block_context != "joint"
-            axis = self.upper.begin(
-                positions_BL, valid_BL, block_BL if apart else None, self._bias(prefix_BP)
-            )
-        hidden_B1D = run_layers(
-            decoder.upper,
-            hidden_BLD,
-            decoder.rope(hidden_BLD, positions_BL),
-            biases_of(decoder.upper, axis, positions_BL, axis.valid, hidden_BLD.dtype, block_BL),
-            self.upper.store_prefill,
-            last_B,
+        decoder, blocks = self.decoder, None
+        config = decoder.config
+        if not self._together:
+            bias_BU = decoder.guide(self.scores) if decoder.guide and self.bucket.slots else None
+            room = config.states_per_block if config.read_once else None
+            blocks = Blocks(self.number, config.block_context, bias_BU, room)
+        filled = prefill(
+            decoder,
+            config.inject_layer,
+            self.prefix,
+            self.prefix_valid,
+            self._restored(),
+            self.real,
+            blocks=blocks,
+            cache=self,
+            padded=False,
+            below_BPD=self._below(),
+            last=True,
         )
-        self.logits.copy_(decoder.logits(hidden_B1D[:, 0]))
-        self.next_position.copy_(valid_BL.sum(1))
-
-    def _run_lower(self, prefix_BP: Tensor) -> Tensor:
-        """States of the prefixes at the injection layer `[B, P, D]`."""
-        decoder = self.decoder
-        hidden_BPD = decoder.embed(self.prefix)
-        axis = self.lower.begin(prefix_BP, self.prefix_valid, span=self._span)
-        return run_layers(
-            decoder.lower,
-            hidden_BPD,
-            decoder.rope(hidden_BPD, prefix_BP),
-            biases_of(decoder.lower, axis, prefix_BP, axis.valid, hidden_BPD.dtype),
-            self.lower.store_prefill,
-        )
-
-    def _bias(self, prefix_BP: Tensor) -> Tensor | None:
-        """Bias of text's logits on memory and prefix `[B, U + P]`; None for no bias."""
-        if self.decoder.guide is None or not self.bucket.slots:
-            return None
-        bias_BU = self.decoder.guide(self.scores)
-        return torch.cat([bias_BU, torch.zeros_like(prefix_BP).to(bias_BU)], dim=1)
-
-    def _is_biased(self, cache: StaticCache) -> bool:
-        """Whether block scores bias the attention of text to the columns of a cache."""
-        return self.decoder.guide is not None and bool(self.bucket.slots) and cache is self.upper
+        self.logits.copy_(decoder.logits(filled.prefix[:, 0]))
 
     def _run_step(self) -> None:
         decoder = self.decoder.steps or self.decoder
-        position_B1 = self.next_position[:, None]
-        valid_B1 = torch.ones_like(position_B1, dtype=torch.bool)
-        hidden_B1D = decoder.embed(self.ids[:, None])
-        rope = decoder.rope(hidden_B1D, position_B1)
-        for layers, cache in ((decoder.lower, self.lower), (decoder.upper, self.upper)):
-            axis = cache.extend(position_B1, biased=self._is_biased(cache))
-            biases = biases_of(layers, axis, position_B1, valid_B1, hidden_B1D.dtype)
-            hidden_B1D = run_layers(layers, hidden_B1D, rope, biases, cache.store_step)
-            cache.advance(self.used)
-        self.logits.copy_(decoder.logits(hidden_B1D[:, 0]))
-        self.next_position.add_(self.used)
+        states_BD = step(decoder, decoder.config.inject_layer, self.ids, self)
+        self.logits.copy_(decoder.logits(states_BD))
 
 
 class IndependentBatch(StaticBatch):
     """The buffers of one batch with independent blocks; see `StaticBatch`.
 
     Attributes:
-        memory_positions: position of each restored state within its block `[B, U]`, from 1.
-        longest: number of states of the longest block of each row `[B, 1]`, or for which the
-            prefix's positions leave room.
         read: what is already computed for the prefix of each row; empty if any is missing.
     """
 
@@ -511,41 +430,19 @@ class IndependentBatch(StaticBatch):
         self.kept, self.prefixes = kept, prefixes
         self.read: list[ReadPrefix] = []
         super().__init__(decoder, bucket, graph=graph, pool=pool)
-        inputs = self.upload.device
-        self.memory_positions, self.longest = inputs["memory_positions"], inputs["longest"]
-
-    def _fields(self) -> dict[str, tuple[Shape, torch.dtype]]:
-        rows, states = self.bucket.rows, self.bucket.slots * self.decoder.states_per_slot
-        return {
-            **super()._fields(),
-            "memory_positions": ((rows, states), torch.long),
-            "longest": ((rows, 1), torch.long),
-        }
 
     def _own_slots(self) -> int:
         return 0
 
-    def _make_caches(self, columns: int, states: int) -> tuple[StaticCache, StaticCache]:
-        lower, upper = super()._make_caches(columns, states)
-        upper.memory = states
-        return lower, upper
-
     def _load_memory(self, rows: Sequence[AnswerInputs], lock: DeviceLock) -> None:
         """Copy the keys and values of each row's blocks into the first columns."""
         sizes = [self.kept.walk.sizes(row.bank, row.blocks) for row in rows]
-        host = self.upload.host
-        fill_lengths(host["real"], [sum(row) for row in sizes])
-        nothing = torch.zeros(0, dtype=torch.long)
-        places = [torch.cat([nothing, *(torch.arange(1, n + 1) for n in row)]) for row in sizes]
-        fill(host["memory_positions"], places)
-        room = self.decoder.config.states_per_block if self.decoder.config.read_once else None
-        longest = [max(row, default=0) if room is None or not row else room for row in sizes]
-        host["longest"].copy_(torch.tensor(longest)[:, None])
-        reusable = room is not None and not self._graph
+        fill_lengths(self.upload.host["real"], [sum(row) for row in sizes])
+        self._load_blocks(rows, sizes)
+        reusable = self.decoder.config.read_once and not self._graph
         asked = [row.prefix for row in rows if row.blocks] if reusable else []
         read = [one for ids_P in asked if (one := self.prefixes.find(ids_P)) is not None]
         self.read = read if len(read) == len(rows) else []
-        self._load_blocks(rows, sizes)
         done, total, together = 0, sum(len(row.blocks) for row in rows), self.kept.walk.together
         for index, row in enumerate(rows):
             column = 0
@@ -560,36 +457,17 @@ class IndependentBatch(StaticBatch):
                 done += len(group)
                 between_pieces(done, total)
 
-    def _run_lower(self, prefix_BP: Tensor) -> Tensor:
+    def _restored(self) -> Tensor | None:
+        return None
+
+    def _below(self) -> Tensor | None:
         if not self.read:
-            return super()._run_lower(prefix_BP)
-        self.lower.begin(prefix_BP, self.prefix_valid, span=self._span)
+            return None
         width = self.decoder.embedding.shape[1]
-        hidden_BPD = self.read[0].hidden.new_zeros(*prefix_BP.shape, width)
+        hidden_BPD = self.read[0].hidden.new_zeros(*self.prefix.shape, width)
         for row, one in enumerate(self.read):
             columns = slice(0, len(one.hidden))
             hidden_BPD[row, columns] = one.hidden
             self.lower.keys[:, row, :, columns] = one.keys
             self.lower.values[:, row, :, columns] = one.values
         return hidden_BPD
-
-    def _run_prefill(self) -> None:
-        """Run the prefixes; above injection they also see the columns of memory."""
-        decoder = self.decoder
-        prefix_BP = prefix_positions(self.prefix_valid, self.longest)
-        hidden_BPD = self._run_lower(prefix_BP)
-        axis = self.upper.begin(
-            torch.cat([self.memory_positions, prefix_BP], dim=1),
-            torch.cat([self.real, self.prefix_valid], dim=1),
-            bias_BP=self._bias(prefix_BP),
-        )
-        hidden_B1D = run_layers(
-            decoder.upper,
-            hidden_BPD,
-            decoder.rope(hidden_BPD, prefix_BP),
-            biases_of(decoder.upper, axis, prefix_BP, self.prefix_valid, hidden_BPD.dtype),
-            self.upper.store_prefill,
-            self.prefix_valid.sum(1) - 1,
-        )
-        self.logits.copy_(decoder.logits(hidden_B1D[:, 0]))
-        self.next_position.copy_(torch.maximum(prefix_BP.amax(1), self.longest[:, 0]) + 1)

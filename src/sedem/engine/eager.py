@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,16 +23,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sedem.engine.device import FairLock, storage_bytes
 from sedem.engine.interface import AnswerInputs, Rows
-from sedem.guidance import independent
 from sedem.guidance.branches import run_branches
+from sedem.guidance.independent import keys_values, read_prefix, real_first
 from sedem.method.compressor import state_mask
 from sedem.method.encoder import encode
-from sedem.method.injection import Blocks, Prefilled, Stream, prefill, step
+from sedem.method.injection import Blocks, GrowingCache, Prefilled, prefill, step
 from sedem.modules import SedemModules
-
-if TYPE_CHECKING:
-    from transformers import DynamicCache
-
 
 COPIES = 3
 """How often the states of a memory are in RAM at once: restored, as keys and values, and cached."""
@@ -69,13 +64,9 @@ class Eager:
     def read_prefixes(self, prefixes: Sequence[Tensor]) -> list[Tensor]:
         """Return the decoder's states of prefixes at the injection layer; nothing is reused."""
         decoder, config = self.model.decoder, self.model.config
+        layer, room = config.inject_layer, config.states_per_block
         with self._modules_lock:
-            return [
-                independent.read_prefix(
-                    decoder, config.inject_layer, ids_P, config.states_per_block
-                )
-                for ids_P in prefixes
-            ]
+            return [read_prefix(decoder, layer, ids_P, room) for ids_P in prefixes]
 
     @contextmanager
     def open_rows(self, count: int) -> Iterator[Rows]:
@@ -109,7 +100,7 @@ class EagerRows:
     def __init__(self, model: SedemModules, count: int, turn: AbstractContextManager[None]) -> None:
         self.model, self.count, self.turn = model, count, turn
         # Rows that joined together, -1 once they left, and what they share.
-        self._groups: list[tuple[list[int], Stream]] = []
+        self._groups: list[tuple[list[int], GrowingCache]] = []
 
     @torch.no_grad()
     def join(
@@ -117,18 +108,17 @@ class EagerRows:
     ) -> Tensor:
         """Prefill some rows; `limits` have no effect, because caches grow."""
         with self.turn:
-            logits_JV, stream = start_decoding(self.model, inputs)
-        self._groups.append((list(rows), stream))
+            logits_JV, cache = start_decoding(self.model, inputs)
+        self._groups.append((list(rows), cache))
         return logits_JV
 
     @torch.no_grad()
     def branches(self, row: int, ids_SL: Tensor) -> Tensor:
         """Run several continuations of one row; return logits `[S, L, V]`."""
-        rows, stream = next(group for group in self._groups if row in group[0])
-        decoder, inject_layer = self.model.decoder, self.model.config.inject_layer
+        rows, cache = next(group for group in self._groups if row in group[0])
+        decoder, layer = self.model.decoder, self.model.config.inject_layer
         with self.turn:
-            alone = stream.row(rows.index(row))
-            return decoder.logits(run_branches(decoder, inject_layer, ids_SL, alone))
+            return decoder.logits(run_branches(decoder, layer, ids_SL, cache, rows.index(row)))
 
     def leave(self, row: int) -> None:
         """Free a row."""
@@ -142,8 +132,8 @@ class EagerRows:
         decoder, inject_layer = self.model.decoder, self.model.config.inject_layer
         with self.turn:
             found = [
-                (rows, decoder.logits(step(decoder, inject_layer, ids_B[rows], stream)))
-                for rows, stream in self._groups
+                (rows, decoder.logits(step(decoder, inject_layer, ids_B[rows], cache)))
+                for rows, cache in self._groups
             ]
         logits_BV = found[0][1].new_zeros(self.count, found[0][1].shape[1])
         for rows, logits_JV in found:
@@ -153,15 +143,15 @@ class EagerRows:
         return logits_BV
 
 
-def start_decoding(model: SedemModules, inputs: Sequence[AnswerInputs]) -> tuple[Tensor, Stream]:
+def start_decoding(
+    model: SedemModules, inputs: Sequence[AnswerInputs]
+) -> tuple[Tensor, GrowingCache]:
     """Prefill a batch of rows of different lengths.
 
     Returns:
-        Logits after the prefixes `[B, V]`, and the state to continue from.
+        Logits after the prefixes `[B, V]`, and the cache to continue from.
     """
-    from transformers import DynamicCache
-
-    device = model.device
+    device, cache = model.device, GrowingCache()
     prefixes = [row.prefix for row in inputs]
     ids_BP = pad_sequence(prefixes, batch_first=True, padding_side="left").to(device)
     lengths_B1 = torch.tensor([[len(ids)] for ids in prefixes], device=device)
@@ -176,10 +166,9 @@ def start_decoding(model: SedemModules, inputs: Sequence[AnswerInputs]) -> tuple
         pad_sequence(memory, batch_first=True),
         pad_sequence(slot_tokens, batch_first=True),
         pad_sequence(scores, batch_first=True, padding_value=-torch.inf),
-        DynamicCache(),
+        cache,
     )
-    assert filled.stream is not None
-    return model.decoder.logits(filled.prefix[:, -1]), filled.stream
+    return model.decoder.logits(filled.prefix[:, -1]), cache
 
 
 def condition(
@@ -189,7 +178,7 @@ def condition(
     memory_BKJD: Tensor,
     slot_tokens_BKJ: Tensor,
     scores_BK: Tensor,
-    cache: DynamicCache | None = None,
+    cache: GrowingCache | None = None,
 ) -> Prefilled:
     """Run prefixes on selected blocks, as the model's configuration specifies.
 
@@ -201,73 +190,37 @@ def condition(
         scores_BK: s_n of the blocks; -inf where there is no block.
         cache: an empty cache to continue decoding from; None if nothing follows, as in training.
     """
-    config, decompressor = model.config, model.decompressor
-    restored_BKUD = decompressor(memory_BKJD)
-    real_BKU = state_mask(slot_tokens_BKJ, decompressor.states_per_slot)
-    bias_BK = None if model.guidance is None else model.guidance(scores_BK)
-    if config.block_context == "independent" and real_BKU.any():
-        return _independent(model, ids_BP, valid_BP, restored_BKUD, real_BKU, bias_BK, cache)
-    number_K = torch.arange(real_BKU.shape[1], device=real_BKU.device)
-    states = real_BKU.shape[2]
-    number_BU = number_K.repeat_interleave(states).expand(len(real_BKU), -1)
-    bias_BU = None if bias_BK is None else bias_BK.repeat_interleave(states, dim=1)
+    config, decoder, (batch, blocks) = model.config, model.decoder, slot_tokens_BKJ.shape[:2]
+    # A joint batch to train on nearly always is padded, and its step waits for no device.
+    padded = True if cache is None else None
+    restored_BKUD = model.decompressor(memory_BKJD)
+    real_BKU = state_mask(slot_tokens_BKJ, model.decompressor.states_per_slot)
+    restored_BUD, real_BU = restored_BKUD.flatten(1, 2), real_BKU.flatten(1)
+    if config.block_context == "independent" and real_BU.any():
+        # Each block alone, then the prefixes with the keys and values of all blocks.
+        restored_NUD, real_NU = real_first(restored_BKUD.flatten(0, 1), real_BKU.flatten(0, 1))
+        cache = cache or GrowingCache()
+        found = keys_values(decoder, config.inject_layer, restored_NUD)
+        for layer, pair in enumerate(found, start=config.inject_layer):
+            key, value = (
+                t.unflatten(0, (batch, blocks)).transpose(1, 2).flatten(2, 3) for t in pair
+            )
+            cache.upper.update(key, value, layer)
+        restored_BUD, real_BU, padded = None, real_NU.view(batch, -1), None
+    states = real_BU.shape[1] // max(blocks, 1)
+    number_U = torch.arange(blocks, device=real_BU.device).repeat_interleave(states)
+    bias_BU = None
+    if model.guidance is not None:
+        bias_BU = model.guidance(scores_BK).repeat_interleave(states, dim=1)
+    room = config.states_per_block if config.read_once else None
     return prefill(
-        model.decoder,
+        decoder,
         config.inject_layer,
         ids_BP,
         valid_BP,
-        restored_BKUD.flatten(1, 2),
-        real_BKU.flatten(1),
-        blocks=Blocks(number_BU, config.block_context, bias_BU),
+        restored_BUD,
+        real_BU,
+        blocks=Blocks(number_U.expand(batch, -1), config.block_context, bias_BU, room),
         cache=cache,
-        # A batch to train on nearly always is, and its step waits for no device.
-        padded=True if cache is None else None,
-    )
-
-
-def real_first(restored_NUD: Tensor, real_NU: Tensor) -> tuple[Tensor, Tensor]:
-    """Move the states of real tokens to the front of each block, and cut the common padding.
-
-    Returns:
-        States `[N, U, D]` and the mask of the real ones, for the longest block's U.
-    """
-    longest = int(real_NU.sum(1).max())
-    order_NU = real_NU.long().argsort(dim=1, descending=True, stable=True)[:, :longest]
-    rows_N1 = torch.arange(len(real_NU), device=real_NU.device)[:, None]
-    return restored_NUD[rows_N1, order_NU], real_NU[rows_N1, order_NU]
-
-
-def _independent(
-    model: SedemModules,
-    ids_BP: Tensor,
-    valid_BP: Tensor,
-    restored_BKUD: Tensor,
-    real_BKU: Tensor,
-    bias_BK: Tensor | None,
-    cache: DynamicCache | None,
-) -> Prefilled:
-    """The two passes of `independent`: over each block alone, then over the prefixes."""
-    batch, blocks = real_BKU.shape[:2]
-    restored_NUD, real_NU = real_first(restored_BKUD.flatten(0, 1), real_BKU.flatten(0, 1))
-    inject_layer = model.config.inject_layer
-
-    def side_by_side(tensor_NGUH: Tensor) -> Tensor:
-        return tensor_NGUH.unflatten(0, (batch, blocks)).transpose(1, 2).flatten(2, 3)
-
-    memory = [
-        (side_by_side(key), side_by_side(value))
-        for key, value in independent.keys_values(model.decoder, inject_layer, restored_NUD)
-    ]
-    positions_U = torch.arange(1, real_NU.shape[1] + 1, device=real_NU.device)
-    return independent.prefill(
-        model.decoder,
-        inject_layer,
-        ids_BP,
-        valid_BP,
-        memory,
-        positions_U.repeat(blocks).expand(batch, -1),
-        real_NU.view(batch, -1),
-        None if bias_BK is None else bias_BK.repeat_interleave(real_NU.shape[1], dim=1),
-        cache,
-        model.config.states_per_block if model.config.read_once else None,
+        padded=padded,
     )

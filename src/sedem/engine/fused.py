@@ -5,14 +5,14 @@ the states of a batch without padding are bitwise equal. Each module's weight be
 the fused matrix, so Hugging Face's modules keep working. Layers that a frozen encoder also needs
 keep their frozen attention next to the merged one, and share the rest.
 
-Letters: B batch, P positions of one call, K keys or blocks, T tokens, S slots, U restored states, E
-encoder width, D decoder width, F query heads, G query heads per key head, H head width, V
-vocabulary, X extraction layers.
+Letters: B batch, P positions of one call, Q of them whose states are needed, K keys or blocks, T
+tokens, S slots, U restored states, E encoder width, D decoder width, F query heads, G query heads
+per key head, H head width, V vocabulary, X extraction layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sedem.backbone.decoder import Backbone
-from sedem.backbone.masks import KeyAxis
+from sedem.backbone.masks import KeyAxis, KeyValues
 from sedem.config import SedemConfig
 from sedem.engine.device import between_pieces
 from sedem.engine.interface import WIDE
@@ -34,10 +34,6 @@ ADAPTER = "default"
 
 Bias = Tensor | None
 """Added to attention logits `[B, 1, P, K]`; None means plain causal attention."""
-
-StoreKeyValue = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Stores a layer's new keys and values `[B, heads, P, H]` in a cache and returns those to attend
-to; the first argument is the layer's index in its range."""
 
 COMPARED = 8
 """Positions that are compared at a time with all columns of a very long memory."""
@@ -107,28 +103,6 @@ class FusedLayer:
         return hidden_BPD + self.linear("down", self.activation(gate) * up)
 
 
-def in_reading_order(
-    hidden_BPD: Tensor, positions_BP: Tensor, valid_BP: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Order columns by position, with padding last, where causal attention hides it.
-
-    Args:
-        positions_BP: their positions; those of each row's valid columns are 0, 1, 2, ..., in any
-            order.
-        valid_BP: False where a column is padding.
-
-    Returns:
-        States `[B, P, D]`, positions `[1, P]`, and which columns are valid `[B, P]`.
-    """
-    count_B1 = valid_BP.sum(1, keepdim=True)
-    after_BP = count_B1 + (~valid_BP).cumsum(1) - 1
-    place_BP = torch.where(valid_BP, positions_BP, after_BP)
-    index = place_BP[..., None].expand(hidden_BPD.shape)
-    ordered_BPD = torch.empty_like(hidden_BPD).scatter_(1, index, hidden_BPD)
-    columns_1P = torch.arange(hidden_BPD.shape[1], device=hidden_BPD.device)[None]
-    return ordered_BPD, columns_1P, columns_1P < count_B1
-
-
 def rotate(heads_BPFH: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
     """Apply rotary positions to queries and keys at once; `rope` comes from `signed_rope`."""
     cosine, sine = rope
@@ -175,52 +149,6 @@ def attend(query_BFPH: Tensor, key: Tensor, value: Tensor, bias: Bias) -> Tensor
     return mixed.transpose(1, 2).reshape(rows, count, heads * width)
 
 
-def run_layers(
-    layers: Sequence[FusedLayer],
-    hidden_BPD: Tensor,
-    rope: tuple[Tensor, Tensor],
-    biases: Mapping[int | None, Bias],
-    store: StoreKeyValue | None = None,
-    last: Tensor | None = None,
-) -> Tensor:
-    """Run a range of layers.
-
-    Args:
-        rope: from `signed_rope`.
-        biases: by window, from `biases_of`.
-        store: stores keys and values in a cache; None attends only to those of this call.
-        last: index of the only position of each row to compute in the last layer `[B]`; None
-            means all.
-
-    Returns:
-        States after the range `[B, P or 1, D]`.
-    """
-    if not layers:
-        return hidden_BPD
-    query, key, value = layers[0].project(hidden_BPD, rope)
-    for index, layer in enumerate(layers):
-        between_pieces()
-        bias = biases[layer.window]
-        if store is not None:
-            key, value = store(index, key, value)
-        is_last = index == len(layers) - 1
-        alone = last if is_last else None
-        if alone is not None:
-            hidden_BPD = torch.take_along_dim(hidden_BPD, alone[:, None, None], 1)
-        if alone is not None and bias is not None:
-            query, bias = (
-                torch.take_along_dim(t, alone[:, None, None, None], 2) for t in (query, bias)
-            )
-        mixed = attend(query, key, value, bias)
-        if alone is not None and bias is None:
-            # Without a mask, all positions attend: causal attention counts from the first.
-            mixed = torch.take_along_dim(mixed, alone[:, None, None], 1)
-        hidden_BPD = layer.finish(hidden_BPD, mixed)
-        if not is_last:
-            query, key, value = layers[index + 1].project(hidden_BPD, rope)
-    return hidden_BPD
-
-
 def biases_of(
     layers: Sequence[FusedLayer],
     keys: KeyAxis,
@@ -237,14 +165,14 @@ def biases_of(
 
     Returns:
         Biases by window; None where causal attention over this call's columns is enough, because
-        `keys` is plain and spans no more than the window.
+        `keys` has no others, is plain and spans no more than the window.
     """
     biases: dict[int | None, Bias] = {}
+    count, columns = positions_BP.shape[1], keys.positions.shape[1]
     for window in {layer.window for layer in layers}:
-        if keys.plain and (window is None or keys.span <= window):
+        if keys.plain and columns == count and (window is None or keys.span <= window):
             biases[window] = None
             continue
-        count, columns = positions_BP.shape[1], keys.positions.shape[1]
         parts = []
         # What is compared for a very long memory is much larger than the bias.
         for first in range(0, count, count if columns <= WIDE else COMPARED):
@@ -257,40 +185,103 @@ def biases_of(
 
 
 @dataclass(frozen=True)
-class FusedEncoder:
-    """The first layers of a backbone, without adapters.
+class FusedLayers:
+    """Layers that run as those of a `Backbone` do.
 
     Attributes:
-        extract_layers: numbers of layers after which states are extracted, one for each of X.
-        embedding: token embeddings `[V, E]`.
+        embedding: token embeddings `[V, D]`.
         rotary: module from positions to cosine and sine.
     """
 
     layers: list[FusedLayer]
-    extract_layers: tuple[int, ...]
     bos_token_id: int
     embedding: Tensor
     rotary: nn.Module
 
-    def embed(self, ids_BP: Tensor) -> Tensor:
-        """Return token embeddings `[B, P, E]`."""
-        return F.embedding(ids_BP, self.embedding)
+    @property
+    def depth(self) -> int:
+        """Number of layers."""
+        return len(self.layers)
 
-    def run(self, hidden_BPD: Tensor, first: int, last: int, positions_BP: Tensor) -> Tensor:
-        """Run layers `first` to `last` on texts without padding, as `Backbone.run`."""
-        # Positions of all rows are the same.
-        positions_1P = positions_BP[:1]
-        valid_1P = torch.ones_like(positions_1P, dtype=torch.bool)
-        axis = KeyAxis(positions_1P, valid_1P, padded=False, span=positions_1P.shape[1])
-        layers = self.layers[first:last]
-        rope = signed_rope(*self.rotary(hidden_BPD, position_ids=positions_1P))
-        biases = biases_of(layers, axis, positions_1P, valid_1P, hidden_BPD.dtype)
-        return run_layers(layers, hidden_BPD, rope, biases)
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        return self.embedding.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the states."""
+        return self.embedding.dtype
 
     @contextmanager
     def without_lora(self) -> Iterator[None]:
-        """Do nothing, because there are no adapters."""
+        """Do nothing: what runs without adapters has layers of its own."""
         yield
+
+    def embed(self, ids_BP: Tensor) -> Tensor:
+        """Return token embeddings `[B, P, D]`."""
+        return F.embedding(ids_BP, self.embedding)
+
+    def run(
+        self,
+        hidden_BPD: Tensor,
+        first: int,
+        last: int,
+        positions_BP: Tensor,
+        valid_BP: Tensor | None = None,
+        keys: KeyAxis | None = None,
+        cache: KeyValues | None = None,
+        block_BP: Tensor | None = None,
+        only_BQ: Tensor | None = None,
+    ) -> Tensor:
+        """Run layers first + 1 to last; see `Backbone.run`.
+
+        Without `keys`, the positions of all rows are the same. The last layer computes only the
+        positions in `only_BQ`, of which there is at most one in each row.
+        """
+        if first == last:
+            return hidden_BPD
+        if keys is None:
+            positions_BP = positions_BP[:1]
+            valid_BP = torch.ones_like(positions_BP, dtype=torch.bool)
+            keys = KeyAxis(positions_BP, valid_BP, padded=False, span=positions_BP.shape[1])
+        assert valid_BP is not None
+        layers = self.layers[first:last]
+        rope = signed_rope(*self.rotary(hidden_BPD, position_ids=positions_BP))
+        biases = biases_of(layers, keys, positions_BP, valid_BP, hidden_BPD.dtype, block_BP)
+        query, key, value = layers[0].project(hidden_BPD, rope)
+        for index, layer in enumerate(layers, start=first):
+            between_pieces()
+            bias, alone = biases[layer.window], only_BQ if index == last - 1 else None
+            if cache is not None:
+                key, value = cache.update(key, value, index)
+            if alone is not None:
+                hidden_BPD = torch.take_along_dim(hidden_BPD, alone[..., None], 1)
+                if not alone.shape[1]:
+                    return hidden_BPD
+            if alone is not None and bias is not None:
+                query, bias = (
+                    torch.take_along_dim(t, alone[:, None, :, None], 2) for t in (query, bias)
+                )
+            mixed = attend(query, key, value, bias)
+            if alone is not None and bias is None:
+                # Without a mask, all positions attend: causal attention counts from the first.
+                mixed = torch.take_along_dim(mixed, alone[..., None], 1)
+            hidden_BPD = layer.finish(hidden_BPD, mixed)
+            if index < last - 1:
+                query, key, value = layers[index + 1 - first].project(hidden_BPD, rope)
+        return hidden_BPD
+
+
+@dataclass(frozen=True)
+class FusedEncoder(FusedLayers):
+    """The first layers of a backbone, without adapters.
+
+    Attributes:
+        extract_layers: numbers of layers after which states are extracted, one for each of X.
+    """
+
+    extract_layers: tuple[int, ...]
 
     def states(self, ids_BT: Tensor) -> Tensor:
         """Return states `[X, B, T, E]` without the start token's."""
@@ -298,26 +289,20 @@ class FusedEncoder:
 
 
 @dataclass(frozen=True)
-class FusedDecoder:
+class FusedDecoder(FusedLayers):
     """A decoder for inference, with the decompressor that feeds its middle layers.
 
     Attributes:
         model: has the configuration, which may change after its layers are fused.
         decompress: module from slots `[..., S, D]` to states `[..., U, D]`.
         guide: from scores `[B, K]` to attention biases `[B, K]`; None adds nothing.
-        embedding: token embeddings `[V, D]`.
-        rotary: module from positions to cosine and sine.
         steps: the same decoder with other matrices for single positions; None means this one.
     """
 
     model: SedemModules
-    layers: list[FusedLayer]
-    bos_token_id: int
     decompress: nn.Module
     states_per_slot: int
     guide: Callable[[Tensor], Tensor] | None
-    embedding: Tensor
-    rotary: nn.Module
     norm: nn.Module
     head: nn.Module
     steps: FusedDecoder | None = None
@@ -328,32 +313,9 @@ class FusedDecoder:
         return self.model.config
 
     @property
-    def lower(self) -> list[FusedLayer]:
-        """The layers below injection; they see only text."""
-        return self.layers[: self.config.inject_layer]
-
-    @property
     def upper(self) -> list[FusedLayer]:
         """The layers above injection; they see memory too."""
         return self.layers[self.config.inject_layer :]
-
-    @property
-    def device(self) -> torch.device:
-        """Device of its weights."""
-        return self.embedding.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of its states."""
-        return self.embedding.dtype
-
-    def embed(self, ids_BP: Tensor) -> Tensor:
-        """Return token embeddings `[B, P, D]`."""
-        return F.embedding(ids_BP, self.embedding)
-
-    def rope(self, hidden_BPD: Tensor, positions_BP: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the rotary factors of some positions."""
-        return signed_rope(*self.rotary(hidden_BPD, position_ids=positions_BP))
 
     def logits(self, hidden_BD: Tensor) -> Tensor:
         """Return next-token logits `[B, V]` for states after the last layer."""
@@ -363,25 +325,31 @@ class FusedDecoder:
 def fuse_modules(model: SedemModules) -> tuple[FusedEncoder, FusedDecoder]:
     """Fuse the encoder and the decoder of a model; layers share weights where possible."""
     config, encoder, decoder = model.config, model.encoder, model.decoder
-    frozen = frozen_layers(encoder, config.extract_layer)
+    frozen = [_fuse(encoder, index, merge=False) for index in range(config.extract_layer)]
+    # Layers that the encoder needs too stay as they are, next to copies with merged adapters. Above
+    # them, merged weights replace the frozen ones.
+    shared = frozen if encoder is decoder else []
+    layers = [_merged_copy(decoder, index, layer) for index, layer in enumerate(shared)]
+    layers += [_fuse(decoder, index, merge=True) for index in range(len(shared), decoder.depth)]
+    decoder.merged_from = len(shared) if decoder.has_lora else None
     fused_encoder = FusedEncoder(
         frozen,
-        config.extract_layers,
         encoder.bos_token_id,
         encoder.model.get_input_embeddings().weight,
         encoder.model.get_decoder().rotary_emb,
+        config.extract_layers,
     )
     if encoder is not decoder:
         encoder.truncate(config.extract_layer)
     fused_decoder = FusedDecoder(
-        model,
-        adapted_layers(decoder, frozen if encoder is decoder else ()),
+        layers,
         decoder.bos_token_id,
+        decoder.model.get_input_embeddings().weight,
+        decoder.model.get_decoder().rotary_emb,
+        model,
         _for_inference(model.decompressor, decoder),
         model.decompressor.states_per_slot,
         model.guidance,
-        decoder.model.get_input_embeddings().weight,
-        decoder.model.get_decoder().rotary_emb,
         decoder.model.get_decoder().norm,
         decoder.model.get_output_embeddings(),
     )
@@ -400,31 +368,15 @@ class Rounded(nn.Module):
         return self.part(states.to(self.dtype))
 
 
-def frozen_layers(backbone: Backbone, depth: int) -> list[FusedLayer]:
-    """Fuse the first `depth` layers without adapters."""
-    return [_fuse(backbone, index, merge=False) for index in range(depth)]
-
-
-def adapted_layers(backbone: Backbone, frozen: Sequence[FusedLayer]) -> list[FusedLayer]:
-    """Fuse all layers with their adapters merged, in float32 and rounded once.
-
-    Args:
-        frozen: its first layers if it is the encoder too, otherwise empty. They stay as they are,
-            next to merged copies. Above them, merged weights replace the frozen ones.
-    """
-    shared = [_merged_copy(backbone, index, layer) for index, layer in enumerate(frozen)]
-    above = range(len(frozen), backbone.depth)
-    backbone.merged_from = len(frozen) if backbone.has_lora else None
-    return shared + [_fuse(backbone, index, merge=True) for index in above]
-
-
 def _fuse(backbone: Backbone, index: int, *, merge: bool) -> FusedLayer:
     layer = backbone.model.get_decoder().layers[index]
     attention, mlp = layer.self_attn, layer.mlp
     projections = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
-    if merge:
-        for projection in projections:
-            _merge_in_place(projection)
+    for projection in projections:
+        if merge and _is_adapted(projection):
+            _base_linear(projection).weight.data = _merged_weight(projection)
+            # PEFT then runs the module without its adapter.
+            projection.merged_adapters = [ADAPTER]
     query, key, value, out = (_base_linear(projection) for projection in projections)
     width = attention.head_dim
     heads, key_heads = len(query.weight) // width, len(key.weight) // width
@@ -457,13 +409,6 @@ def _merged_copy(backbone: Backbone, index: int, frozen: FusedLayer) -> FusedLay
     attention = backbone.model.get_decoder().layers[index].self_attn
     rows = [_merged_weight(p) for p in (attention.q_proj, attention.k_proj, attention.v_proj)]
     return replace(frozen, qkv=torch.cat(rows), out=_merged_weight(attention.o_proj))
-
-
-def _merge_in_place(projection: Any) -> None:
-    if _is_adapted(projection):
-        _base_linear(projection).weight.data = _merged_weight(projection)
-        # PEFT then runs the module without its adapter.
-        projection.merged_adapters = [ADAPTER]
 
 
 def _merged_weight(projection: Any) -> Tensor:

@@ -1,11 +1,14 @@
-"""Keys and values of independent blocks: computed, and kept between answers.
+"""Keys and values of independent blocks, and of prefixes: computed, and kept between answers.
 
 What the layers above injection compute for an independent block depends only on the block (see
 `guidance.independent`), so it is computed once. The least recently used blocks make room for
 others: on a GPU they move from its memory to RAM, and from there they are dropped.
 
-Letters: N blocks, J slots per block, U restored states, L layers above injection, G key heads, H
-head width, D decoder width.
+If a question is read once, the layers below injection have run before its blocks are selected, and
+its answer begins above injection. A captured graph runs them again, which costs it little.
+
+Letters: N blocks, J slots per block, U restored states, P prefix positions, L layers above or below
+injection, G key heads, H head width, D decoder width.
 """
 
 from __future__ import annotations
@@ -18,12 +21,13 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor
 
-from sedem.backbone.masks import KeyAxis
 from sedem.bank.memory_bank import BankReader
 from sedem.engine.device import FairLock, machine_bytes, resident_bytes
-from sedem.engine.fused import FusedDecoder, biases_of, run_layers
+from sedem.engine.fused import FusedDecoder
 from sedem.errors import ConfigError
+from sedem.guidance.independent import keys_values, read_prefix, real_first, start_state
 from sedem.method.compressor import state_mask
+from sedem.method.injection import GrowingColumns
 
 Progress = Callable[[int, int], None]
 """Called with the number of blocks done and the number of all blocks."""
@@ -105,65 +109,31 @@ class BlockWalk:
         Returns:
             One tensor for each block; keys are rotated to positions from 1.
         """
+        decoder, layer = self.decoder, self.decoder.config.inject_layer
         computed: list[Tensor] = []
         for first in range(0, len(blocks), self.together):
             group = list(blocks[first : first + self.together])
+            if self._start_11D is None:
+                self._start_11D = start_state(decoder, layer)
             # A GPU's call is always full, so that its shape is always the same.
             full = group + [group[0]] * (self.together - len(group))
-            computed += self._walk(bank, full)[: len(group)]
+            real_NU = self._real(bank, full)
+            memory_NJD = bank.memory(full).to(decoder.device, torch.float32)
+            restored_NUD = decoder.decompress(memory_NJD).to(decoder.dtype)
+            # Attention does not see padding at the end; without other blocks, there is none.
+            length = None if len(full) == 1 else real_NU.shape[1]
+            restored_NUD, _ = real_first(restored_NUD, real_NU, length)
+            found = keys_values(decoder, layer, restored_NUD, self._start_11D)
+            every_NL2GUH = torch.stack([torch.stack(pair, dim=1) for pair in found], dim=1)
+            sizes = real_NU.sum(1).tolist()
+            computed += [
+                kept[..., :size, :].contiguous()
+                for kept, size, _ in zip(every_NL2GUH, sizes, group, strict=False)
+            ]
         return computed
-
-    def _walk(self, bank: BankReader, blocks: Sequence[int]) -> list[Tensor]:
-        decoder = self.decoder
-        real_NU = self._real(bank, blocks)
-        sizes = real_NU.sum(1).tolist()
-        # States of real tokens first; attention is causal, so padding after them has no effect.
-        order_NU = real_NU.long().argsort(dim=1, descending=True, stable=True)
-        if len(blocks) == 1:
-            order_NU = order_NU[:, : sizes[0]]
-        memory_NJD = bank.memory(blocks).to(decoder.device, torch.float32)
-        restored_NUD = decoder.decompress(memory_NJD).to(decoder.dtype)
-        rows_N1 = torch.arange(len(blocks))[:, None]
-        start_N1D = self._start().expand(len(blocks), -1, -1)
-        hidden_NPD = torch.cat([start_N1D, restored_NUD[rows_N1, order_NU]], dim=1)
-        positions_1P = torch.arange(hidden_NPD.shape[1], device=decoder.device)[None]
-        valid_1P = torch.ones_like(positions_1P, dtype=torch.bool)
-        axis = KeyAxis(positions_1P, valid_1P, padded=False, span=positions_1P.shape[1])
-        layers, rope = decoder.upper, decoder.rope(hidden_NPD, positions_1P)
-        stored: list[Tensor] = []
-
-        def store(layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-            stored.append(torch.stack([key[:, :, 1:], value[:, :, 1:]], dim=1))
-            return key, value
-
-        biases = biases_of(layers, axis, positions_1P, valid_1P, hidden_NPD.dtype)
-        hidden_NPD = run_layers(layers[:-1], hidden_NPD, rope, biases, store)
-        # The states after the last layer are not needed.
-        store(len(layers) - 1, *layers[-1].project(hidden_NPD, rope)[1:])
-        every_NL2GUH = torch.stack(stored, dim=1)
-        return [
-            block[..., :size, :].contiguous()
-            for block, size in zip(every_NL2GUH, sizes, strict=True)
-        ]
 
     def _real(self, bank: BankReader, blocks: Sequence[int]) -> Tensor:
         return state_mask(bank.slot_tokens(blocks), self.decoder.states_per_slot)
-
-    def _start(self) -> Tensor:
-        """State of the start token at the injection layer `[1, 1, D]`."""
-        if self._start_11D is None:
-            decoder = self.decoder
-            ids_11 = torch.full((1, 1), decoder.bos_token_id, device=decoder.device)
-            position_11 = torch.zeros_like(ids_11)
-            axis = KeyAxis(position_11, position_11 == 0, padded=False, span=1)
-            hidden_11D = decoder.embed(ids_11)
-            self._start_11D = run_layers(
-                decoder.lower,
-                hidden_11D,
-                decoder.rope(hidden_11D, position_11),
-                biases_of(decoder.lower, axis, position_11, axis.valid, hidden_11D.dtype),
-            )
-        return self._start_11D
 
 
 @dataclass
@@ -278,22 +248,19 @@ class Kept:
 
     def fetch(self, bank: BankReader, blocks: Sequence[int]) -> list[Tensor]:
         """Return keys and values `[L, 2, G, U, H]` of the given blocks on the decoder's device."""
-        with self._lock:
-            return self._fetch(bank, blocks)
-
-    def _fetch(self, bank: BankReader, blocks: Sequence[int]) -> list[Tensor]:
         entries: dict[int, Tensor] = {}
         distinct = list(dict.fromkeys(blocks))
-        for block in distinct:
-            entry = self._find(bank, block)
-            if entry is not None:
-                entries[block] = entry
-        missing = [block for block in distinct if block not in entries]
-        self.hits += len(entries)
-        self.misses += len(missing)
-        for block, computed in zip(missing, self.walk.compute(bank, missing), strict=True):
-            entries[block] = self.keep(0, bank, block, computed)
-        return [entries[block] for block in blocks]
+        with self._lock:
+            for block in distinct:
+                entry = self._find(bank, block)
+                if entry is not None:
+                    entries[block] = entry
+            missing = [block for block in distinct if block not in entries]
+            self.hits += len(entries)
+            self.misses += len(missing)
+            for block, computed in zip(missing, self.walk.compute(bank, missing), strict=True):
+                entries[block] = self.keep(0, bank, block, computed)
+            return [entries[block] for block in blocks]
 
     def _find(self, bank: BankReader, block: int) -> Tensor | None:
         """Return a block that need not be computed; a GPU keeps it from now on."""
@@ -335,3 +302,49 @@ class Kept:
         with self._lock:
             for level in self.levels:
                 level.clear()
+
+
+MOST = 64
+"""Number of prefixes that are kept."""
+
+
+@dataclass(frozen=True)
+class ReadPrefix:
+    """What the layers below injection computed for one prefix.
+
+    Attributes:
+        hidden: states at the injection layer `[P, D]`.
+        keys, values: of these layers `[L, G, P, H]`.
+    """
+
+    hidden: Tensor
+    keys: Tensor
+    values: Tensor
+
+
+class Prefixes:
+    """Reads prefixes, and keeps the last ones: an answer soon follows."""
+
+    def __init__(self, decoder: FusedDecoder) -> None:
+        self.decoder = decoder
+        self._read: OrderedDict[tuple[int, ...], ReadPrefix] = OrderedDict()
+
+    def read(self, ids_P: Tensor) -> Tensor:
+        """Return the states of a prefix at the injection layer `[P, D]`."""
+        cache, config = GrowingColumns(), self.decoder.config
+        room = config.states_per_block
+        hidden_PD = read_prefix(self.decoder, config.inject_layer, ids_P, room, cache)
+        pairs = zip(*cache.stored.values(), strict=True)
+        keys, values = (torch.cat(several) for several in pairs)
+        self._read[tuple(ids_P.tolist())] = ReadPrefix(hidden_PD, keys, values)
+        if len(self._read) > MOST:
+            self._read.popitem(last=False)
+        return hidden_PD
+
+    def find(self, ids_P: Tensor) -> ReadPrefix | None:
+        """Return what was computed for a prefix; None if it was not read, or not lately."""
+        return self._read.get(tuple(ids_P.tolist()))
+
+    def clear(self) -> None:
+        """Forget all prefixes."""
+        self._read.clear()

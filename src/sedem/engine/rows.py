@@ -6,7 +6,7 @@ Letters: B rows, J rows that join, V vocabulary.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from threading import Lock
@@ -18,8 +18,7 @@ from sedem.engine.batch import Bucket, DeviceLock, IndependentBatch, StaticBatch
 from sedem.engine.device import device_bytes, free_bytes, new_pool, round_up, storage_bytes
 from sedem.engine.fused import FusedDecoder
 from sedem.engine.interface import WIDE, AnswerInputs
-from sedem.engine.kept import Kept
-from sedem.engine.prefixes import Prefixes
+from sedem.engine.kept import Kept, Prefixes
 from sedem.errors import ConfigError, NoRoomError
 
 IDLE_BYTES, IDLE_GRAPH_BYTES = 2**28, 2**30
@@ -106,7 +105,7 @@ class Batches:
             if not self._exceeds(batch.bucket.slots):
                 self.idle.append(batch)
             limit = max(IDLE_GRAPH_BYTES, self._idle_share) if self._graphs else IDLE_BYTES
-            while len(self.idle) > 1 and _bytes(self.idle) > limit:
+            while len(self.idle) > 1 and storage_bytes(buffers_of(self.idle)) > limit:
                 del self.idle[0]
             if self.limit is not None:
                 self.kept.limit_to(self.limit - self._used())
@@ -215,11 +214,16 @@ def cache_bytes(decoder: FusedDecoder, bucket: Bucket) -> int:
 
 def needed_bytes(decoder: FusedDecoder, bucket: Bucket) -> int:
     """Bytes that a batch takes while it runs: its caches, and what one layer makes of them."""
-    columns = bucket.prefix + bucket.steps + bucket.slots * decoder.states_per_slot
     first = decoder.layers[0]
     copied = 2 * first.key_heads * first.head_width * decoder.dtype.itemsize
     biases = 2 * BRANCHED * decoder.dtype.itemsize
+    columns = replace(bucket, rows=1).columns(decoder.states_per_slot)
     return cache_bytes(decoder, bucket) + columns * (copied + biases)
+
+
+def buffers_of(batches: Iterable[StaticBatch]) -> list[Tensor]:
+    """Return the tensors of several batches."""
+    return [buffer for batch in batches for buffer in batch.buffers]
 
 
 class RunningBatch:
@@ -256,18 +260,10 @@ class RunningBatch:
         If no row is in use, they are prefilled in the batch that then runs them, else in a separate
         batch, from which they are copied into the running one.
         """
-        if self.places:
-            return self._add(rows, inputs, limits)
-        self.close()
-        bucket = self.batches.bucket_of(inputs, max(limits))
-        batch = self._prefilled(bucket, inputs)
-        self.needs = dict.fromkeys(rows, replace(bucket, rows=1))
-        self._max_steps = dict(zip(rows, limits, strict=True))
-        with self.lock():
-            self._place({row: place for place, row in enumerate(rows)}, batch)
-            return batch.logits[: len(rows)].clone()
-
-    def _prefilled(self, bucket: Bucket, inputs: Sequence[AnswerInputs]) -> StaticBatch:
+        alone = not self.places
+        if alone:
+            self.close()
+        bucket = self.batches.bucket_of(inputs, max(limits) if alone else 0)
         with self.lock():
             batch = self.batches.take(bucket)
         try:
@@ -276,27 +272,38 @@ class RunningBatch:
             with self.lock():
                 self.batches.give_back(batch)
             raise
-        return batch
-
-    def _add(
-        self, rows: Sequence[int], inputs: Sequence[AnswerInputs], limits: Sequence[int]
-    ) -> Tensor:
-        prefilled = self._prefilled(self.batches.bucket_of(inputs, 0), inputs)
         with self.lock():
-            return self._copied(prefilled, rows, limits)
+            if not alone:
+                return self._copied(batch, rows, limits)
+            self.needs = dict.fromkeys(rows, replace(bucket, rows=1))
+            self._max_steps = dict(zip(rows, limits, strict=True))
+            self._place({row: place for place, row in enumerate(rows)}, batch)
+            return batch.logits[: len(rows)].clone()
 
     def _copied(self, prefilled: StaticBatch, rows: Sequence[int], limits: Sequence[int]) -> Tensor:
         """Copy prefilled rows into the running batch."""
         try:
-            needs = {
-                row: self._need(prefilled.bucket, limit)
-                for row, limit in zip(rows, limits, strict=True)
-            }
+            # Rounded up, for few moves and few graphs.
+            need = replace(
+                prefilled.bucket,
+                rows=1,
+                prefix=round_up(prefilled.bucket.prefix, COLUMNS),
+                slots=round_up(prefilled.bucket.slots, COLUMNS),
+            )
+            steps = (round_up(min(limit, FIRST_STEPS), 16) for limit in limits)
+            needs = {row: replace(need, steps=n) for row, n in zip(rows, steps, strict=True)}
             self._fit({**self.needs, **needs})
             assert self.batch is not None
             free = set(range(self.batch.bucket.rows)) - set(self.places.values())
             places = dict(zip(rows, sorted(free), strict=False))
-            self._copy(prefilled, list(places.values()))
+            try:
+                self.batch.copy_rows(
+                    prefilled, dict(zip(places.values(), range(len(rows)), strict=True))
+                )
+            except BaseException:
+                for place in places.values():  # they stay free
+                    self.batch.clear(slice(place, place + 1))
+                raise
             logits_JV = prefilled.logits[: len(rows)].clone()
         finally:
             self.batches.give_back(prefilled)
@@ -347,26 +354,6 @@ class RunningBatch:
                 self.batches.give_back(self.batch)
             self.batch, self.places = None, {}
 
-    def _copy(self, prefilled: StaticBatch, places: Sequence[int]) -> None:
-        """Copy the rows of another batch to free places, which stay free if that fails."""
-        assert self.batch is not None
-        try:
-            self.batch.copy_rows(prefilled, {place: row for row, place in enumerate(places)})
-        except BaseException:
-            for place in places:
-                self.batch.clear(slice(place, place + 1))
-            raise
-
-    def _need(self, prefilled: Bucket, limit: int) -> Bucket:
-        """The size that a joining row needs, from the batch in which it was prefilled."""
-        return replace(
-            prefilled,
-            rows=1,
-            prefix=round_up(prefilled.prefix, COLUMNS),
-            slots=round_up(prefilled.slots, COLUMNS),
-            steps=round_up(min(limit, FIRST_STEPS), 16),
-        )
-
     def _grown(self, row: int) -> Bucket:
         """The size that a row needs for its next step; steps up to double once they are used up."""
         assert self.batch is not None
@@ -387,19 +374,15 @@ class RunningBatch:
             steps=max(need.steps for need in needs.values()),
         )
         if self.batch is not None:
-            old = self.batch.bucket
+            old, per_slot = self.batch.bucket, self.batches.decoder.states_per_slot
             if not old.holds(needed):
                 # Twice the rows at once, so that a burst of questions causes few moves.
                 more = needed.rows > old.rows
                 rows = max(needed.rows, min(self.count, 2 * old.rows)) if more else old.rows
                 needed = replace(needed, rows=rows)
-            elif 2 * self._size(needed) > self._size(old):
+            elif 2 * needed.columns(per_slot) > old.columns(per_slot):
                 return
         self._move(needed, grown=grown)
-
-    def _size(self, bucket: Bucket) -> int:
-        columns = bucket.slots * self.batches.decoder.states_per_slot + bucket.prefix + bucket.steps
-        return bucket.rows * columns
 
     def _move(self, bucket: Bucket, *, grown: bool) -> None:
         """Continue in another batch; if that fails, the rows stay where they are."""
@@ -483,7 +466,3 @@ class StaticRows:
         for batch in (self.shared, *self.wide.values()):
             batch.close()
         self.wide = {}
-
-
-def _bytes(batches: Sequence[StaticBatch]) -> int:
-    return storage_bytes([buffer for batch in batches for buffer in batch.buffers])

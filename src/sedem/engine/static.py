@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sedem.backbone.decoder import FAMILIES, Backbone
+from sedem.bank.memory_bank import BankReader
 from sedem.engine.device import (
     FairLock,
     Pool,
@@ -29,8 +30,8 @@ from sedem.engine.device import (
 from sedem.engine.eager import Eager
 from sedem.engine.fused import FusedEncoder, FusedLayer, fuse_modules
 from sedem.engine.interface import Engine, Rows
-from sedem.engine.kept import BlockWalk, Kept, KeptBudget
-from sedem.engine.rows import Batches, StaticRows
+from sedem.engine.kept import BlockWalk, Kept, KeptBudget, Progress
+from sedem.engine.rows import Batches, StaticRows, buffers_of
 from sedem.errors import ConfigError
 from sedem.modules import SedemModules
 
@@ -185,20 +186,51 @@ class Static:
         finally:
             rows.close()
 
+    @torch.no_grad()
+    def warm(
+        self,
+        bank: BankReader,
+        blocks: Sequence[int] | None = None,
+        progress: Progress | None = None,
+    ) -> int:
+        """Compute keys and values of blocks, as many as the budget keeps; see `SeDeM.warm`."""
+        bank = bank.snapshot()
+        bank.check_made_by(self.model.fingerprint())
+        wanted = list(range(len(bank)) if blocks is None else blocks)
+        for block in wanted:
+            if not 0 <= block < len(bank):
+                raise ConfigError(f"block {block} is to be warmed, the bank has {len(bank)}")
+        kept, together, ready = self.kept, self.kept.walk.together, 0
+        room = sum(level.limit for level in kept.levels)
+        for first in range(0, len(wanted), together):
+            group, fitting = wanted[first : first + together], []
+            with self.device_lock():
+                for block, states in zip(group, kept.walk.sizes(bank, group), strict=True):
+                    if (needed := kept.entry_bytes(states)) <= room:
+                        fitting.append(block)
+                        room -= needed
+                kept.fetch(bank, fitting)
+            ready += len(fitting)
+            if progress is not None:
+                progress(first + len(group), len(wanted))
+        return ready
+
     def most_blocks(self) -> int | None:
         """Return how many blocks one answer may use; see `interface.Engine`."""
         return self.batches.most_blocks()
 
     def memory(self) -> dict[str, int]:
         """Return bytes by use; see `interface.Engine`."""
+        from sedem.engine.int8 import step_bytes
+
         modules = [self.model, self.decoder.decompress]
         weights = [t for m in modules for t in (*m.parameters(), *m.buffers())]
-        weights += self._fused_tensors()
-        batches = [*self.batches.idle, *self.batches.active]
-        caches = [b for batch in batches for b in batch.buffers]
+        layers: list[FusedLayer] = [*self.encoder.layers, *self.decoder.layers]
+        weights += [t for layer in layers for t in vars(layer).values() if isinstance(t, Tensor)]
+        caches = buffers_of([*self.batches.idle, *self.batches.active])
         caches += [b for questions in self._question_buffers.values() for b in questions.buffers]
         return {
-            "weights": storage_bytes(weights) + self._step_bytes(),
+            "weights": storage_bytes(weights) + step_bytes(self.decoder),
             "caches": storage_bytes(caches),
             "graphs": pool_bytes(self.batches.pool) if self._graphs else 0,
             "kept": self.kept.nbytes,
@@ -229,17 +261,6 @@ class Static:
         with attention_backends(self.model.device):
             yield
 
-    def _step_bytes(self) -> int:
-        if self.decoder.steps is None:
-            return 0
-        from sedem.engine.int8 import step_bytes
-
-        return step_bytes(self.decoder)
-
-    def _fused_tensors(self) -> list[Tensor]:
-        layers: list[FusedLayer] = [*self.encoder.layers, *self.decoder.layers]
-        return [t for layer in layers for t in vars(layer).values() if isinstance(t, Tensor)]
-
     def _check_not_moved(self) -> None:
         # Moving or casting a module moves its own weights and leaves the fused ones behind.
         fused = self.decoder.layers[0].qkv
@@ -249,6 +270,26 @@ class Static:
                 f"after its engine was opened for {fused.dtype} on '{fused.device}'; give dtype "
                 "and device to from_pretrained"
             )
+
+
+def keeping_engine(engine: Engine) -> Static:
+    """Return the engine if it keeps keys and values.
+
+    Raises:
+        ConfigError: it keeps none.
+    """
+    if not isinstance(engine, Static):
+        raise ConfigError(
+            f"engine '{engine.name}' keeps no keys and values; open the model with 'static' or "
+            "'graphs'"
+        )
+    context = engine.model.config.block_context
+    if context != "independent":
+        raise ConfigError(
+            f"block_context of this model is '{context}': keys and values of a block depend on the "
+            "blocks before it and cannot be kept; that needs 'independent'"
+        )
+    return engine
 
 
 def depends_on_length(backbone: Backbone) -> bool:

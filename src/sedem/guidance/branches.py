@@ -11,39 +11,45 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sedem.backbone.decoder import Backbone
-from sedem.method.injection import Stream
+from sedem.method.encoder import LayerRunner
+from sedem.method.injection import Cache, Columns
 
 
-def branch_columns(ids_SL: Tensor, next_position: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the positions and the branches `[1, S * L]` of the columns of one row.
+class Beside:
+    """The columns of one row, and new ones after them that are not stored."""
 
-    Args:
-        next_position: position of the row's next token `[1]`.
-    """
-    branches, length = ids_SL.shape
-    ahead_SL = torch.arange(length, device=ids_SL.device).expand(branches, -1)
-    branch_S = -2 - torch.arange(branches, device=ids_SL.device)
-    return (next_position + ahead_SL).reshape(1, -1), branch_S.repeat_interleave(length)[None]
+    def __init__(self, columns: Columns, row: int) -> None:
+        self.columns, self.row = columns, slice(row, row + 1)
+
+    def update(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of the row, followed by new ones."""
+        keys, values = self.columns.of(layer)
+        return torch.cat([keys[self.row], key], 2), torch.cat([values[self.row], value], 2)
 
 
-def run_branches(backbone: Backbone, inject_layer: int, ids_SL: Tensor, stream: Stream) -> Tensor:
+def run_branches(
+    decoder: LayerRunner, inject_layer: int, ids_SL: Tensor, cache: Cache, row: int
+) -> Tensor:
     """Run the branches of one row through all layers.
 
     Args:
         ids_SL: tokens, padded on the right, where causal attention hides the padding.
-        stream: the state of the row; its cache grows by the branches.
+        cache: holds what the row has seen; it does not change.
 
     Returns:
         States after the last layer `[S, L, D]`.
     """
-    position_1P, branch_1P = branch_columns(ids_SL, stream.next_position)
+    branches, length = ids_SL.shape
+    ahead_L = torch.arange(length, device=ids_SL.device)
+    position_1P = (cache.next_position[row] + ahead_L).repeat(branches)[None]
+    # The number of each branch tells its columns from those of the others; see `KeyAxis.block`.
+    branch_S = -2 - torch.arange(branches, device=ids_SL.device)
+    branch_1P = branch_S.repeat_interleave(length)[None]
     valid_1P = torch.ones_like(position_1P, dtype=torch.bool)
-    hidden_1PD = backbone.embed(ids_SL.reshape(1, -1))
-    depths = (0, inject_layer), (inject_layer, backbone.depth)
-    for depth, axis in zip(depths, (stream.lower, stream.upper), strict=True):
-        axis = axis.extended(position_1P, valid_1P, branch_1P)
-        hidden_1PD = backbone.run(
-            hidden_1PD, *depth, position_1P, valid_1P, axis, stream.cache, branch_1P
-        )
+    hidden_1PD = decoder.embed(ids_SL.reshape(1, -1))
+    depths = (0, inject_layer), (inject_layer, decoder.depth)
+    for depth, columns in zip(depths, (cache.lower, cache.upper), strict=True):
+        axis = columns.axis.row(row).extended(position_1P, valid_1P, branch_1P)
+        beside = Beside(columns, row)
+        hidden_1PD = decoder.run(hidden_1PD, *depth, position_1P, valid_1P, axis, beside, branch_1P)
     return hidden_1PD[0].unflatten(0, ids_SL.shape)

@@ -12,6 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from sedem.backbone.masks import KeyAxis, KeyValues
+
 
 class LayerRunner(Protocol):
     """Runs a range of layers: `Backbone`, or an engine's fused form of it."""
@@ -21,12 +23,33 @@ class LayerRunner(Protocol):
         """The token before every text."""
         ...
 
+    @property
+    def depth(self) -> int:
+        """Number of layers."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        ...
+
     def embed(self, ids_BP: Tensor) -> Tensor:
         """Return token embeddings `[B, P, E]`."""
         ...
 
-    def run(self, hidden_BPD: Tensor, first: int, last: int, positions_BP: Tensor) -> Tensor:
-        """Run layers first + 1 to last on the states after `first` layers."""
+    def run(
+        self,
+        hidden_BPD: Tensor,
+        first: int,
+        last: int,
+        positions_BP: Tensor,
+        valid_BP: Tensor | None = None,
+        keys: KeyAxis | None = None,
+        cache: KeyValues | None = None,
+        block_BP: Tensor | None = None,
+        only_BQ: Tensor | None = None,
+    ) -> Tensor:
+        """Run layers first + 1 to last on the states after `first` layers; see `Backbone.run`."""
         ...
 
     def without_lora(self) -> AbstractContextManager[None]:

@@ -6,53 +6,130 @@ the memory's positions; rotary positions are relative, so the gap hardly matters
 
 In the paper, every restored state attends to all states before it. Blocks can also be separate
 (`SedemConfig.block_context`), and block scores can bias the attention of question and answer
-(`guidance`). One mask does all of this here; `independent` is faster for independent blocks.
+(`guidance`). One mask does all of this here; `guidance.independent` is faster for independent
+blocks.
 
-Letters: B batch, P positions of one call, U restored states, D width.
+Every engine runs `prefill` and `step`. Engines differ in what runs the layers, and in the cache:
+here it grows, in `engine.batch` it has a fixed size.
+
+Letters: B batch, P prefix positions, U restored states, L columns of both, K columns of a cache, G
+key heads, H head width, Q positions whose states are needed, D width.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from sedem.backbone.decoder import Backbone
-from sedem.backbone.masks import KeyAxis
+from sedem.backbone.masks import KeyAxis, KeyValues
 from sedem.config import BlockContext
-
-if TYPE_CHECKING:
-    from transformers import DynamicCache
+from sedem.method.encoder import LayerRunner
 
 
-@dataclass
-class Stream:
-    """State of one decoding; the layers of its cache differ in length.
+class Columns(KeyValues, Protocol):
+    """Keys and values of the layers below the injection layer, or of those above it."""
+
+    @property
+    def axis(self) -> KeyAxis:
+        """The columns that a later call sees."""
+        ...
+
+    def begin(self, axis: KeyAxis) -> None:
+        """Make these the first columns; the layers then store theirs."""
+        ...
+
+    def extend(self, positions_B1: Tensor) -> KeyAxis:
+        """Give each row one more column of text; return all columns."""
+        ...
+
+    def of(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return the keys and the values of a layer `[B, G, K, H]`."""
+        ...
+
+
+class Cache(Protocol):
+    """What later steps of one decoding need; the layers below and above injection have their own.
 
     Attributes:
-        cache: keys and values. Layers up to the injection layer hold question and answer; those
-            above it hold the restored states too.
-        lower: columns of the layers up to the injection layer.
-        upper: columns of the layers above it.
         next_position: position of the next token of each row `[B]`.
     """
 
-    cache: DynamicCache
-    lower: KeyAxis
-    upper: KeyAxis
     next_position: Tensor
 
-    def row(self, index: int) -> Stream:
-        """Return a copy of one row, which continues on its own."""
-        from transformers import DynamicCache
+    @property
+    def lower(self) -> Columns:
+        """The layers up to the injection layer: question and answer."""
+        ...
 
-        cache = DynamicCache()
-        for number, layer in enumerate(self.cache.layers):
-            cache.update(layer.keys[index : index + 1], layer.values[index : index + 1], number)
-        axes = self.lower.row(index), self.upper.row(index)
-        return Stream(cache, *axes, self.next_position[index : index + 1])
+    @property
+    def upper(self) -> Columns:
+        """The layers above it: the restored states too."""
+        ...
+
+    def begin(self, next_B: Tensor) -> None:
+        """Set the position of the first token after the prefill."""
+        ...
+
+    def advance(self) -> None:
+        """Go on to the next token."""
+        ...
+
+
+class GrowingColumns:
+    """Keys and values in tensors that grow with every call."""
+
+    axis: KeyAxis
+
+    def __init__(self) -> None:
+        self.stored: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def begin(self, axis: KeyAxis) -> None:
+        """Make these the first columns."""
+        self.axis = axis
+
+    def extend(self, positions_B1: Tensor) -> KeyAxis:
+        """Give each row one more column of text; return all columns."""
+        self.axis = self.axis.extended(positions_B1, torch.ones_like(positions_B1).bool())
+        return self.axis
+
+    def update(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Append a layer's keys and values; return all of them."""
+        if layer in self.stored:
+            before = self.stored[layer]
+            key, value = torch.cat([before[0], key], dim=2), torch.cat([before[1], value], dim=2)
+        self.stored[layer] = key, value
+        return key, value
+
+    def of(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return the keys and the values of a layer."""
+        return self.stored[layer]
+
+
+class GrowingCache:
+    """A cache for one batch of any size, empty until a prefill; see `Cache`."""
+
+    next_position: Tensor
+
+    def __init__(self) -> None:
+        self.lower, self.upper = GrowingColumns(), GrowingColumns()
+
+    def begin(self, next_B: Tensor) -> None:
+        """Set the position of the first token after the prefill."""
+        self.next_position = next_B
+
+    def advance(self) -> None:
+        """Go on to the next token."""
+        self.next_position = self.next_position + 1
+
+    def begin_everywhere(self, axis: KeyAxis, next_B: Tensor) -> None:
+        """Begin with the same columns in all layers, as without an injection layer."""
+        self.lower.begin(axis)
+        self.upper.begin(axis)
+        self.begin(next_B)
 
 
 @dataclass(frozen=True)
@@ -62,12 +139,10 @@ class Prefilled:
     Attributes:
         prefix: states of the prefix after the last layer `[B, P, D]`.
         restored: states at the restored positions after the last layer `[B, U, D]`.
-        stream: state to continue decoding from; None without a cache.
     """
 
     prefix: Tensor
     restored: Tensor
-    stream: Stream | None
 
 
 @dataclass(frozen=True)
@@ -79,149 +154,181 @@ class Blocks:
         context: what a state attends to, and its position; see `SedemConfig.block_context`.
         bias: added to the attention logits of question and answer on each state `[B, U]`; None adds
             nothing.
+        room: number of states for which the positions of independent blocks leave room, if there is
+            any; None means those of the longest block.
     """
 
     number: Tensor
     context: BlockContext = "joint"
     bias: Tensor | None = None
+    room: int | None = None
 
 
 def positions(
-    valid_BP: Tensor,
-    restored_valid_BU: Tensor,
-    apart_BU: Tensor | None = None,
+    valid_BP: Tensor, restored_valid_BU: Tensor, blocks: Blocks | None = None
 ) -> tuple[Tensor, Tensor]:
     """Positions of prefix and restored states in the shared stream; padding takes none.
 
-    The start token is at 0, memory from 1 on, and the question after it.
+    The start token is at 0, memory from 1 on, and the question after it. Independent blocks all
+    start at 1, and the question follows the longest one.
 
     Args:
         valid_BP: False where a prefix token is padding; the first valid one is the start token.
         restored_valid_BU: False where a restored state is padding.
-        apart_BU: block of each state, if the positions of all blocks start at the same value;
-            prefix positions then follow the longest block.
 
     Returns:
         Prefix positions `[B, P]` and restored positions `[B, U]`; 0 at padding.
     """
-    prefix_BP = valid_BP.long().cumsum(1) - 1
     restored_BU = restored_valid_BU.long().cumsum(1) - 1
-    if apart_BU is not None and restored_BU.shape[1]:
+    if blocks is not None and blocks.context == "independent" and restored_BU.shape[1]:
         # Counted from the first valid state of its own block.
         never = restored_BU.shape[1]
         first_BN = torch.full_like(restored_BU, never).scatter_reduce(
-            1, apart_BU, restored_BU.masked_fill(~restored_valid_BU, never), "amin"
+            1, blocks.number, restored_BU.masked_fill(~restored_valid_BU, never), "amin"
         )
-        restored_BU = restored_BU - first_BN.gather(1, apart_BU)
-    ends_BU = (restored_BU + 1) * restored_valid_BU
-    count_B1 = ends_BU.amax(1, keepdim=True) if ends_BU.shape[1] else 0
-    prefix_BP = prefix_BP + count_B1 * (prefix_BP > 0)
-    return prefix_BP * valid_BP, (restored_BU + 1) * restored_valid_BU
+        restored_BU = restored_BU - first_BN.gather(1, blocks.number)
+    restored_BU = (restored_BU + 1) * restored_valid_BU
+    end_B1 = F.pad(restored_BU, (1, 0)).amax(1, keepdim=True)  # 0 without any state
+    if blocks is not None and blocks.room is not None:
+        end_B1 = blocks.room * (end_B1 > 0)
+    return prefix_positions(valid_BP, end_B1), restored_BU
+
+
+def prefix_positions(valid_BP: Tensor, end_B1: Tensor) -> Tensor:
+    """Positions of a prefix `[B, P]`: the start token is at 0, the question after the memory.
+
+    Args:
+        valid_BP: False where a prefix token is padding, whose position is 0.
+        end_B1: the last position of the memory.
+    """
+    prefix_BP = valid_BP.long().cumsum(1) - 1
+    return (prefix_BP + end_B1 * (prefix_BP > 0)) * valid_BP
 
 
 def prefill(
-    backbone: Backbone,
+    decoder: LayerRunner,
     inject_layer: int,
     ids_BP: Tensor,
     valid_BP: Tensor,
-    restored_BUD: Tensor,
+    restored_BUD: Tensor | None,
     restored_valid_BU: Tensor,
     *,
     blocks: Blocks | None = None,
-    cache: DynamicCache | None = None,
+    cache: Cache | None = None,
     padded: bool | None = None,
+    below_BPD: Tensor | None = None,
+    last: bool = False,
 ) -> Prefilled:
     """Run a prefix through all layers and inject the restored states at the injection layer.
 
-    Rows may differ in the number of restored states and in prefix length. Prefixes are padded on
-    the left, restored states anywhere.
+    Rows may differ in the number of restored states and in prefix length.
 
     Args:
         inject_layer: l_inject, the number of layers that see only the prefix.
-        ids_BP: start token, question and, in training, answer.
+        ids_BP: start token, question and, in training, answer; padded on either side.
         valid_BP: False where a token is padding.
-        restored_BUD: H-hat, in the order in which the decoder sees the states.
-        restored_valid_BU: False where a restored state is padding.
+        restored_BUD: H-hat, in the order in which the decoder sees the states; None if the cache
+            has their keys and values, as with independent blocks.
+        restored_valid_BU: False where a restored state is padding, which may be anywhere.
         blocks: how the states are divided into blocks; None is the paper's form.
         cache: an empty cache for later calls of `step`; None if there are none.
-        padded: whether any token or state is padding. None looks, which waits for the device.
+        padded: whether padding has to be masked. It need not be if it is on the right of the
+            prefixes. None looks whether there is any, which waits for the device.
+        below_BPD: states of the prefix at the injection layer, if the cache has the keys and values
+            of the layers below it; None runs them.
+        last: whether only the state of each row's last token is needed.
+
+    Returns:
+        States after the last layer; with `last`, `[B, 1, D]` of the prefix and no others.
     """
     blocks = blocks or Blocks(torch.zeros_like(restored_valid_BU, dtype=torch.long))
-    together = blocks.context == "joint"
-    apart_BU = blocks.number if blocks.context == "independent" else None
-    prefix_BP, memory_BU = positions(valid_BP, restored_valid_BU, apart_BU)
+    prefix_BP, memory_BU = positions(valid_BP, restored_valid_BU, blocks)
     if padded is None:
         padded = not (bool(valid_BP.all()) and bool(restored_valid_BU.all()))
-    span = ids_BP.shape[1] + restored_BUD.shape[1]
-    lower = KeyAxis(prefix_BP, valid_BP, padded, span)
-    hidden_BPD = backbone.run(
-        backbone.embed(ids_BP), 0, inject_layer, prefix_BP, valid_BP, lower, cache
-    )
-    # With a mask, positions decide what sees what; columns may be in any order, and memory goes
-    # first. Without one, columns must be in reading order.
-    unmasked = not padded and together and blocks.bias is None
-    head = 1 if unmasked else 0
+    span = ids_BP.shape[1] + max(restored_valid_BU.shape[1], blocks.room or 0)
+    lower, upper = (None, None) if cache is None else (cache.lower, cache.upper)
 
-    def join(prefix: Tensor, memory: Tensor) -> Tensor:
-        return torch.cat([prefix[:, :head], memory, prefix[:, head:]], dim=1)
+    # Below injection, only the prefix.
+    axis = KeyAxis(prefix_BP, valid_BP, padded, span)
+    if lower is not None:
+        lower.begin(axis)
+    if below_BPD is None:
+        embedded_BPD = decoder.embed(ids_BP)
+        below_BPD = decoder.run(embedded_BPD, 0, inject_layer, prefix_BP, valid_BP, axis, lower)
 
-    text_BP = torch.full_like(prefix_BP, -1)
-    number_BL = join(text_BP, blocks.number)
-    bias_BL = None
+    # Above injection, memory too. It has the first columns, since only positions decide what sees
+    # what. `place_BL` is where the state of each column is among those that run.
+    count, hidden_BLD = restored_valid_BU.shape[1], below_BPD
+    columns_BL = torch.cat([memory_BU, prefix_BP], dim=1)
+    valid_BL = torch.cat([restored_valid_BU, valid_BP], dim=1)
+    place_BL = torch.arange(columns_BL.shape[1], device=ids_BP.device).expand_as(columns_BL)
+    block_BL = bias_BL = None
     if blocks.bias is not None:
-        bias_BL = join(torch.zeros_like(prefix_BP).to(blocks.bias), blocks.bias)
-    upper = KeyAxis(
-        join(prefix_BP, memory_BU),
-        join(valid_BP, restored_valid_BU),
-        padded,
-        span,
-        None if together else number_BL,
-        bias_BL,
-    )
-    joined_BLD = backbone.run(
-        join(hidden_BPD, restored_BUD.to(hidden_BPD.dtype)),
-        inject_layer,
-        backbone.depth,
-        upper.positions,
-        upper.valid,
-        upper,
-        cache,
-        number_BL,
-    )
-    count = restored_BUD.shape[1]
-    first_BD, restored_BUD, rest_BD = joined_BLD.split(
-        [head, count, joined_BLD.shape[1] - head - count], dim=1
-    )
-    next_B = torch.cat([prefix_BP, memory_BU], dim=1).amax(1) + 1
-    stream = None if cache is None else Stream(cache, lower, upper, next_B)
-    return Prefilled(torch.cat([first_BD, rest_BD], dim=1), restored_BUD, stream)
+        bias_BL = torch.cat([blocks.bias, torch.zeros_like(prefix_BP).to(blocks.bias)], dim=1)
+    if restored_BUD is not None:
+        hidden_BLD = torch.cat([restored_BUD.to(below_BPD.dtype), below_BPD], dim=1)
+        if padded or bias_BL is not None or blocks.context != "joint":
+            block_BL = torch.cat([blocks.number, torch.full_like(prefix_BP, -1)], dim=1)
+        else:
+            # Causal attention needs no mask if columns are in the order of their positions.
+            place_BL = columns_BL
+            hidden_BLD, columns_BL, valid_BL = in_reading_order(hidden_BLD, columns_BL, valid_BL)
+    apart_BL = None if blocks.context == "joint" else block_BL
+    axis = KeyAxis(columns_BL.expand_as(valid_BL), valid_BL, padded, span, apart_BL, bias_BL)
+    if upper is not None:
+        upper.begin(axis)
+
+    # Keys and values that the cache has are not run again.
+    own = slice(count if restored_BUD is None else 0, None)
+    place_BU, place_BP = (place_BL - own.start).split([count, ids_BP.shape[1]], dim=1)
+    last_B1 = place_BP.gather(1, (prefix_BP + valid_BP).argmax(1, keepdim=True))
+    given = hidden_BLD, inject_layer, decoder.depth, columns_BL[:, own], valid_BL[:, own]
+    hidden_BLD = decoder.run(*given, axis, upper, block_BL, last_B1 if last else None)
+    if cache is not None:
+        cache.begin(torch.cat([prefix_BP, memory_BU], dim=1).amax(1) + 1)
+    if last or restored_BUD is None:
+        return Prefilled(hidden_BLD, hidden_BLD[:, :0])
+    places = (place_BP[..., None], place_BU[..., None])
+    return Prefilled(*(torch.take_along_dim(hidden_BLD, place, 1) for place in places))
 
 
-def step(backbone: Backbone, inject_layer: int, ids_B: Tensor, stream: Stream) -> Tensor:
+def in_reading_order(
+    hidden_BLD: Tensor, positions_BL: Tensor, valid_BL: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Order columns by position, with padding last, where causal attention hides it.
+
+    Args:
+        positions_BL: their positions; those of each row's valid columns are 0, 1, 2, ..., in any
+            order.
+        valid_BL: False where a column is padding.
+
+    Returns:
+        States `[B, L, D]`, positions `[1, L]`, and which columns are valid `[B, L]`.
+    """
+    count_B1 = valid_BL.sum(1, keepdim=True)
+    after_BL = count_B1 + (~valid_BL).cumsum(1) - 1
+    place_BL = torch.where(valid_BL, positions_BL, after_BL)
+    index = place_BL[..., None].expand(hidden_BLD.shape)
+    ordered_BLD = torch.empty_like(hidden_BLD).scatter_(1, index, hidden_BLD)
+    columns_1L = torch.arange(hidden_BLD.shape[1], device=hidden_BLD.device)[None]
+    return ordered_BLD, columns_1L, columns_1L < count_B1
+
+
+def step(decoder: LayerRunner, inject_layer: int, ids_B: Tensor, cache: Cache) -> Tensor:
     """Run one more token of each row through all layers.
 
     Args:
-        stream: state of the rows; advanced by one position.
+        cache: what earlier calls filled; advanced by one position.
 
     Returns:
         States after the last layer `[B, D]`.
     """
-    position_B1 = stream.next_position[:, None]
+    position_B1 = cache.next_position[:, None]
     valid_B1 = torch.ones_like(position_B1, dtype=torch.bool)
-    stream.lower = stream.lower.extended(position_B1, valid_B1)
-    stream.upper = stream.upper.extended(position_B1, valid_B1)
-    stream.next_position = stream.next_position + 1
-    hidden_B1D = backbone.embed(ids_B[:, None])
-    hidden_B1D = backbone.run(
-        hidden_B1D, 0, inject_layer, position_B1, valid_B1, stream.lower, stream.cache
-    )
-    hidden_B1D = backbone.run(
-        hidden_B1D,
-        inject_layer,
-        backbone.depth,
-        position_B1,
-        valid_B1,
-        stream.upper,
-        stream.cache,
-    )
+    hidden_B1D = decoder.embed(ids_B[:, None])
+    depths = (0, inject_layer), (inject_layer, decoder.depth)
+    for depth, columns in zip(depths, (cache.lower, cache.upper), strict=True):
+        axis = columns.extend(position_B1)
+        hidden_B1D = decoder.run(hidden_B1D, *depth, position_B1, valid_B1, axis, columns)
+    cache.advance()
     return hidden_B1D[:, 0]

@@ -317,7 +317,7 @@ def _opened(
         )
     hide_bars()
     try:
-        model = SeDeM.from_pretrained(checkpoint, device=device, light=True)
+        model = SeDeM.from_pretrained(checkpoint, device=device)
     except (SedemError, OSError) as error:
         raise ConfigError(
             f"{host} cannot open '{checkpoint}' ({error}); put it where every host sees it "

@@ -269,7 +269,6 @@ def open_model(settings: Settings) -> SeDeM:
         engine=settings.engine,
         weights=settings.weights,
         kept=KeptBudget(memory=settings.memory or half_of_memory()),
-        light=True,
     )
     if model.decoder.tokenizer.chat_template:
         with suppress(ConfigError):  # a question that needs it reports the reason

@@ -23,7 +23,7 @@ def opened(place: str) -> Toolbox:
     from sedem.model import SeDeM
 
     hide_bars()
-    model = SeDeM.from_pretrained(model_of(place), light=True)
+    model = SeDeM.from_pretrained(model_of(place))
     return Toolbox([OpenBank(Path(place), Path(place).stem)], lambda: model)
 
 

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from sedem.answering.decoding import (
     Decoding,
@@ -25,7 +25,7 @@ from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
 from sedem.engine.interface import Step
 from sedem.errors import ConfigError, DataError
-from sedem.method.injection import prefill, step
+from sedem.method.injection import GrowingCache, prefill, step
 
 PROMPTS = torch.tensor([[0, 50, 60, 70], [0, 80, 90, 100]])
 
@@ -38,6 +38,7 @@ def writer(tiny_folder: Callable[..., str]) -> Backbone:
 
 def start(backbone: Backbone, ids_BP: Tensor) -> tuple[Tensor, Step]:
     """Logits after a prefix without memory, and the step."""
+    cache = GrowingCache()
     filled = prefill(
         backbone,
         2,
@@ -45,13 +46,11 @@ def start(backbone: Backbone, ids_BP: Tensor) -> tuple[Tensor, Step]:
         torch.ones_like(ids_BP, dtype=torch.bool),
         torch.zeros(len(ids_BP), 0, backbone.width),
         torch.zeros(len(ids_BP), 0, dtype=torch.bool),
-        cache=DynamicCache(),
+        cache=cache,
     )
-    stream = filled.stream
-    assert stream is not None
     return (
         backbone.logits(filled.prefix[:, -1]),
-        lambda ids_B: backbone.logits(step(backbone, 2, ids_B, stream)),
+        lambda ids_B: backbone.logits(step(backbone, 2, ids_B, cache)),
     )
 
 

@@ -23,6 +23,7 @@ from sedem.backbone.light import (
 )
 from sedem.backbone.loading import open_backbone
 from sedem.backbone.safetensors import INT8_FILE, quantize_int8
+from sedem.engine.static import open_engine
 from sedem.errors import CheckpointError, ConfigError
 
 CHECKPOINTS = Path(__file__).parents[3] / "checkpoints"
@@ -65,8 +66,9 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path: Path, config: SedemConf
 def test_it_answers_with_the_same_bits(
     checkpoint: Path, documents: list[Document], dtype: torch.dtype
 ) -> None:
-    full = SeDeM.from_pretrained(checkpoint, dtype=dtype, device="cpu")
-    light = SeDeM.from_pretrained(checkpoint, dtype=dtype, device="cpu", light=True)
+    full = SeDeM.from_pretrained(checkpoint, dtype=dtype, device="cpu", engine="eager")
+    full.engine = open_engine("static", full)
+    light = SeDeM.from_pretrained(checkpoint, dtype=dtype, device="cpu")
     assert type(light.decoder) is LightBackbone and type(full.decoder) is not LightBackbone
     assert type(light.decoder.tokenizer) is LightTokenizer
     assert light.fingerprint() == full.fingerprint()
@@ -156,7 +158,7 @@ SCHEDULE = """
 import sys
 from sedem import MemoryBank, SeDeM
 from sedem.answering.requests import Request
-model = SeDeM.from_pretrained(sys.argv[2], light=True)
+model = SeDeM.from_pretrained(sys.argv[2])
 bank = MemoryBank.open(sys.argv[1])
 with model.scheduler() as scheduler:
     scheduler.submit(Request(bank, "What is the rent?")).result()
@@ -175,13 +177,20 @@ def test_a_scheduler_imports_what_sampling_needs_before_its_first_answer(
 
 
 def test_what_needs_the_layers_one_by_one_is_refused(checkpoint: Path) -> None:
-    backbone = SeDeM.from_pretrained(checkpoint, light=True).decoder
-    for call in (backbone.run, backbone.without_lora, backbone.save_lora, backbone.compile_layers):
-        with pytest.raises(ConfigError, match="opened light"):
+    backbone = SeDeM.from_pretrained(checkpoint).decoder
+    for call in (backbone.run, backbone.without_lora, backbone.compile_layers):
+        with pytest.raises(ConfigError, match="opened without transformers' layers"):
             call()
-    assert type(SeDeM.from_pretrained(checkpoint, engine="eager", light=True).decoder) is not type(
-        backbone
-    )
+    for options in ({"engine": "eager"}, {"attention": "eager"}):
+        assert type(SeDeM.from_pretrained(checkpoint, **options).decoder) is not LightBackbone
+
+
+def test_it_is_saved_as_transformers_would(checkpoint: Path, tmp_path: Path) -> None:
+    for engine in ("eager", "static"):
+        SeDeM.from_pretrained(checkpoint, engine=engine).save_pretrained(tmp_path / engine)
+    for file in ("adapter_model.safetensors", "adapter_config.json"):
+        mine, theirs = (tmp_path / engine / "adapter" / file for engine in ("static", "eager"))
+        assert mine.read_bytes() == theirs.read_bytes()
 
 
 @pytest.mark.parametrize(

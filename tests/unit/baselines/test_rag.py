@@ -22,7 +22,8 @@ from sedem.errors import ConfigError
 from sedem.evaluation.command import run_evaluation
 from sedem.evaluation.config import EvaluationConfig, MethodSettings
 from sedem.evaluation.readers import TrainedMethod
-from sedem.guidance import independent
+from sedem.guidance.independent import keys_values
+from sedem.method.injection import Blocks, GrowingCache, prefill
 from sedem.training import baseline
 from sedem.training.baseline import BaselineRecipe, RAGTraining, blocks_of, train_baseline
 from sedem.training.block_batch import BlockCollator
@@ -124,15 +125,16 @@ def test_independent_paragraphs_are_read_from_what_each_computes_alone(
     assert context[:, 0].tolist() == torch.cat(rows).tolist()  # without separators
     filled = reader.prefill([context], [len(context)], [prompt])
 
-    alone = [independent.keys_values(backbone, 0, backbone.embed(row)[None]) for row in rows]
-    memory = [
-        tuple(torch.cat(parts, dim=2) for parts in zip(*layer, strict=True))
-        for layer in zip(*alone, strict=True)
-    ]
-    positions = torch.cat([torch.arange(1, len(row) + 1) for row in rows])[None]
+    alone = [keys_values(backbone, 0, backbone.embed(row)[None]) for row in rows]
+    cache = GrowingCache()
+    for blocks in alone:
+        for layer, pair in enumerate(blocks):
+            cache.upper.update(*pair, layer)
+    number = torch.cat([torch.full((len(row),), index) for index, row in enumerate(rows)])[None]
     ids = torch.tensor([prompt])
-    valid, real = torch.ones_like(ids).bool(), torch.ones_like(positions).bool()
-    wanted = independent.prefill(backbone, 0, ids, valid, memory, positions, real)  # type: ignore[arg-type]
+    valid, real = torch.ones_like(ids).bool(), torch.ones_like(number).bool()
+    apart = Blocks(number, "independent")
+    wanted = prefill(backbone, 0, ids, valid, None, real, blocks=apart, cache=cache)
     logits = backbone.logits(wanted.prefix[:, -1])
     torch.testing.assert_close(filled.logits, logits, atol=1e-5, rtol=1e-5)
 

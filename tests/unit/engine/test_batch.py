@@ -15,8 +15,8 @@ from torch import Tensor
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
 from sedem.answering.decoding import question_ids
 from sedem.backbone.masks import KeyAxis
-from sedem.engine.fused import in_reading_order
 from sedem.engine.interface import AnswerInputs
+from sedem.method.injection import in_reading_order
 
 DOCUMENTS = [Document("lease.txt", LEASE), Document("recipe.txt", RECIPE), Document("3.txt", "1 2")]
 ASKED = ["What is the rent?", "Pets?", "Who may leave, and when exactly?"]

@@ -22,7 +22,7 @@ from sedem.bank import search
 from sedem.bank.search import score_questions
 from sedem.engine.eager import start_decoding
 from sedem.evaluation.cost import Workload, count_flops, counted
-from sedem.method.injection import Stream, step
+from sedem.method.injection import GrowingCache, step
 
 HEAD, SEGMENT, SEGMENTS, K, ANSWER = 16, 16, 6, 2, 5
 QUESTION = "What is the rent?"
@@ -113,10 +113,10 @@ def test_prefilling_and_decoding(model: SeDeM, bank: MemoryBank) -> None:
     prefix = torch.tensor(question_ids(model.decoder, QUESTION))
     states = K * model.config.slots * model.decompressor.states_per_slot
     chosen = choose(model, Request(bank, QUESTION, K), Scores(torch.arange(SEGMENTS).float()))
-    streams: list[Stream] = []
+    caches: list[GrowingCache] = []
 
     def start() -> None:
-        streams.append(start_decoding(model, [inputs_of(bank, chosen, prefix)])[1])
+        caches.append(start_decoding(model, [inputs_of(bank, chosen, prefix)])[1])
 
     flops, lower = formula(model, len(prefix) - 1), model.config.inject_layer
     upper = model.decoder.depth - lower
@@ -126,7 +126,7 @@ def test_prefilling_and_decoding(model: SeDeM, bank: MemoryBank) -> None:
 
     def decode() -> None:
         for _ in range(ANSWER - 1):
-            state_BD = step(model.decoder, lower, torch.tensor([5]), streams[0])
+            state_BD = step(model.decoder, lower, torch.tensor([5]), caches[0])
             model.decoder.logits(state_BD)
 
     assert flops["decode"] == counted(decode)

@@ -12,7 +12,7 @@ from sedem.answering.decoding import located_question, question_ids
 from sedem.answering.requests import Request, encode_questions, prepare
 from sedem.engine.batch import IndependentBatch
 from sedem.engine.device import Clock
-from sedem.engine.prefixes import MOST
+from sedem.engine.kept import MOST
 from sedem.errors import ConfigError, DataError
 
 DOCUMENTS = [Document("lease.txt", LEASE), Document("recipe.txt", RECIPE)]
@@ -60,13 +60,13 @@ def test_an_answer_reuses_what_was_computed_and_stays_the_same(
     questions = [RENT, "How many eggs?"]
     expected = [slow.answer(bank, question, k=2, decoding=decoding) for question in questions]
     reused: list[int] = []
-    run = IndependentBatch._run_lower
+    run = IndependentBatch._below
 
-    def counted(batch: IndependentBatch, prefix_BP: torch.Tensor) -> torch.Tensor:
+    def counted(batch: IndependentBatch) -> torch.Tensor | None:
         reused.append(len(batch.read))
-        return run(batch, prefix_BP)
+        return run(batch)
 
-    monkeypatch.setattr(IndependentBatch, "_run_lower", counted)
+    monkeypatch.setattr(IndependentBatch, "_below", counted)
     requests = [Request(bank, question, 2) for question in questions]
     together = fast.answer_requests(requests, decoding)
     assert reused == [2]

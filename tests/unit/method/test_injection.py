@@ -5,11 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import DynamicCache
 
 from sedem.backbone.decoder import Backbone
 from sedem.config import BlockContext
-from sedem.method.injection import Blocks, Prefilled, positions, prefill, step
+from sedem.method.injection import Blocks, GrowingCache, Prefilled, positions, prefill, step
 
 INJECT = 2
 
@@ -47,7 +46,7 @@ def fill(
     backbone: Backbone,
     prefix: int = 4,
     count: int = 3,
-    cache: DynamicCache | None = None,
+    cache: GrowingCache | None = None,
     restored: Tensor | None = None,
 ) -> Prefilled:
     ids_1P = torch.tensor([[backbone.bos_token_id, *range(40, 39 + prefix)]])
@@ -65,13 +64,35 @@ def fill(
     )
 
 
+def lengths(cache: GrowingCache) -> list[int]:
+    """How many columns each layer has."""
+    found = {**cache.lower.stored, **cache.upper.stored}
+    return [found[layer][0].shape[2] for layer in range(len(found))]
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_layers_of_one_cache_differ_in_length(backbone: Backbone, count: int) -> None:
+    cache = GrowingCache()
+    filled = fill(backbone, count=count, cache=cache)
+    assert filled.prefix.shape == (1, 4, backbone.width)
+    assert filled.restored.shape == (1, count, backbone.width)
+    assert lengths(cache) == [4, 4, 4 + count, 4 + count]
+    assert cache.next_position.tolist() == [4 + count]
+    step(backbone, INJECT, torch.tensor([7]), cache)
+    assert lengths(cache) == [5, 5, 5 + count, 5 + count]
+    assert cache.next_position.tolist() == [5 + count]
+    for axis, columns in ((cache.lower.axis, 5), (cache.upper.axis, 5 + count)):
+        assert axis.positions.shape == axis.valid.shape == (1, columns)
+        assert axis.positions[0, -1] == 4 + count
+
+
 def test_the_first_token_after_a_start_token_alone_comes_after_the_memory(
     backbone: Backbone,
 ) -> None:
-    filled = fill(backbone, prefix=1, cache=DynamicCache())
-    assert filled.stream is not None
-    assert filled.stream.next_position.tolist() == [4]
-    state_1D = step(backbone, INJECT, torch.tensor([40]), filled.stream)
+    cache = GrowingCache()
+    fill(backbone, prefix=1, cache=cache)
+    assert cache.next_position.tolist() == [4]
+    state_1D = step(backbone, INJECT, torch.tensor([40]), cache)
     longer = fill(backbone, prefix=2)
     torch.testing.assert_close(state_1D, longer.prefix[:, -1], rtol=1e-4, atol=1e-5)
 
@@ -172,3 +193,12 @@ def test_a_prefill_is_attention_with_the_mask_written_out(
         torch.testing.assert_close(
             filled.prefix[b][valid_BP[b]], expected, rtol=1e-4, atol=1e-4, msg=f"row {b}"
         )
+
+
+def test_blocks_apart_have_positions_from_one_on_and_the_question_follows_the_longest() -> None:
+    valid_BU = torch.tensor([[True, True, False, True, True, True], [True, False, False] * 2])
+    number_BU = torch.tensor([0, 0, 0, 1, 1, 1]).expand(2, -1)
+    valid_BP = torch.ones(2, 3, dtype=torch.bool)
+    prefix_BP, memory_BU = positions(valid_BP, valid_BU, Blocks(number_BU, "independent"))
+    assert memory_BU.tolist() == [[1, 2, 0, 1, 2, 3], [1, 0, 0, 1, 0, 0]]
+    assert prefix_BP.tolist() == [[0, 4, 5], [0, 2, 3]]

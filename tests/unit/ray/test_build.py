@@ -50,7 +50,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def model(checkpoint: str) -> SeDeM:
-    return SeDeM.from_pretrained(checkpoint, light=True)
+    return SeDeM.from_pretrained(checkpoint)
 
 
 @pytest.fixture(autouse=True)

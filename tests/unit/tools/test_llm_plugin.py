@@ -29,7 +29,7 @@ QUESTION = "What is the rent?"
 @pytest.fixture
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SeDeM]:
     """`llm` with this plugin alone, in a folder with a bank of sedem-nano."""
-    model = SeDeM.from_pretrained("sedem-nano", light=True)
+    model = SeDeM.from_pretrained("sedem-nano")
     model.read([Document("lease.txt", LEASE)]).save(tmp_path / "lease.bank")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LLM_USER_PATH", str(tmp_path / "llm"))
