@@ -28,6 +28,7 @@ from sedem.checkpoint.model_card import SUMMARY_FILE
 from sedem.durable_files import write_text
 from sedem.provenance import provenance
 from sedem.training.checkpoints import last_complete_checkpoint
+from sedem.training.memory import set_checkpointing
 from sedem.training.recipe import Recipe
 from sedem.training.run_setup import FINAL, processes, share_of_batches
 from sedem.training.trainer import SedemTrainer, Trainable
@@ -120,6 +121,7 @@ def fit(
     Returns:
         Folder of the final checkpoint.
     """
+    set_checkpointing(stage, recipe.optimization, training)
     # By default, it writes to the working directory when a finished run is only evaluated.
     tensorboard = TensorBoardCallback()
     tensorboard.logging_dir = str(output / "tensorboard")

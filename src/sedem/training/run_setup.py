@@ -32,6 +32,7 @@ FREE = (
     "run.workers",
     "cache",
     "optimization.shard_backbone",
+    "optimization.checkpointing",
 )
 """Settings that a resumed run may change, because no weight depends on them."""
 
