@@ -1,11 +1,10 @@
 """What a run at paper scale needs before it starts: weights, sets, disk and hours of GPUs.
 
-Hours are FLOPs, counted as `sedem cost` counts those of answers, over what a GPU sustains at best
-and at least, and the time in which each step of an answer reads the weights. A question has the
-mean length of its set, and every answer its limit. A trained baseline, whose FLOPs
-of training are not counted, counts as one reading of its context and answer through every layer,
-forward and backward; a method whose FLOPs of an answer are not counted, as an answer of the full
-context.
+Hours are FLOPs, counted without weights, over what a GPU sustains at best and at least, and the
+time in which each step of an answer reads the weights. A question has the mean length of its set,
+and every answer its limit. A method whose FLOPs of an answer are not counted counts as an answer of
+the full context. Memory is that of a batch in which every question has the longest context of its
+set.
 """
 
 from __future__ import annotations
@@ -26,23 +25,23 @@ from experiments.system.cells import Cell, answer_tokens, trainings
 from experiments.system.models import Planned
 from experiments.system.scales import Scale
 from experiments.system.tables import Study
-from experiments.system.training_flops import examples_of_run, run_flops, shape_of
+from experiments.system.training_steps import Lengths, examples_of_run, measure, shape_of
 from sedem.data.hub import HOMES
 from sedem.durable_files import bytes_text
-from sedem.evaluation.baseline_cost import COUNTED, baseline_flops, baseline_parameters
 from sedem.evaluation.cost import (
+    COUNTED,
     PRESETS,
     Workload,
-    answer_flops,
     backbone_size,
-    backward_flops,
+    baseline_flops,
+    baseline_parameters,
     cost,
     count_parameters,
-    head_flops,
-    layer_flops,
+    full_context_flops,
     shape_file,
 )
 from sedem.training.baseline import BaselineRecipe
+from sedem.training.memory import ROOM, Step
 from sedem.training.recipe import DataSource
 
 LICENCE = "Llama 3.2 Community License; accept it on the hub and log in (`hf auth login`)"
@@ -67,13 +66,20 @@ BATCH = 32
 SEGMENT = 128
 """T of the main models."""
 BFLOAT16, FLOAT32, TOKEN = 2, 4, 4
+GIB = 2**30
 
 
-def print_needs(studies: Iterable[Study], scale: Scale, data: Path, command: str) -> None:
+def print_needs(
+    studies: Iterable[Study], scale: Scale, data: Path, command: str, gpu_memory: int
+) -> bool:
     """Print what the cells of studies need; a cell and a run count for the first that needs them.
 
     Args:
         command: the one that was given, without `--dry-run`.
+        gpu_memory: bytes of a GPU.
+
+    Returns:
+        Whether every training fits such a GPU.
     """
     runs: dict[Path, Planned] = {}
     seen: set[Cell] = set()
@@ -98,6 +104,7 @@ def print_needs(studies: Iterable[Study], scale: Scale, data: Path, command: str
     shown.add_section()
     shown.add_row("all", *_row(totals))
     Console().print(shown)
+    fits = print_memory(runs.values(), gpu_memory)
     for line in _facts(runs, seen, scale):
         typer.echo(line)
     typer.echo(
@@ -107,6 +114,7 @@ def print_needs(studies: Iterable[Study], scale: Scale, data: Path, command: str
     typer.echo(f"one GPU: {command}")
     launch = '"$(sedem train --launch-file eight-gpus)"'
     typer.echo(f"eight: accelerate launch --config_file {launch} {command.removeprefix('python ')}")
+    return fits
 
 
 def _row(row: list[Any]) -> list[str]:
@@ -173,23 +181,65 @@ def _mean_length(source: str) -> int:
 
 
 def training_flops(run: Planned) -> float:
-    """The FLOPs of a run."""
-    recipe, context = run.recipe, Workload.context
-    if sources := _mixed(run):
-        context = round(mean(_mean_length(source.path) for source in sources))
-    if not isinstance(recipe, BaselineRecipe):
-        return float(run_flops(recipe, Workload(context=context)))
-    shape, scored = shape_of(recipe.model.backbone), Workload.answer
-    of_epoch = None
-    if recipe.text is not None:
-        context, scored = recipe.text.context, recipe.text.continuation
-        of_epoch = WINDOWS.get(recipe.text.path)
-    elif recipe.data is not None:
-        context = min(context, recipe.data.context_limit or context)
-    examples = examples_of_run(recipe, of_epoch)
-    tokens = context + scored
-    layers = shape.num_hidden_layers * (layer_flops(shape, tokens) + backward_flops(shape, tokens))
-    return float(examples * (layers + 2 * scored * head_flops(shape)))
+    """The FLOPs of a run, in steps without gradient checkpointing."""
+    text = getattr(run.recipe, "text", None)
+    examples = examples_of_run(run.recipe, WINDOWS.get(text.path) if text else None)
+    sources = [source.path for source in _mixed(run)]
+    context = round(mean(map(_mean_length, sources))) if sources else 0
+    # A batch of text is the longest one, too.
+    lengths = Lengths(context, Workload.question, Workload.answer, examples=1)
+    rows = 1 if sources else run.recipe.optimization.batch_size
+    step = measure(run.recipe, lengths if sources else longest_batch(run))
+    return float(examples * step.flops / rows)
+
+
+def longest_batch(run: Planned) -> Lengths:
+    """The longest batch of a run; text has windows of one length, whatever this says."""
+    if not (sources := _mixed(run)):
+        return Lengths(0, 0, 0)
+    sets = [paper.row("tab:datasets", SETS[source.path][0]) for source in sources]
+    context = max(int(row["max_len_tokens"]) for row in sets)
+    return Lengths(context, Workload.question, run.recipe.data.answer_limit)
+
+
+def longest_step(run: Planned, gpu_memory: int) -> tuple[Step, bool]:
+    """What a run's longest batch takes, and whether its layers are checkpointed, to fit."""
+    lengths, chosen = longest_batch(run), run.recipe.optimization.checkpointing
+    step = measure(run.recipe, lengths, checkpointing=chosen is True)
+    if chosen != "auto" or step.fits(gpu_memory):
+        return step, chosen is True
+    return measure(run.recipe, lengths, checkpointing=True), True
+
+
+def print_memory(runs: Iterable[Planned], gpu_memory: int) -> bool:
+    """Print the peak memory of each recipe; return whether all fit a GPU with so many bytes.
+
+    Of the runs of a recipe, which have other sets or settings, the first with the longest contexts
+    counts.
+    """
+    longest: dict[str, Planned] = {}
+    for run in runs:
+        name = f"{run.path.parent.name}/{run.path.stem}"
+        known = longest.setdefault(name, run)
+        if longest_batch(run).context > longest_batch(known).context:
+            longest[name] = run
+    shown = Table("recipe", "tokens of a context", "peak, GiB", "checkpointing")
+    refused = []
+    for name in track(sorted(longest), "measuring", console=Console(stderr=True), transient=True):
+        step, checkpointing = longest_step(longest[name], gpu_memory)
+        context, size = longest_batch(longest[name]).context, f"{step.peak_bytes / GIB:.1f}"
+        flag = "on" if checkpointing else "off"
+        shown.add_row(name, f"{context:,}" if context else "windows", size, flag)
+        if not step.fits(gpu_memory):
+            refused.append(
+                f"{name} does not fit: its longest batch takes {size} GiB, and a GPU of "
+                f"{gpu_memory / GIB:g} GiB has room for {ROOM * gpu_memory / GIB:.1f}; set "
+                "optimization.batch_size to less and optimization.accumulation to more"
+            )
+    Console().print(shown)
+    for sentence in refused:
+        typer.echo(sentence)
+    return not refused
 
 
 def _answers(cell: Cell, scale: Scale) -> tuple[float, float]:
@@ -224,8 +274,8 @@ def _flops(method: str, backbone: str, workload: Workload) -> float:
         return float(cost(backbone, workload)["flops"]["total"])
     if method in COUNTED:
         return float(baseline_flops(method, backbone, workload=workload)["total"])
-    shape = shape_file(PRESETS[backbone][2])
-    return answer_flops(shape, workload.context + workload.question, 0, workload.answer)
+    prefix = workload.context + workload.question
+    return full_context_flops(shape_file(PRESETS[backbone][2]), prefix, workload.answer)
 
 
 def checkpoint_bytes(run: Planned) -> int:

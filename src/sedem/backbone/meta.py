@@ -13,9 +13,11 @@ attention here is causal, so the pairs that its mask hides are not counted.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 from typing import Any
 from unittest.mock import patch
@@ -52,41 +54,32 @@ HALVED = (
 
 
 def backbone_of(shape: PretrainedConfig, dtype: torch.dtype = torch.bfloat16) -> Backbone:
-    """A backbone of this shape on the meta device, with a tokenizer of no words."""
+    """A backbone of this shape on the meta device, whose tokenizer knows the letter x alone."""
     with torch.device("meta"):
-        # A configuration may name an attention implementation that would have to be downloaded.
-        model = empty_model(shape, dtype=dtype, attn_implementation="sdpa")
-    own = Tokenizer(BPE(vocab={"<start>": 0, "<end>": 1}, merges=[]))
+        # A configuration may name an attention implementation that would have to be downloaded;
+        # transformers writes the chosen one into it.
+        model = empty_model(deepcopy(shape), dtype=dtype, attn_implementation="sdpa")
+    own = Tokenizer(BPE(vocab={"<start>": 0, "<end>": 1, "x": 2}, merges=[]))
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=own, bos_token="<start>", eos_token="<end>"
     )
     return Backbone(model, tokenizer, shape.name_or_path, digest="no weights")
 
 
-class Counter:
-    """What was run inside `counting`.
-
-    Attributes:
-        flops: FLOPs.
-        peak_bytes: most bytes of tensors that were alive at once.
-    """
-
-    def __init__(self) -> None:
-        self.flops = self.peak_bytes = 0
-
-
 @contextmanager
 def counting(kept: Iterable[Tensor] = (), *, mixed: bool = False) -> Iterator[Counter]:
-    """Count what runs inside.
+    """Count FLOPs and bytes of what runs inside.
 
     Args:
         kept: tensors whose bytes do not count, such as weights.
         mixed: run as in mixed precision (`torch.autocast`, which does not know this device).
     """
-    counter, mixture = Counter(), _Mixed()
-    with _Counting(counter, kept), ExitStack() as replaced:
+    mixture = _Mixed()
+    with Counter(kept) as counter, ExitStack() as replaced:
         replaced.enter_context(patch.object(F, "scaled_dot_product_attention", _attention))
         replaced.enter_context(patch.object(torch, "autocast", mixture.autocast))
+        # It would make tensors on this device without asking `Counter`.
+        replaced.enter_context(patch.object(torch, "tensor", _on_cpu(torch.tensor)))
         for owner, name in HALVED if mixed else ():
             halved = mixture.halved(getattr(owner, name))
             replaced.enter_context(patch.object(owner, name, halved))
@@ -106,7 +99,7 @@ class _Mixed:
     def __init__(self) -> None:
         self.enabled = True
         # As in autocast, a weight is cast once.
-        self.cast: dict[int, Tensor] = {}
+        self.cast: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
 
     @contextmanager
     def autocast(self, _: str, *, enabled: bool) -> Iterator[None]:
@@ -132,9 +125,13 @@ class _Mixed:
             return tensor
         if not (tensor.is_leaf and tensor.requires_grad):
             return tensor.bfloat16()
-        if id(tensor) not in self.cast:
-            self.cast[id(tensor)] = tensor.bfloat16()
-        return self.cast[id(tensor)]
+        if (cast := self.cast.get(id(tensor))) is None:
+            cast = self.cast[id(tensor)] = tensor.bfloat16()
+        return cast
+
+
+def _on_cpu(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda data, *, device=None, **options: make(data, **options)
 
 
 def _attention(
@@ -152,22 +149,26 @@ def _attention(
         none = query.new_zeros(())
         attn_mask = torch.where(attn_mask, none, none)
     found = ATTENTION(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
-    return found[0]  # type: ignore[no-any-return]
+    return found[0]
 
 
-class _Counting(TorchDispatchMode):
-    """Runs every operation on shapes; see the module."""
+class Counter(TorchDispatchMode):
+    """Runs every operation on shapes; see the module.
 
-    def __init__(self, counter: Counter, kept: Iterable[Tensor]) -> None:
+    Attributes:
+        flops: FLOPs.
+        peak_bytes: most bytes of tensors that were alive at once.
+    """
+
+    def __init__(self, kept: Iterable[Tensor]) -> None:
         super().__init__()
-        self.counter = counter
-        self.alive = 0
+        self.flops = self.peak_bytes = self.alive = 0
         self.known = {tensor.untyped_storage()._cdata for tensor in kept}
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is aten.index.Tensor:
+            args = (args[0], [*chain.from_iterable(map(_places, args[1]))])
         leaves = [*_flat(args), *_flat(kwargs.values())]
         given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         on_meta = [tensor.is_meta for tensor in given]
@@ -180,9 +181,11 @@ class _Counting(TorchDispatchMode):
         elif all(on_meta) and on_meta and _is_view(func):
             found = func(*args, **kwargs)
         else:
-            found = _on_meta(func, args, kwargs, leaves)
+            # Activations stay without numbers wherever they are sent.
+            sent = {"device": META} if any(on_meta) and "device" in kwargs else {}
+            found = _on_meta(func, args, {**kwargs, **sent}, leaves)
         if (formula := FORMULAS.get(func._overloadpacket)) is not None:
-            self.counter.flops += formula(*args, **kwargs, out_val=found)
+            self.flops += formula(*args, **kwargs, out_val=found)
         for leaf in _flat((found,)):
             if isinstance(leaf, Tensor):
                 self._count(leaf)
@@ -194,7 +197,7 @@ class _Counting(TorchDispatchMode):
         if key not in self.known:
             self.known.add(key)
             self.alive += storage.nbytes()
-            self.counter.peak_bytes = max(self.counter.peak_bytes, self.alive)
+            self.peak_bytes = max(self.peak_bytes, self.alive)
             weakref.finalize(storage, self._free, key, storage.nbytes())
 
     def _free(self, key: int, size: int) -> None:
@@ -216,6 +219,12 @@ def _flat(values: Iterable[Any]) -> Iterator[Any]:
             yield value
 
 
+def _places(index: Tensor | None) -> Sequence[Tensor | None]:
+    """A mask with values as the indices of what it picks, whose number a shape depends on."""
+    picks = index is not None and index.dtype == torch.bool and not index.is_meta
+    return index.nonzero().unbind(1) if picks else [index]  # type: ignore[union-attr]
+
+
 def _is_view(func: Any) -> bool:
     return any(returned.alias_info for returned in func._schema.returns)
 
@@ -224,7 +233,7 @@ def _on_meta(func: Any, args: Any, kwargs: Any, leaves: list[Any]) -> Any:
     """What an operation gives: shapes of activations, values of whole numbers and masks."""
     key = func, *map(_shape, leaves)
     if (known := _SHAPES.get(key)) is not None:
-        return tree_map_only(_Shape, _made, known)
+        return _made(known) if isinstance(known, _Shape) else tree_map_only(_Shape, _made, known)
     numbers = not any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in leaves)
     try:
         moved = tree_map_only(Tensor, lambda tensor: tensor.to(META), (args, kwargs))

@@ -88,14 +88,17 @@ def set_checkpointing(stage: nn.Module, optimization: Optimization, data: Datase
         chosen = device.type == "cuda" and (
             shards_backbone(optimization) or not _fits(stage, optimization, data, device)
         )
+    checkpoint_layers(stage, chosen)
+
+
+def checkpoint_layers(stage: nn.Module, on: bool) -> None:
+    """Turn gradient checkpointing on or off in every backbone of a stage."""
     for module in stage.modules():
         if isinstance(module, Backbone):
-            module.checkpointing = chosen
+            module.checkpointing = on
 
 
-def _fits(
-    stage: nn.Module, optimization: Optimization, data: Any, device: torch.device
-) -> bool:
+def _fits(stage: nn.Module, optimization: Optimization, data: Any, device: torch.device) -> bool:
     order: Any = range(len(data))  # windows are of one length
     if isinstance(data, Subset):
         lengths = cast(ExampleDataset[Any], data.dataset).lengths[data.indices]

@@ -73,3 +73,27 @@ def check_checkpointing(
         kept.append(sum(saved.values()))
     torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-6)
     assert kept[1] < kept[0]
+
+
+def full_batch(model: SeDeM, rows: int, blocks: int, budget: int = 2) -> dict[str, Any]:
+    """Examples of stage 2 without padding."""
+    config, segments = model.config, rows * blocks
+    evidence = torch.zeros(rows, blocks, dtype=torch.bool)
+    evidence[:, 1] = True
+    return {
+        "segment_ids": torch.randint(2, 250, (segments, config.segment_length)),
+        "segment_mask": torch.ones(segments, config.segment_length, dtype=torch.bool),
+        "slot_index": torch.arange(segments * config.slots).view(rows, blocks, config.slots),
+        "slot_tokens": torch.full((rows, blocks, config.slots), config.compression),
+        "blocks": torch.ones(rows, blocks, dtype=torch.bool),
+        "evidence": evidence,
+        "question_ids": torch.randint(2, 250, (rows, 6)),
+        "question_mask": torch.ones(rows, 6, dtype=torch.bool),
+        "ids": torch.randint(2, 250, (rows, 10)),
+        "valid": torch.ones(rows, 10, dtype=torch.bool),
+        "labels": torch.randint(2, 250, (rows, 4)),
+        "coins": torch.rand(rows),
+        "budget": budget,
+        "condition": "memory",
+        "texts": [],
+    }
