@@ -25,7 +25,7 @@ from experiments.system.cells import Cell, answer_tokens, trainings
 from experiments.system.models import Planned
 from experiments.system.scales import Scale
 from experiments.system.tables import Study
-from experiments.system.training_steps import Lengths, examples_of_run, measure, shape_of
+from experiments.system.training_steps import examples_of_run, measure, shape_of
 from sedem.data.hub import HOMES
 from sedem.durable_files import bytes_text
 from sedem.evaluation.cost import (
@@ -186,29 +186,26 @@ def training_flops(run: Planned) -> float:
     examples = examples_of_run(run.recipe, WINDOWS.get(text.path) if text else None)
     sources = [source.path for source in _mixed(run)]
     context = round(mean(map(_mean_length, sources))) if sources else 0
-    # A batch of text is the longest one, too.
-    lengths = Lengths(context, Workload.question, Workload.answer, examples=1)
     rows = 1 if sources else run.recipe.optimization.batch_size
-    step = measure(run.recipe, lengths if sources else longest_batch(run))
-    return float(examples * step.flops / rows)
+    return float(examples * measure(run.recipe, Workload(context), rows).flops / rows)
 
 
-def longest_batch(run: Planned) -> Lengths:
-    """The longest batch of a run; text has windows of one length, whatever this says."""
+def longest_question(run: Planned) -> Workload:
+    """The longest question of a run; none in a run on text, which has windows of one length."""
     if not (sources := _mixed(run)):
-        return Lengths(0, 0, 0)
+        return Workload(context=0)
     sets = [paper.row("tab:datasets", SETS[source.path][0]) for source in sources]
     context = max(int(row["max_len_tokens"]) for row in sets)
-    return Lengths(context, Workload.question, run.recipe.data.answer_limit)
+    return Workload(context, answer=run.recipe.data.answer_limit)
 
 
 def longest_step(run: Planned, gpu_memory: int) -> tuple[Step, bool]:
     """What a run's longest batch takes, and whether its layers are checkpointed, to fit."""
-    lengths, chosen = longest_batch(run), run.recipe.optimization.checkpointing
-    step = measure(run.recipe, lengths, checkpointing=chosen is True)
+    question, chosen = longest_question(run), run.recipe.optimization.checkpointing
+    step = measure(run.recipe, question, checkpointing=chosen is True)
     if chosen != "auto" or step.fits(gpu_memory):
         return step, chosen is True
-    return measure(run.recipe, lengths, checkpointing=True), True
+    return measure(run.recipe, question, checkpointing=True), True
 
 
 def print_memory(runs: Iterable[Planned], gpu_memory: int) -> bool:
@@ -221,13 +218,13 @@ def print_memory(runs: Iterable[Planned], gpu_memory: int) -> bool:
     for run in runs:
         name = f"{run.path.parent.name}/{run.path.stem}"
         known = longest.setdefault(name, run)
-        if longest_batch(run).context > longest_batch(known).context:
+        if longest_question(run).context > longest_question(known).context:
             longest[name] = run
     shown = Table("recipe", "tokens of a context", "peak, GiB", "checkpointing")
     refused = []
     for name in track(sorted(longest), "measuring", console=Console(stderr=True), transient=True):
         step, checkpointing = longest_step(longest[name], gpu_memory)
-        context, size = longest_batch(longest[name]).context, f"{step.peak_bytes / GIB:.1f}"
+        context, size = longest_question(longest[name]).context, f"{step.peak_bytes / GIB:.1f}"
         flag = "on" if checkpointing else "off"
         shown.add_row(name, f"{context:,}" if context else "windows", size, flag)
         if not step.fits(gpu_memory):

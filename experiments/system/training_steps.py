@@ -7,7 +7,6 @@ shapes and a batch of the given lengths, without padding.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from sedem.config import SedemConfig
 from sedem.data.hub import HOMES
 from sedem.data.question_sets import parse_records
 from sedem.errors import ConfigError
-from sedem.evaluation.cost import PRESETS, backbone_shape, model_of, shape_file
+from sedem.evaluation.cost import PRESETS, Workload, backbone_shape, model_of, shape_file
 from sedem.method.selector import resolve_budget
 from sedem.training.baseline import (
     BaselineRecipe,
@@ -43,20 +42,6 @@ WORDS = 1000
 """Drawn tokens are below this; every vocabulary is larger."""
 
 
-@dataclass(frozen=True)
-class Lengths:
-    """Tokens of each question of a batch; a recipe of text has its own.
-
-    Attributes:
-        examples: questions of the batch; None means the recipe's.
-    """
-
-    context: int
-    question: int
-    answer: int
-    examples: int | None = None
-
-
 def shape_of(name: str) -> PretrainedConfig:
     """The configuration of a recipe's backbone; those of the paper are part of the package."""
     short = name.rpartition("/")[2].lower()
@@ -70,17 +55,24 @@ FEW = 2, 3
 
 
 def measure(
-    recipe: AnyRecipe, lengths: Lengths, *, checkpointing: bool = False, whole: bool = False
+    recipe: AnyRecipe,
+    question: Workload,
+    rows: int | None = None,
+    *,
+    checkpointing: bool = False,
+    whole: bool = False,
 ) -> Step:
     """What a batch takes in a recipe's training.
 
     Args:
+        question: tokens of every question; K and windows of text are the recipe's.
+        rows: examples of the batch; None means the recipe's.
         whole: run every layer. By default, a baseline runs with few: its layers are alike, and some
             methods read a context in a hundred passes.
     """
     if whole or not isinstance(recipe, BaselineRecipe) or recipe.method == "rag":
-        return _measured(recipe, lengths, checkpointing)
-    less, more = (_measured(recipe, lengths, checkpointing, layers) for layers in FEW)
+        return _measured(recipe, question, rows, checkpointing)
+    less, more = (_measured(recipe, question, rows, checkpointing, layers) for layers in FEW)
     others = shape_of(recipe.model.backbone).num_hidden_layers - FEW[1]
     return Step(
         more.flops + others * (more.flops - less.flops),
@@ -89,17 +81,21 @@ def measure(
 
 
 def _measured(
-    recipe: AnyRecipe, lengths: Lengths, checkpointing: bool, layers: int | None = None
+    recipe: AnyRecipe,
+    question: Workload,
+    rows: int | None,
+    checkpointing: bool,
+    layers: int | None = None,
 ) -> Step:
     stage = stage_of(recipe, layers)
     checkpoint_layers(stage, checkpointing)
-    rows = lengths.examples or recipe.optimization.batch_size
+    rows = rows or recipe.optimization.batch_size
     if isinstance(recipe, Stage2Recipe):
-        batch = _block_batch(recipe.model, recipe.data, lengths, rows)
+        batch = _block_batch(recipe.model, recipe.data, question, rows)
     elif isinstance(stage, RAGTraining):
-        batch = _block_batch(stage.reader.config.blocks, recipe.data, lengths, rows)
+        batch = _block_batch(stage.reader.config.blocks, recipe.data, question, rows)
     elif isinstance(stage, QuestionTraining):
-        batch = _question_batch(stage.reader, recipe.data, lengths, rows)
+        batch = _question_batch(stage.reader, recipe.data, question, rows)
     else:
         text: Any = recipe.text
         context = text.context if isinstance(text, WindowSource) else recipe.model.segment_length
@@ -142,23 +138,23 @@ def _tokens(rows: int, length: int) -> Tensor:
     return torch.randint(2, WORDS, (rows, length), generator=torch.Generator().manual_seed(0))
 
 
-def _question_batch(reader: Any, data: Any, lengths: Lengths, rows: int) -> dict[str, Any]:
-    prompt = 1 + lengths.question
-    used = reader.context_tokens_used(lengths.context, prompt, lengths.answer)
+def _question_batch(reader: Any, data: Any, asked: Workload, rows: int) -> dict[str, Any]:
+    prompt = 1 + asked.question
+    used = reader.context_tokens_used(asked.context, prompt, asked.answer)
     used = min(used, data.context_limit or used)
-    asked = [([0] * prompt, [0] * lengths.answer)] * rows
-    return {"contexts": list(_tokens(rows, used)), **targets(asked)}
+    pairs = [([0] * prompt, [0] * asked.answer)] * rows
+    return {"contexts": list(_tokens(rows, used)), **targets(pairs)}
 
 
-def _block_batch(config: SedemConfig, data: Any, lengths: Lengths, rows: int) -> dict[str, Any]:
+def _block_batch(config: SedemConfig, data: Any, asked: Workload, rows: int) -> dict[str, Any]:
     width = config.slots_per_block * config.compression
     most = getattr(data, "max_blocks", None) or data.max_paragraphs
-    blocks = resolve_budget(most, -(-lengths.context // width))
+    blocks = resolve_budget(most, -(-asked.context // width))
     budgets = [resolve_budget(k, blocks) for k in getattr(data, "budgets", (config.k,))]
     segments, per = rows * -(-blocks * width // config.segment_length), config.slots_per_block
     labels = torch.zeros(rows, blocks, dtype=torch.bool)
     labels[:, 0] = True
-    question = _tokens(rows, lengths.question)
+    question = _tokens(rows, asked.question)
     conditions = getattr(data, "conditions", {"memory": 1.0})
     return {
         "segment_ids": _tokens(segments, config.segment_length),
@@ -173,7 +169,7 @@ def _block_batch(config: SedemConfig, data: Any, lengths: Lengths, rows: int) ->
         "budget": max(budgets),
         "condition": max(conditions, key=["memory", "both", "text"].index),
         "texts": [["x" * width] * blocks] * rows,
-        **targets([([0] * (1 + lengths.question), [0] * lengths.answer)] * rows),
+        **targets([([0] * (1 + asked.question), [0] * asked.answer)] * rows),
     }
 
 

@@ -11,11 +11,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from unit.baselines.conftest import SMALL
 from unit.training.blocks import full_batch
 
-from experiments.system.training_steps import Lengths, examples_of_run, measure
+from experiments.system.training_steps import examples_of_run, measure
 from sedem import SeDeM, SedemConfig
 from sedem.backbone.loading import open_backbone
 from sedem.baselines.registry import TRAINED, reader_class
 from sedem.errors import ConfigError
+from sedem.evaluation.cost import Workload
 from sedem.training.baseline import BaselineRecipe, QuestionData
 from sedem.training.recipe import DataSource, Optimization, RunSettings, TextSource, load_recipe
 from sedem.training.shipped_recipes import shipped_recipe
@@ -63,7 +64,7 @@ def test_flops_of_stage1_are_those_of_a_step(model: SeDeM, losses: dict[str, Any
         "continuation": torch.randint(2, 250, (BATCH, AFTER)),
     }
     found = counted(Stage1(model, weights), batch)
-    assert measure(recipe, Lengths(0, 0, 0)).flops == pytest.approx(found, 0.03)
+    assert measure(recipe, Workload()).flops == pytest.approx(found, 0.03)
 
 
 @pytest.mark.parametrize("losses", [{}, {"reconstruct": 0.0}], ids=str)
@@ -73,8 +74,8 @@ def test_flops_of_stage2_are_those_of_a_step(model: SeDeM, losses: dict[str, Any
     recipe = Stage2Recipe(model=model.config, data=data, losses=weights, **SETTINGS)
     model.decoder.add_lora(model.config.lora_rank, model.config.lora_alpha)
     found = counted(Stage2(model, weights, None), full_batch(model, BATCH, BLOCKS))
-    lengths = Lengths(BLOCKS * SEGMENT, question=6, answer=4)
-    assert measure(recipe, lengths).flops == pytest.approx(found, 0.05)
+    asked = Workload(BLOCKS * SEGMENT, question=6, answer=4)
+    assert measure(recipe, asked).flops == pytest.approx(found, 0.05)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -85,9 +86,9 @@ def test_few_layers_say_what_a_step_of_all_takes(
     config = reader_class(method).Config(backbone=tiny_folder(depth=6), **SMALL[method])
     data = QuestionData(training=(DataSource(path="x"),))
     recipe = BaselineRecipe(method=method, model=config, data=data, **SETTINGS)
-    lengths, flag = Lengths(100, 7, 5), {"checkpointing": checkpointing}
-    few = measure(recipe, lengths, **flag)
-    whole = measure(recipe, lengths, whole=True, **flag)
+    asked, flag = Workload(100, 7, 5), {"checkpointing": checkpointing}
+    few = measure(recipe, asked, **flag)
+    whole = measure(recipe, asked, whole=True, **flag)
     assert few.flops == whole.flops
     assert few.peak_bytes == pytest.approx(whole.peak_bytes, rel=0.05)
 

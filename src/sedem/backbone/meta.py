@@ -42,6 +42,8 @@ aten = torch.ops.aten
 ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu
 ATTENTION_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward
 """An attention that keeps no probabilities, as on a GPU, and that torch has for this device."""
+WITH_PROBABILITIES = F.scaled_dot_product_attention
+"""Attention whose bias is trained; here it keeps them."""
 HALVED = (
     (F, "linear"),
     (torch, "bmm"),
@@ -148,6 +150,9 @@ def _attention(
         # As torch does: what a kernel adds has the type of the queries, and is kept.
         none = query.new_zeros(())
         attn_mask = torch.where(attn_mask, none, none)
+    if attn_mask is not None and attn_mask.requires_grad:
+        given = query, key, value, attn_mask, dropout_p, is_causal
+        return WITH_PROBABILITIES(*given, scale=scale, enable_gqa=enable_gqa)
     found = ATTENTION(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
     return found[0]
 

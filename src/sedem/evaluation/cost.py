@@ -16,23 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig
 from torch import nn
 from transformers import AutoConfig, DynamicCache, PretrainedConfig
 
 from sedem.backbone.decoder import FAMILIES, LORA_TARGETS
-from sedem.backbone.loading import empty_model, read_config
+from sedem.backbone.loading import read_config
 from sedem.backbone.meta import META, backbone_of, counted
 from sedem.baselines.registry import reader_class
 from sedem.baselines.settings import ReaderConfig
 from sedem.config import SedemConfig, llama_1b, llama_1b_to_3b, llama_3b
 from sedem.engine.eager import condition
 from sedem.errors import ConfigError
-from sedem.method.compressor import build_compressor
-from sedem.method.decompressor import build_decompressor
 from sedem.method.encoder import encode
 from sedem.method.injection import Prefilled, step
-from sedem.method.selector import block_scores, build_selector
+from sedem.method.selector import block_scores
 from sedem.model import SeDeM
 
 PRESETS: dict[str, tuple[Callable[..., SedemConfig], str, str]] = {
@@ -109,15 +106,9 @@ def count_parameters(
     config: SedemConfig, encoder: PretrainedConfig, decoder: PretrainedConfig
 ) -> dict[str, Any]:
     """The parameters that SeDeM adds, counted on the modules that a model has."""
-    with META:
-        widths = encoder.hidden_size, decoder.hidden_size
-        counts = {
-            "compressor": size_of(build_compressor(config, *widths)),
-            "decompressor": size_of(build_decompressor(config, decoder.hidden_size)),
-            "selector": size_of(build_selector(config, *widths)),
-        }
-    size, lora = backbone_size(decoder, config.lora_rank, LORA_TARGETS)
-    counts["lora"] = lora
+    model = model_of(config, encoder, decoder)
+    counts = {n: size_of(getattr(model, n)) for n in ("compressor", "decompressor", "selector")}
+    size, counts["lora"] = backbone_size(decoder, config.lora_rank, LORA_TARGETS)
     total = sum(counts.values())
     return {**counts, "total": total, "backbone": size, "percent": round(100 * total / size, 2)}
 
@@ -126,14 +117,12 @@ def backbone_size(
     shape: PretrainedConfig, lora_rank: int, lora_targets: Sequence[str]
 ) -> tuple[int, int]:
     """The parameters of a backbone, and of its adapters; rank 0 means no adapters."""
-    with META:
-        # A configuration may name an attention implementation that would have to be downloaded.
-        backbone = empty_model(shape, attn_implementation="eager")
-        size = size_of(backbone)
-        if not lora_rank:
-            return size, 0
-        backbone.add_adapter(LoraConfig(r=lora_rank, target_modules=list(lora_targets)))
-        return size, sum(p.numel() for n, p in backbone.named_parameters() if "lora_" in n)
+    backbone = backbone_of(shape)
+    size = size_of(backbone)
+    if lora_rank:
+        with META:
+            backbone.add_lora(lora_rank, lora_rank, lora_targets)
+    return size, sum(parameter.numel() for parameter in backbone.lora_parameters())
 
 
 def size_of(module: nn.Module) -> int:

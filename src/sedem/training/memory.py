@@ -100,8 +100,8 @@ def checkpoint_layers(stage: nn.Module, on: bool) -> None:
 
 def _fits(stage: nn.Module, optimization: Optimization, data: Any, device: torch.device) -> bool:
     order: Any = range(len(data))  # windows are of one length
-    if isinstance(data, Subset):
-        lengths = cast(ExampleDataset[Any], data.dataset).lengths[data.indices]
+    if isinstance(data, Subset) and isinstance(data.dataset, ExampleDataset):
+        lengths = data.dataset.lengths[list(data.indices)]
         order = np.argsort(-lengths, kind="stable").tolist()
     batch = cast(Any, stage).collate([data[n] for n in order[: optimization.batch_size]])
     step = measure_step(stage, batch, mixed=optimization.bf16)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from unit.training.blocks import full_batch
+from torch.utils.data import Subset
+from unit.training.blocks import block_dataset, collator, full_batch
 
 from sedem import SeDeM
 from sedem.backbone.meta import backbone_of
 from sedem.config import llama_1b, llama_3b
+from sedem.data.examples import ExampleSet
 from sedem.evaluation.cost import shape_file
-from sedem.training.memory import measure_step
+from sedem.training.memory import measure_step, set_checkpointing
+from sedem.training.recipe import Optimization
 from sedem.training.stage1 import Stage1, Stage1Losses
 from sedem.training.stage2 import Stage2, Stage2Losses
 
@@ -97,6 +101,45 @@ def compare(preset: str, mixed: bool, checkpointing: bool, **shape: int) -> None
         held = sum(p.nbytes for p in stage.parameters()) + 3 * sum(p.nbytes for p in trained)
         found = measure_step(counted_stage, counted_batch, mixed=mixed).peak_bytes
         assert found - held == pytest.approx(alive.most, rel=0.1), name
+
+
+@pytest.mark.parametrize(
+    ("device", "chosen", "memory", "expected"),
+    [
+        ("cuda", "auto", 10**6, True),
+        ("cuda", "auto", 10**9, False),
+        ("cuda", False, 10**6, False),
+        ("cpu", "auto", 10**6, False),
+        ("cpu", True, 10**9, True),
+    ],
+)
+def test_layers_are_checkpointed_if_the_longest_batch_would_not_fit(
+    device: str,
+    chosen: Any,
+    memory: int,
+    expected: bool,
+    model: SeDeM,
+    examples: ExampleSet,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = SimpleNamespace(device=torch.device(device), num_processes=1)
+    monkeypatch.setattr("sedem.training.memory.processes", lambda: found)
+    size = SimpleNamespace(total_memory=memory)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: size)
+    dataset = block_dataset(model, examples)
+    stage = Stage2(model, Stage2Losses(), collator(dataset))
+    settings = {"learning_rates": {"lora": 1.0}, "steps": 1, "batch_size": 2, "bf16": False}
+    optimization = Optimization(**settings, checkpointing=chosen)
+    set_checkpointing(stage, optimization, Subset(dataset, range(1, 4)))
+    assert model.decoder.checkpointing is expected
+
+
+def test_the_longest_items_come_first(model: SeDeM, examples: ExampleSet) -> None:
+    dataset = block_dataset(model, examples)
+    width = model.config.slots_per_block * model.config.compression
+    items = [dataset[index] for index in range(len(dataset))]
+    read = [len(i.blocks) * width + len(i.prefix) + len(i.answer) for i in items]
+    assert dataset.lengths.tolist() == read
 
 
 @pytest.mark.slow
