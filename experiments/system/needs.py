@@ -211,31 +211,33 @@ def longest_step(run: Planned, gpu_memory: int) -> tuple[Step, bool]:
 def print_memory(runs: Iterable[Planned], gpu_memory: int) -> bool:
     """Print the peak memory of each recipe; return whether all fit a GPU with so many bytes.
 
-    Of the runs of a recipe, which have other sets or settings, the first with the longest contexts
-    counts.
+    Of runs that differ in their sets alone, the one with the longest contexts counts; of those that
+    differ in their model, the largest.
     """
-    longest: dict[str, Planned] = {}
+    longest: dict[tuple[str, str], Planned] = {}
     for run in runs:
-        name = f"{run.path.parent.name}/{run.path.stem}"
-        known = longest.setdefault(name, run)
+        model = run.recipe.model.model_dump_json(exclude={"k"})
+        key = f"{run.path.parent.name}/{run.path.stem}", model
+        known = longest.setdefault(key, run)
         if longest_question(run).context > longest_question(known).context:
-            longest[name] = run
+            longest[key] = run
+    largest: dict[str, tuple[int, bool, int]] = {}
+    for key in track(sorted(longest), "measuring", console=Console(stderr=True), transient=True):
+        step, checkpointing = longest_step(longest[key], gpu_memory)
+        found = step.peak_bytes, checkpointing, longest_question(longest[key]).context
+        largest[key[0]] = max(found, largest.get(key[0], found))
     shown = Table("recipe", "tokens of a context", "peak, GiB", "checkpointing")
-    refused = []
-    for name in track(sorted(longest), "measuring", console=Console(stderr=True), transient=True):
-        step, checkpointing = longest_step(longest[name], gpu_memory)
-        context, size = longest_question(longest[name]).context, f"{step.peak_bytes / GIB:.1f}"
+    for name, (peak, checkpointing, context) in largest.items():
         flag = "on" if checkpointing else "off"
-        shown.add_row(name, f"{context:,}" if context else "windows", size, flag)
-        if not step.fits(gpu_memory):
-            refused.append(
-                f"{name} does not fit: its longest batch takes {size} GiB, and a GPU of "
-                f"{gpu_memory / GIB:g} GiB has room for {ROOM * gpu_memory / GIB:.1f}; set "
-                "optimization.batch_size to less and optimization.accumulation to more"
-            )
+        shown.add_row(name, f"{context:,}" if context else "windows", f"{peak / GIB:.1f}", flag)
     Console().print(shown)
-    for sentence in refused:
-        typer.echo(sentence)
+    refused = {name: row[0] for name, row in largest.items() if row[0] > ROOM * gpu_memory}
+    for name, peak in refused.items():
+        typer.echo(
+            f"{name} does not fit: its longest batch takes {peak / GIB:.1f} GiB, and a GPU of "
+            f"{gpu_memory / GIB:g} GiB has room for {ROOM * gpu_memory / GIB:.1f}; set "
+            "optimization.batch_size to less and optimization.accumulation to more"
+        )
     return not refused
 
 

@@ -14,7 +14,7 @@ from experiments.pages import STUDIES
 from experiments.system import measures, needs
 from experiments.system.cells import Cell, trainings
 from experiments.system.models import Planned, main_model
-from experiments.system.scales import PAPER
+from experiments.system.scales import PAPER, ROOT
 from sedem.baselines.registry import TRAINED
 from sedem.training.memory import Step
 
@@ -99,6 +99,19 @@ def test_a_recipe_that_a_gpu_has_no_room_for_is_refused(capsys: pytest.CaptureFi
     found = capsys.readouterr().out
     assert "llama-3.2-1b/stage1 does not fit: its longest batch takes" in found
     assert "a GPU of 8 GiB has room for 7.4; set optimization.batch_size to less" in found
+
+
+@pytest.mark.parametrize("name", ["stage1", "stage2-hotpotqa", "full-context-tuned-questions"])
+def test_the_page_shows_what_the_longest_batch_takes(name: str, runs: dict[Path, Planned]) -> None:
+    own = [
+        r for r in runs.values() if (r.path.parent.name, r.path.stem) == (PAPER.backbones[0], name)
+    ]
+    run = max(own, key=lambda run: needs.longest_question(run).context)
+    step, checkpointing = needs.longest_step(run, 80 * needs.GIB)
+    page = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    (row,) = (line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
+    size = f"{step.peak_bytes / needs.GIB:.1f}" + " *" * checkpointing
+    assert row.split("|")[3].strip() == size
 
 
 def test_checkpointing_is_on_where_a_step_would_not_fit_without(

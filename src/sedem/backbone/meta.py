@@ -78,6 +78,7 @@ def counting(kept: Iterable[Tensor] = (), *, mixed: bool = False) -> Iterator[Co
     """
     mixture = _Mixed()
     with Counter(kept) as counter, ExitStack() as replaced:
+        replaced.enter_context(torch.compiler.set_stance("force_eager"))
         replaced.enter_context(patch.object(F, "scaled_dot_product_attention", _attention))
         replaced.enter_context(patch.object(torch, "autocast", mixture.autocast))
         # It would make tensors on this device without asking `Counter`.

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoConfig, DynamicCache, PretrainedConfig
 
 from sedem.backbone.decoder import FAMILIES, LORA_TARGETS
@@ -28,7 +28,7 @@ from sedem.config import SedemConfig, llama_1b, llama_1b_to_3b, llama_3b
 from sedem.engine.eager import condition
 from sedem.errors import ConfigError
 from sedem.method.encoder import encode
-from sedem.method.injection import Prefilled, step
+from sedem.method.injection import step
 from sedem.method.selector import block_scores
 from sedem.model import SeDeM
 
@@ -176,56 +176,49 @@ def count_flops(
     workload: Workload,
 ) -> dict[str, Any]:
     """The FLOPs of one query, online: read the context, select, restore, answer."""
-    model, K, J = model_of(config, encoder, decoder), workload.k, config.slots_per_block
-    layers, D = config.extract_layers, decoder.hidden_size
-    segments = -(-workload.context // config.segment_length)
-    ids_ST = torch.zeros(segments, config.segment_length, dtype=torch.long)
-    question_1Q, prefix_1P = (
-        torch.zeros(1, workload.question + more, dtype=torch.long) for more in (0, 1)
-    )
+    model, K = model_of(config, encoder, decoder), workload.k
+    T, J, D = config.segment_length, config.slots_per_block, decoder.hidden_size
+    ids_ST = torch.zeros(-(-workload.context // T), T, dtype=torch.long)
+    question_1Q = torch.zeros(1, workload.question, dtype=torch.long)
+    prefix_1P = torch.zeros(1, 1 + workload.question, dtype=torch.long)
     hidden_1QE = torch.empty(1, workload.question, encoder.hidden_size, device=META)
-    bank_1NJD = torch.empty(1, segments * config.slots // J, J, D, device=META)
+    bank_1NJD = torch.empty(1, -(-len(ids_ST) * config.slots // J), J, D, device=META)
     chosen_1KJD = torch.empty(1, K, J, D, device=META)
     full_1KJ, scores_1K = torch.full((1, K, J), config.compression), torch.zeros(1, K)
-    started: list[Prefilled] = []
+    started: list[Any] = []
 
-    def read() -> None:
-        hidden_STE = model.mixture(encode(model.encoder, ids_ST, layers).float())
-        model.compressor(hidden_STE, torch.ones_like(ids_ST).bool())
+    def states(ids: Tensor) -> Tensor:
+        return model.mixture(encode(model.encoder, ids, config.extract_layers).float())
 
     def select() -> None:
         # The decoder reads the question anyway.
-        hidden = hidden_1QE
-        if not config.read_once:
-            hidden = model.mixture(encode(model.encoder, question_1Q, layers).float())
+        hidden = hidden_1QE if config.read_once else states(question_1Q)
         keys = model.selector.keys(bank_1NJD)
-        every = torch.ones(bank_1NJD.shape[:3]).bool()
-        block_scores(model.queries(hidden), torch.ones_like(question_1Q).bool(), keys, every)
+        every = torch.ones(keys.shape[:3]).bool()
+        block_scores(model.queries(hidden), question_1Q == 0, keys, every)
 
     def prefill() -> None:
-        real = torch.ones_like(prefix_1P).bool()
-        given = prefix_1P, real, chosen_1KJD, full_1KJ, scores_1K
+        given = prefix_1P, prefix_1P == 0, chosen_1KJD, full_1KJ, scores_1K
         started.append(condition(model, *given, DynamicCache()))
         model.decoder.logits(started[0].prefix[:, -1])
 
     def decode() -> None:
-        assert started[0].stream is not None
-        token_1 = torch.zeros(1, dtype=torch.long)
-        model.decoder.logits(step(model.decoder, config.inject_layer, token_1, started[0].stream))
+        given = config.inject_layer, torch.zeros(1).long(), started[0].stream
+        model.decoder.logits(step(model.decoder, *given))
 
     restore = counted(lambda: model.decompressor(chosen_1KJD.flatten(0, 2)))
     stages = {
-        "read": counted(read),
+        "read": counted(lambda: model.compressor(states(ids_ST), torch.ones_like(ids_ST).bool())),
         "select": counted(select),
         "restore": restore,
         "prefill": counted(prefill) - restore,
         "decode": _steps(decode, workload.answer - 1),
     }
-    prefix = workload.context + prefix_1P.shape[1]
+    whole = workload.context + 1 + workload.question, workload.answer
     return {
         **stages,
         "total": sum(stages.values()),
-        "full_context_total": full_context_flops(decoder, prefix, workload.answer),
+        "full_context_total": full_context_flops(decoder, *whole),
         "assumptions": {
             **workload.assumptions(),
             "k": K,

@@ -138,8 +138,7 @@ def fit(
         trainer.remove_callback(own_bar)
     trainer.add_callback(NamedBar(output.name) if progress is None else _Steps(progress))
     own = processes()
-    # The first process removes incomplete checkpoints and renames damaged ones before the others
-    # look for one.
+    # The first process removes or renames damaged checkpoints before the others look for one.
     with own.main_process_first():
         checkpoint = last_complete_checkpoint(output)
     started = time.time()
