@@ -48,6 +48,12 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what it needs, and measure nothing.")
     ] = False,
+    gpu_memory: Annotated[
+        float | None,
+        typer.Option(
+            help="GiB of a GPU: a dry run fails if a training needs more. [default: prints for 80]"
+        ),
+    ] = None,
     changes: Annotated[
         list[str] | None,
         typer.Option("--set", help="KEY=VALUE for every recipe that is trained; recorded."),
@@ -74,8 +80,9 @@ def run(
 
         words = ["python", "-m", "experiments", *sys.argv[1:]]
         command = shlex.join(word for word in words if word != "--dry-run")
-        print_needs(map(_study, found), wanted, data, command)
-        return
+        size = int(gpu_memory or 80) * 2**30
+        fits = print_needs(map(_study, found), wanted, data, command, size)
+        raise typer.Exit(gpu_memory is not None and not fits)
     number, count = _part(part)
     others = []
     if count == 1 and "WORLD_SIZE" not in os.environ:

@@ -19,13 +19,12 @@ from experiments.system.cells import Cell
 from experiments.system.scales import Scale
 from sedem.baselines.registry import TRAINED
 from sedem.evaluation import cost as counting
-from sedem.evaluation.baseline_cost import baseline_cost
 
 
 def cost(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     """Parameters and FLOPs, counted on the meta device."""
     if cell.method in TRAINED:
-        return baseline_cost(cell.method, cell.backbone)
+        return counting.cost(cell.backbone, method=cell.method)
     result = counting.cost(cell.backbone)
     parameters = result["parameters"]
     memory = parameters["total"] - parameters["lora"]

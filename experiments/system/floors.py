@@ -15,20 +15,24 @@ its keys and values are needed there.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
 from torch import nn
+from transformers import DynamicCache, PretrainedConfig
 
 from experiments.system.peers import PrefixCached
 from sedem.answering.decoding import question_ids
 from sedem.backbone.decoder import Backbone
+from sedem.backbone.masks import KeyAxis
+from sedem.backbone.meta import META, backbone_of, counted
 from sedem.bank.keys import cache_dtype
 from sedem.baselines.longllmlingua import LongLLMLingua
 from sedem.bench.subjects import Subject
 from sedem.demo import QUESTIONS
 from sedem.engine.device import Clock
-from sedem.evaluation.cost import Workload, count_flops, head_flops, layer_flops
+from sedem.evaluation.cost import Workload, count_flops
 from sedem.evaluation.readers import BoundSedem
 from sedem.evaluation.storage import BFLOAT16, kv_bytes_per_token
 from sedem.model import SeDeM
@@ -204,6 +208,29 @@ def _token(decoder: Backbone, cached: int, weights: float) -> Work:
     shape = decoder.model.config
     flops = decoder.depth * layer_flops(shape, 1) + head_flops(shape)
     return Work(flops, weights + cached * _position_bytes(decoder) / decoder.depth)
+
+
+@torch.no_grad()
+def layer_flops(shape: PretrainedConfig, tokens: int, before: int = 0) -> int:
+    """FLOPs of one decoder layer over new tokens, after cached ones."""
+    if not tokens:
+        return 0
+    single = deepcopy(shape)
+    single.update({"num_hidden_layers": 1, "layer_types": ["full_attention"]})
+    backbone, cache = backbone_of(single), DynamicCache()
+    head = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+    known = torch.empty(1, shape.num_key_value_heads, before, head, device=META).bfloat16()
+    cache.update(known, known, 0)
+    columns = torch.arange(before + tokens)[None]
+    keys = KeyAxis(columns, torch.ones_like(columns).bool(), False, before + tokens)
+    hidden = torch.empty(1, tokens, shape.hidden_size, device=META).bfloat16()
+    given = columns[:, before:], torch.ones_like(columns[:, before:]).bool(), keys, cache
+    return counted(lambda: backbone.run(hidden, 0, 1, *given))
+
+
+def head_flops(shape: PretrainedConfig) -> int:
+    """FLOPs of the logits of one token."""
+    return 2 * shape.hidden_size * shape.vocab_size
 
 
 def _omitted(decoder: Backbone, tokens: int, before: int = 0) -> int:

@@ -1,11 +1,10 @@
 """What a run at paper scale needs before it starts: weights, sets, disk and hours of GPUs.
 
-Hours are FLOPs, counted as `sedem cost` counts those of answers, over what a GPU sustains at best
-and at least, and the time in which each step of an answer reads the weights. A question has the
-mean length of its set, and every answer its limit. A trained baseline, whose FLOPs
-of training are not counted, counts as one reading of its context and answer through every layer,
-forward and backward; a method whose FLOPs of an answer are not counted, as an answer of the full
-context.
+Hours are FLOPs, counted without weights, over what a GPU sustains at best and at least, and the
+time in which each step of an answer reads the weights. A question has the mean length of its set,
+and every answer its limit. A method whose FLOPs of an answer are not counted counts as an answer of
+the full context. Memory is that of a batch in which every question has the longest context of its
+set.
 """
 
 from __future__ import annotations
@@ -26,23 +25,23 @@ from experiments.system.cells import Cell, answer_tokens, trainings
 from experiments.system.models import Planned
 from experiments.system.scales import Scale
 from experiments.system.tables import Study
-from experiments.system.training_flops import examples_of_run, run_flops, shape_of
+from experiments.system.training_steps import examples_of_run, measure, shape_of
 from sedem.data.hub import HOMES
 from sedem.durable_files import bytes_text
-from sedem.evaluation.baseline_cost import COUNTED, baseline_flops, baseline_parameters
 from sedem.evaluation.cost import (
+    COUNTED,
     PRESETS,
     Workload,
-    answer_flops,
     backbone_size,
-    backward_flops,
+    baseline_flops,
+    baseline_parameters,
     cost,
     count_parameters,
-    head_flops,
-    layer_flops,
+    full_context_flops,
     shape_file,
 )
 from sedem.training.baseline import BaselineRecipe
+from sedem.training.memory import ROOM, Step
 from sedem.training.recipe import DataSource
 
 LICENCE = "Llama 3.2 Community License; accept it on the hub and log in (`hf auth login`)"
@@ -67,13 +66,20 @@ BATCH = 32
 SEGMENT = 128
 """T of the main models."""
 BFLOAT16, FLOAT32, TOKEN = 2, 4, 4
+GIB = 2**30
 
 
-def print_needs(studies: Iterable[Study], scale: Scale, data: Path, command: str) -> None:
+def print_needs(
+    studies: Iterable[Study], scale: Scale, data: Path, command: str, gpu_memory: int
+) -> bool:
     """Print what the cells of studies need; a cell and a run count for the first that needs them.
 
     Args:
         command: the one that was given, without `--dry-run`.
+        gpu_memory: bytes of a GPU.
+
+    Returns:
+        Whether every training fits such a GPU.
     """
     runs: dict[Path, Planned] = {}
     seen: set[Cell] = set()
@@ -98,6 +104,7 @@ def print_needs(studies: Iterable[Study], scale: Scale, data: Path, command: str
     shown.add_section()
     shown.add_row("all", *_row(totals))
     Console().print(shown)
+    fits = print_memory(runs.values(), gpu_memory)
     for line in _facts(runs, seen, scale):
         typer.echo(line)
     typer.echo(
@@ -107,6 +114,7 @@ def print_needs(studies: Iterable[Study], scale: Scale, data: Path, command: str
     typer.echo(f"one GPU: {command}")
     launch = '"$(sedem train --launch-file eight-gpus)"'
     typer.echo(f"eight: accelerate launch --config_file {launch} {command.removeprefix('python ')}")
+    return fits
 
 
 def _row(row: list[Any]) -> list[str]:
@@ -173,23 +181,64 @@ def _mean_length(source: str) -> int:
 
 
 def training_flops(run: Planned) -> float:
-    """The FLOPs of a run."""
-    recipe, context = run.recipe, Workload.context
-    if sources := _mixed(run):
-        context = round(mean(_mean_length(source.path) for source in sources))
-    if not isinstance(recipe, BaselineRecipe):
-        return float(run_flops(recipe, Workload(context=context)))
-    shape, scored = shape_of(recipe.model.backbone), Workload.answer
-    of_epoch = None
-    if recipe.text is not None:
-        context, scored = recipe.text.context, recipe.text.continuation
-        of_epoch = WINDOWS.get(recipe.text.path)
-    elif recipe.data is not None:
-        context = min(context, recipe.data.context_limit or context)
-    examples = examples_of_run(recipe, of_epoch)
-    tokens = context + scored
-    layers = shape.num_hidden_layers * (layer_flops(shape, tokens) + backward_flops(shape, tokens))
-    return float(examples * (layers + 2 * scored * head_flops(shape)))
+    """The FLOPs of a run, in steps without gradient checkpointing."""
+    text = getattr(run.recipe, "text", None)
+    examples = examples_of_run(run.recipe, WINDOWS.get(text.path) if text else None)
+    sources = [source.path for source in _mixed(run)]
+    context = round(mean(map(_mean_length, sources))) if sources else 0
+    rows = 1 if sources else run.recipe.optimization.batch_size
+    return float(examples * measure(run.recipe, Workload(context), rows).flops / rows)
+
+
+def longest_question(run: Planned) -> Workload:
+    """The longest question of a run; none in a run on text, which has windows of one length."""
+    if not (sources := _mixed(run)):
+        return Workload(context=0)
+    sets = [paper.row("tab:datasets", SETS[source.path][0]) for source in sources]
+    context = max(int(row["max_len_tokens"]) for row in sets)
+    return Workload(context, answer=run.recipe.data.answer_limit)
+
+
+def longest_step(run: Planned, gpu_memory: int) -> tuple[Step, bool]:
+    """What a run's longest batch takes, and whether its layers are checkpointed, to fit."""
+    question, chosen = longest_question(run), run.recipe.optimization.checkpointing
+    step = measure(run.recipe, question, checkpointing=chosen is True)
+    if chosen != "auto" or step.fits(gpu_memory):
+        return step, chosen is True
+    return measure(run.recipe, question, checkpointing=True), True
+
+
+def print_memory(runs: Iterable[Planned], gpu_memory: int) -> bool:
+    """Print the peak memory of each recipe; return whether all fit a GPU with so many bytes.
+
+    Of runs that differ in their sets alone, the one with the longest contexts counts; of those that
+    differ in their model, the largest.
+    """
+    longest: dict[tuple[str, str], Planned] = {}
+    for run in runs:
+        model = run.recipe.model.model_dump_json(exclude={"k"})
+        key = f"{run.path.parent.name}/{run.path.stem}", model
+        known = longest.setdefault(key, run)
+        if longest_question(run).context > longest_question(known).context:
+            longest[key] = run
+    largest: dict[str, tuple[int, bool, int]] = {}
+    for key in track(sorted(longest), "measuring", console=Console(stderr=True), transient=True):
+        step, checkpointing = longest_step(longest[key], gpu_memory)
+        found = step.peak_bytes, checkpointing, longest_question(longest[key]).context
+        largest[key[0]] = max(found, largest.get(key[0], found))
+    shown = Table("recipe", "tokens of a context", "peak, GiB", "checkpointing")
+    for name, (peak, checkpointing, context) in largest.items():
+        flag = "on" if checkpointing else "off"
+        shown.add_row(name, f"{context:,}" if context else "windows", f"{peak / GIB:.1f}", flag)
+    Console().print(shown)
+    refused = {name: row[0] for name, row in largest.items() if row[0] > ROOM * gpu_memory}
+    for name, peak in refused.items():
+        typer.echo(
+            f"{name} does not fit: its longest batch takes {peak / GIB:.1f} GiB, and a GPU of "
+            f"{gpu_memory / GIB:g} GiB has room for {ROOM * gpu_memory / GIB:.1f}; set "
+            "optimization.batch_size to less and optimization.accumulation to more"
+        )
+    return not refused
 
 
 def _answers(cell: Cell, scale: Scale) -> tuple[float, float]:
@@ -224,8 +273,8 @@ def _flops(method: str, backbone: str, workload: Workload) -> float:
         return float(cost(backbone, workload)["flops"]["total"])
     if method in COUNTED:
         return float(baseline_flops(method, backbone, workload=workload)["total"])
-    shape = shape_file(PRESETS[backbone][2])
-    return answer_flops(shape, workload.context + workload.question, 0, workload.answer)
+    prefix = workload.context + workload.question
+    return full_context_flops(shape_file(PRESETS[backbone][2]), prefix, workload.answer)
 
 
 def checkpoint_bytes(run: Planned) -> int:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.system.floors import Ceilings, Work, floors, sedem_work, text_work
+from experiments.system.floors import (
+    Ceilings,
+    Work,
+    floors,
+    layer_flops,
+    sedem_work,
+    text_work,
+)
 from sedem import Document, SeDeM
 from sedem.answering.decoding import Decoding, question_ids
 from sedem.bank.keys import key_index
-from sedem.evaluation.cost import layer_flops
 
 ONE = Decoding(max_new_tokens=1)
 

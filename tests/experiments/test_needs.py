@@ -14,8 +14,9 @@ from experiments.pages import STUDIES
 from experiments.system import measures, needs
 from experiments.system.cells import Cell, trainings
 from experiments.system.models import Planned, main_model
-from experiments.system.scales import PAPER
+from experiments.system.scales import PAPER, ROOT
 from sedem.baselines.registry import TRAINED
+from sedem.training.memory import Step
 
 
 def test_a_table_says_what_it_needs_and_trains_nothing(
@@ -87,6 +88,41 @@ def test_the_runs_of_a_cell_start_from_each_other_and_are_shared() -> None:
     assert stage2.recipe.start_from == f"{stage1.recipe.run.output}/final"
     hours = needs.training_flops(stage1) / (needs.TFLOPS[0] * 1e12) / 3600
     assert 5 < hours < 7
+
+
+def test_a_recipe_that_a_gpu_has_no_room_for_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    cell = Cell(variant=main_model(PAPER), questions="hotpotqa", k=2)
+    stage1, stage2 = trainings(cell, PAPER, Path("data")).values()
+    assert needs.print_memory([stage1, stage2], 80 * needs.GIB)
+    assert "does not fit" not in capsys.readouterr().out
+    assert not needs.print_memory([stage1], 8 * needs.GIB)
+    found = capsys.readouterr().out
+    assert "llama-3.2-1b/stage1 does not fit: its longest batch takes" in found
+    assert "a GPU of 8 GiB has room for 7.4; set optimization.batch_size to less" in found
+
+
+@pytest.mark.parametrize("name", ["stage1", "stage2-hotpotqa", "full-context-tuned-questions"])
+def test_the_page_shows_what_the_longest_batch_takes(name: str, runs: dict[Path, Planned]) -> None:
+    own = [
+        r for r in runs.values() if (r.path.parent.name, r.path.stem) == (PAPER.backbones[0], name)
+    ]
+    run = max(own, key=lambda run: needs.longest_question(run).context)
+    step, checkpointing = needs.longest_step(run, 80 * needs.GIB)
+    page = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    (row,) = (line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
+    size = f"{step.peak_bytes / needs.GIB:.1f}" + " *" * checkpointing
+    assert row.split("|")[3].strip() == size
+
+
+def test_checkpointing_is_on_where_a_step_would_not_fit_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cell = Cell(variant=main_model(PAPER), questions="hotpotqa", k=2)
+    run, *_ = trainings(cell, PAPER, Path("data")).values()
+    sizes = {False: Step(1, 90 * needs.GIB), True: Step(2, 60 * needs.GIB)}
+    monkeypatch.setattr(needs, "measure", lambda *_, checkpointing=False: sizes[checkpointing])
+    assert needs.longest_step(run, 80 * needs.GIB) == (sizes[True], True)
+    assert needs.longest_step(run, 141 * needs.GIB) == (sizes[False], False)
 
 
 def test_no_training_of_the_paper_is_done_twice(runs: dict[Path, Planned]) -> None:

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import copy, deepcopy
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from sedem.backbone.chat_template import ChatTemplate, read_chat_template
 from sedem.backbone.masks import KeyAxis, KeyValues
@@ -87,6 +88,10 @@ class Backbone(nn.Module):
         # Adapters of the layers after this many are merged; the original weights are gone.
         self.merged_from: int | None = None
         self._adapters_off = False
+        self.checkpointing = False
+        """Whether training keeps only the input of each layer, and runs the layer again for its
+        gradient: less memory, a third more work, the same numbers."""
+        self._entered: tuple[Callable[[], AbstractContextManager[None]], ...] = ()
         self.tokenizer = tokenizer
         self.name = name
         self.revision = revision
@@ -244,17 +249,57 @@ class Backbone(nn.Module):
                 masks[window] = self._mask(
                     hidden_BPD, positions_BP, valid_BP, keys, window, block_BP
                 )
-            hidden_BPD = decoder.layers[index](
-                hidden_BPD,
+            layer = partial(
+                decoder.layers[index],
                 attention_mask=masks[window],
                 position_ids=positions_BP,
-                past_key_values=cache,
                 use_cache=cache is not None,
                 position_embeddings=ropes[self._rope_kind(index)],
             )
+            if self.checkpointing and torch.is_grad_enabled():
+                hidden_BPD = self._checkpointed(layer, index, hidden_BPD, cache)
+            else:
+                hidden_BPD = layer(hidden_BPD, past_key_values=cache)
         if only_BQ is not None:
             hidden_BPD = torch.take_along_dim(hidden_BPD, only_BQ[..., None], 1)
         return hidden_BPD
+
+    def _checkpointed(
+        self,
+        layer: Callable[..., Tensor],
+        index: int,
+        hidden_BPD: Tensor,
+        cache: KeyValues | None,
+    ) -> Tensor:
+        """Run a layer and keep only its input; it runs again in the backward pass."""
+        # The second run must find what the first one found: not what the cache has by then, and
+        # the same adapters and hooks.
+        past = None if cache is None else _LayerCache(cast(Growing, cache).stored.get(index, ()))
+
+        def run(hidden_BPD: Tensor) -> tuple[Tensor, ...]:
+            after_BPD = layer(hidden_BPD, past_key_values=past)
+            return (after_BPD,) if past is None else (after_BPD, *past.new)
+
+        def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+            return nullcontext(), _all_of(entered)
+
+        entered = self._entered
+        after_BPD, *new = checkpoint(run, hidden_BPD, use_reentrant=False, context_fn=contexts)
+        if cache is not None:
+            keys, values = new
+            cache.update(keys, values, index)
+        return after_BPD
+
+    @contextmanager
+    def within(self, context: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+        """Run layers inside a context, which is entered again where they are run again."""
+        before = self._entered
+        self._entered = (*before, context)
+        try:
+            with context():
+                yield
+        finally:
+            self._entered = before
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits `[..., V]` from states after the last layer: final norm and head."""
@@ -387,9 +432,12 @@ class Backbone(nn.Module):
         """The adapters' factors A and B."""
         return [p for n, p in self.model.named_parameters() if "lora_" in n]
 
-    @contextmanager
-    def without_lora(self) -> Iterator[None]:
+    def without_lora(self) -> AbstractContextManager[None]:
         """Run only the frozen weights inside the `with` block, as the encoder must."""
+        return self.within(self._without_lora)
+
+    @contextmanager
+    def _without_lora(self) -> Iterator[None]:
         from peft.tuners.tuners_utils import BaseTunerLayer
 
         adapted = (m for m in self.model.modules() if isinstance(m, BaseTunerLayer))
@@ -444,6 +492,35 @@ class Backbone(nn.Module):
     def _lora_config(self) -> LoraConfig:
         """A copy of PEFT's settings of the adapters."""
         return copy(self.model.peft_config["default"])
+
+
+class Growing(KeyValues, Protocol):
+    """Keys and values that a training step can have: those of the layers that have run."""
+
+    stored: dict[int, tuple[Tensor, Tensor]]
+
+
+class _LayerCache:
+    """One layer of a cache as it was before a call: every run of the layer extends it anew."""
+
+    def __init__(self, past: tuple[Tensor, ...]) -> None:
+        self.past = past
+        self.new: tuple[Tensor, ...] = ()
+
+    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, ...]:
+        """All keys and values, as the layer's attention asks for them."""
+        self.new = keys, values
+        if not self.past:
+            return self.new
+        return tuple(torch.cat(pair, dim=-2) for pair in zip(self.past, self.new, strict=True))
+
+
+@contextmanager
+def _all_of(contexts: Sequence[Callable[[], AbstractContextManager[None]]]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context())
+        yield
 
 
 def tokenizer_description(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, ClassVar, Self
 
 import torch
@@ -217,7 +218,7 @@ class ActivationBeacon(TrainedReader):
         hidden_BPD = torch.cat([text_BGRD, beacon_BG1D], dim=2).flatten(1, 2)
         total = hidden_BPD.shape[1]
         beacons = torch.arange(ratio, total, ratio + 1, device=ids_BW.device)
-        with self._beacons_at(beacons):
+        with self.backbone.within(partial(self._beacons_at, beacons)):
             states_BPD, cache = self._run(hidden_BPD, active_B[:, None].expand(-1, total), cached)
         sink = torch.arange(0 if cached.layers else self.config.sink, device=ids_BW.device)
         rotary = self.backbone.model.get_decoder().rotary_emb

@@ -26,10 +26,9 @@ def cost(
     as_json: Json = False,
 ) -> None:
     """Count the parameters of a model and the FLOPs of an answer, without loading weights."""
-    from sedem.evaluation.baseline_cost import baseline_cost
     from sedem.evaluation.cost import cost as count
 
-    result = baseline_cost(method, backbone) if method else count(backbone)
+    result = count(backbone, method=method)
     if as_json:
         output.print_json(result)
     else:

@@ -1,40 +1,38 @@
-"""The cost of a model: parameters and FLOPs, counted on the meta device.
+"""The cost of a method: parameters and FLOPs of one query, counted while it runs without weights.
 
-Appendix Efficiency and Overhead. Weights are neither needed nor created. One multiply-add is two
-FLOPs. Norms, activations, softmax, rotary angles and embedding look-ups are not counted, as is
-usual. Adapters count as merged.
-
-`torch.utils.flop_counter` counts one token through a layer, without a cached token and after one.
-A token after n others costs as much as those two say: attention to one more key always costs the
-same. So a causal layer over many tokens is a sum, without the half of attention that its mask
-hides.
+Appendix Efficiency and Overhead. `sedem.backbone.meta` says what counts. Adapters count as merged.
+FLOPs are those that our implementations compute: baselines pad every row of a batch to the longest,
+and run prefixes through every layer even if a method does not need the last one.
+`docs/deviations.md` says what a method could save.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from copy import deepcopy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig, DynamicCache, PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig
 
 from sedem.backbone.decoder import FAMILIES, LORA_TARGETS
-from sedem.backbone.loading import empty_model, read_config
+from sedem.backbone.loading import read_config
+from sedem.backbone.meta import META, backbone_of, counted
+from sedem.baselines.registry import reader_class
+from sedem.baselines.settings import ReaderConfig
+from sedem.baselines.soft_prompt import PrefillResult
+from sedem.baselines.trained import TrainedReader
 from sedem.config import SedemConfig, llama_1b, llama_1b_to_3b, llama_3b
+from sedem.engine.eager import condition
 from sedem.errors import ConfigError
-from sedem.guidance.queries import READ_ONCE_RANK, Queries
-from sedem.method.compressor import build_compressor
-from sedem.method.decompressor import build_decompressor
-from sedem.method.selector import build_selector
+from sedem.method.encoder import encode
+from sedem.method.injection import GrowingCache, step
+from sedem.method.selector import block_scores
+from sedem.model import SeDeM
 
 PRESETS: dict[str, tuple[Callable[..., SedemConfig], str, str]] = {
     "llama-3.2-1b": (llama_1b, "llama-3.2-1b", "llama-3.2-1b"),
@@ -67,20 +65,26 @@ class Workload:
         }
 
 
-def cost(name: str, workload: Workload | None = None) -> dict[str, Any]:
-    """Parameters and FLOPs of SeDeM on a backbone.
+def cost(name: str, workload: Workload | None = None, method: str | None = None) -> dict[str, Any]:
+    """Parameters and FLOPs of SeDeM on a backbone, or of a trained baseline.
 
     Args:
         name: a preset, a checkpoint folder, a backbone folder or a hub id.
         workload: the query; None means the paper's, with the model's own K.
+        method: a baseline in `COUNTED`, with default settings, which are the paper's; None means
+            SeDeM.
 
     Returns:
         `backbone`, `parameters` (by part, `total`, `backbone`, `percent`) and `flops` (by stage,
         with the assumptions).
 
     Raises:
-        ConfigError: the name is unknown.
+        ConfigError: the name or the method is unknown.
     """
+    if method:
+        flops = baseline_flops(method, name, workload=workload)
+        parameters = baseline_parameters(method, name)
+        return {"backbone": name, "method": method, "parameters": parameters, "flops": flops}
     config, encoder, decoder = model_shapes(name)
     if workload is None:
         blocks = -(-Workload.context // config.segment_length)
@@ -101,15 +105,9 @@ def count_parameters(
     config: SedemConfig, encoder: PretrainedConfig, decoder: PretrainedConfig
 ) -> dict[str, Any]:
     """The parameters that SeDeM adds, counted on the modules that a model has."""
-    with torch.device("meta"):
-        widths = encoder.hidden_size, decoder.hidden_size
-        counts = {
-            "compressor": size_of(build_compressor(config, *widths)),
-            "decompressor": size_of(build_decompressor(config, decoder.hidden_size)),
-            "selector": size_of(build_selector(config, *widths)),
-        }
-    size, lora = backbone_size(decoder, config.lora_rank, LORA_TARGETS)
-    counts["lora"] = lora
+    model = model_of(config, encoder, decoder)
+    counts = {n: size_of(getattr(model, n)) for n in ("compressor", "decompressor", "selector")}
+    size, counts["lora"] = backbone_size(decoder, config.lora_rank, LORA_TARGETS)
     total = sum(counts.values())
     return {**counts, "total": total, "backbone": size, "percent": round(100 * total / size, 2)}
 
@@ -118,14 +116,12 @@ def backbone_size(
     shape: PretrainedConfig, lora_rank: int, lora_targets: Sequence[str]
 ) -> tuple[int, int]:
     """The parameters of a backbone, and of its adapters; rank 0 means no adapters."""
-    with torch.device("meta"):
-        # A configuration may name an attention implementation that would have to be downloaded.
-        backbone = empty_model(shape, attn_implementation="eager")
-        size = size_of(backbone)
-        if not lora_rank:
-            return size, 0
-        backbone.add_adapter(LoraConfig(r=lora_rank, target_modules=list(lora_targets)))
-        return size, sum(p.numel() for n, p in backbone.named_parameters() if "lora_" in n)
+    backbone = backbone_of(shape)
+    size = size_of(backbone)
+    if lora_rank:
+        with META:
+            backbone.add_lora(lora_rank, lora_rank, lora_targets)
+    return size, sum(parameter.numel() for parameter in backbone.lora_parameters())
 
 
 def size_of(module: nn.Module) -> int:
@@ -133,9 +129,45 @@ def size_of(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
+def baseline_parameters(
+    method: str, backbone: str, config: ReaderConfig | None = None
+) -> dict[str, Any]:
+    """The parameters that a baseline trains, and those that the paper's table of overheads counts.
+
+    Returns:
+        Trained parameters in `parts` and in `lora`, and their `total`; `without_lora`, which each
+        method counts as the paper's table does, and `percent_without_lora` of the `backbone`.
+    """
+    kind, shape = reader_class(method), backbone_shape(backbone)
+    config = config or kind.Config(backbone=backbone)
+    with META:
+        parts = size_of(kind.build_parts(config, shape))
+    size, lora = backbone_size(shape, config.lora_rank, config.lora_targets)
+    overhead = kind.overhead(config, shape)
+    return {
+        "parts": parts,
+        "lora": lora,
+        "total": parts + lora,
+        "without_lora": overhead,
+        "percent_without_lora": 100 * overhead / size,
+        "backbone": size,
+    }
+
+
 # FLOPs
 
 
+def model_of(
+    config: SedemConfig, encoder: PretrainedConfig, decoder: PretrainedConfig, **options: Any
+) -> SeDeM:
+    """SeDeM on backbones of these shapes, without weights; `options` are those of `backbone_of`."""
+    reads = backbone_of(encoder, **options)
+    answers = backbone_of(decoder, **options) if config.cross_model else reads
+    with META:
+        return SeDeM(config.with_changes(chat_template=False), reads, answers)
+
+
+@torch.no_grad()
 def count_flops(
     config: SedemConfig,
     encoder: PretrainedConfig,
@@ -143,125 +175,136 @@ def count_flops(
     workload: Workload,
 ) -> dict[str, Any]:
     """The FLOPs of one query, online: read the context, select, restore, answer."""
-    T, widths = config.segment_length, (encoder.hidden_size, decoder.hidden_size)
-    segments = -(-workload.context // T)
-    with torch.device("meta"):
-        compressor = build_compressor(config, *widths)
-        decompressor = build_decompressor(config, widths[1])
-        selector = build_selector(config, *widths)
-        own = Queries(selector, READ_ONCE_RANK)
-        hidden_STE = torch.empty(segments, T, widths[0])
-        every_ST = torch.ones(segments, T, dtype=torch.bool)
-        question_QE = torch.empty(workload.question, widths[0])
-        slots_JD = torch.empty(segments * config.slots, widths[1])
-        chosen_JD = torch.empty(workload.k * config.slots, widths[1])
-    states = len(chosen_JD) * decompressor.states_per_slot
-    prefix, lower = workload.question + 1, config.inject_layer
-    upper, head = decoder.num_hidden_layers - lower, head_flops(decoder)
+    model, K = model_of(config, encoder, decoder), workload.k
+    T, J, D = config.segment_length, config.slots_per_block, decoder.hidden_size
+    ids_ST = torch.zeros(-(-workload.context // T), T, dtype=torch.long)
+    question_1Q = torch.zeros(1, workload.question, dtype=torch.long)
+    prefix_1P = torch.zeros(1, 1 + workload.question, dtype=torch.long)
+    hidden_1QE = torch.empty(1, workload.question, encoder.hidden_size, device=META)
+    bank_1NJD = torch.empty(1, -(-len(ids_ST) * config.slots // J), J, D, device=META)
+    chosen_1KJD = torch.empty(1, K, J, D, device=META)
+    full_1KJ, scores_1K = torch.full((1, K, J), config.compression), torch.zeros(1, K)
+    cache = GrowingCache()
 
-    def run(tokens: int, before: int) -> int:
-        """The prefix or a later token; the memory is before the injection layer in none of it."""
-        memory = (states, 0) if before == 0 else (0, states)
-        below = lower * layer_flops(decoder, tokens, before)
-        return below + upper * layer_flops(decoder, tokens + memory[0], before + memory[1]) + head
+    def states(ids: Tensor) -> Tensor:
+        return model.mixture(encode(model.encoder, ids, config.extract_layers).float())
 
-    def asked() -> Tensor:
-        if config.read_once:
-            return own.queries(selector, question_QE)
-        return selector.queries(question_QE)
-
-    stages = {
-        "read": config.extract_layer * segments * layer_flops(encoder, T + 1)
-        + counted(lambda: compressor(hidden_STE, every_ST)),
+    def select() -> None:
         # The decoder reads the question anyway.
-        "select": (0 if config.read_once else config.extract_layer * layer_flops(encoder, prefix))
-        + counted(lambda: torch.einsum("qrh,jrh->rqj", asked(), selector.keys(slots_JD))),
-        "restore": counted(lambda: decompressor(chosen_JD)),
-        "prefill": run(prefix, 0),
-        "decode": sum(run(1, prefix + i) for i in range(workload.answer - 1)),
+        hidden = hidden_1QE if config.read_once else states(question_1Q)
+        keys = model.selector.keys(bank_1NJD)
+        every = torch.ones(keys.shape[:3]).bool()
+        block_scores(model.queries(hidden), question_1Q == 0, keys, every)
+
+    def prefill() -> None:
+        given = prefix_1P, prefix_1P == 0, chosen_1KJD, full_1KJ, scores_1K
+        filled = condition(model, *given, cache)
+        model.decoder.logits(filled.prefix[:, -1])
+
+    def decode() -> None:
+        given = config.inject_layer, torch.zeros(1).long(), cache
+        model.decoder.logits(step(model.decoder, *given))
+
+    restore = counted(lambda: model.decompressor(chosen_1KJD.flatten(0, 2)))
+    stages = {
+        "read": counted(lambda: model.compressor(states(ids_ST), torch.ones_like(ids_ST).bool())),
+        "select": counted(select),
+        "restore": restore,
+        "prefill": counted(prefill) - restore,
+        "decode": _steps(decode, workload.answer - 1),
     }
+    whole = workload.context + 1 + workload.question, workload.answer
     return {
         **stages,
         "total": sum(stages.values()),
-        "full_context_total": answer_flops(decoder, workload.context + prefix, 0, workload.answer),
+        "full_context_total": full_context_flops(decoder, *whole),
         "assumptions": {
             **workload.assumptions(),
-            "k": workload.k,
+            "k": K,
             "extract_layer": config.extract_layer,
             "inject_layer": config.inject_layer,
         },
     }
 
 
-def answer_flops(shape: PretrainedConfig, prefix: int, before: int, answer: int) -> int:
-    """The FLOPs of an answer through every layer.
+@torch.no_grad()
+def baseline_flops(
+    method: str,
+    backbone: str,
+    config: ReaderConfig | None = None,
+    workload: Workload | None = None,
+) -> dict[str, Any]:
+    """The FLOPs of one query, online: to `encode` the context, and to `decode` the answer.
 
-    The prefix gives the first answer token, and the last token is not read. The head runs once for
-    each answer token. `before` tokens are cached before the prefix.
+    Raises:
+        ConfigError: the method is not in `COUNTED`, or the backbone is unknown.
     """
-    run = layer_flops(shape, prefix + answer - 1, before)
-    return shape.num_hidden_layers * run + answer * head_flops(shape)
+    if method not in COUNTED:
+        raise ConfigError(f"FLOPs of '{method}' are not counted; those of {', '.join(COUNTED)} are")
+    kind, shape, asked = reader_class(method), backbone_shape(backbone), workload or Workload()
+    settings: Any = config or kind.Config(backbone=backbone)
+    assumed = {**asked.assumptions(), **{n: getattr(settings, n) for n in COUNTED[method]}}
+    layers, found = shape.num_hidden_layers, []
+    # Layers are alike, and a method may read a context in many passes: two say what all cost.
+    for shape.num_hidden_layers in (1, 2):
+        with META:
+            reader = kind(settings.with_changes(lora_rank=0), backbone_of(shape)).eval()
+        found.append(_read_and_answered(reader, asked))
+    encode, decode = (one + (layers - 1) * (two - one) for one, two in zip(*found, strict=True))
+    if method == "500x":
+        prompt = 1 + asked.question
+        assumed["context_tokens_read"] = reader.context_tokens_used(
+            asked.context, prompt, asked.answer
+        )
+    return {"encode": encode, "decode": decode, "total": encode + decode, "assumptions": assumed}
 
 
-def layer_flops(shape: PretrainedConfig, tokens: int, before: int = 0) -> int:
-    """The FLOPs of one decoder layer over new tokens, after cached ones."""
-    return _sum(_one_token(shape)[0], tokens, before)
+def _read_and_answered(reader: TrainedReader, asked: Workload) -> tuple[int, int]:
+    context, prompt = [0] * asked.context, [0] * (1 + asked.question)
+    used = reader.context_tokens_used(asked.context, len(prompt), asked.answer)
+    contents: list[Any] = []
+    started: list[PrefillResult] = []
+    encode = counted(lambda: contents.append(reader.compress(context).content))
+    with reader.decoding_mode():
+        decode = counted(lambda: started.append(reader.prefill(contents, [used], [prompt])))
+        token_1 = torch.zeros(1, dtype=torch.long)
+        decode += _steps(lambda: started[0].advance(token_1), asked.answer - 1)
+    return encode, decode
 
 
-def backward_flops(shape: PretrainedConfig, tokens: int) -> int:
-    """The FLOPs of the gradient through one frozen layer."""
-    return _sum(_one_token(shape)[1], tokens, 0)
+COUNTED: Mapping[str, tuple[str, ...]] = {
+    "icae": ("memory", "compression"),
+    "hmt": ("memory", "sensory", "segment_length", "recall_width", "recall_context"),
+    "500x": ("memory", "limit"),
+    "beacon": ("window", "ratio", "sink"),
+}
+"""The trained methods of the paper's table, and the settings that their count depends on."""
 
 
-def head_flops(shape: PretrainedConfig) -> int:
-    """The FLOPs of the logits of one token."""
-    with torch.device("meta"):
-        head = nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
-        return counted(lambda: head(torch.empty(1, shape.hidden_size)))
+@torch.no_grad()
+def full_context_flops(shape: PretrainedConfig, prefix: int, answer: int) -> int:
+    """The FLOPs of an answer after a whole context.
+
+    The prefix gives the first answer token, and the last token is not read. Tokens that are read
+    together cost as much as one by one.
+    """
+    backbone = backbone_of(shape)
+
+    def run() -> None:
+        ids_1P = torch.zeros(1, prefix + answer - 1, dtype=torch.long)
+        positions_1P = torch.arange(ids_1P.shape[1])[None]
+        states_1PD = backbone.run(backbone.embed(ids_1P), 0, backbone.depth, positions_1P)
+        backbone.logits(states_1PD[:, -answer:])
+
+    return counted(run)
 
 
-def counted(run: Callable[[], object]) -> int:
-    """The FLOPs that torch counts in a call."""
-    with FlopCounterMode(display=False) as counter:
-        run()
-    return int(counter.get_total_flops())
-
-
-def _sum(one_token: tuple[int, int], tokens: int, before: int) -> int:
-    """The sum over tokens: token i attends to `before` + i others and to itself."""
-    first, key = one_token
-    return tokens * first + key * (tokens * before + tokens * (tokens - 1) // 2)
-
-
-def _one_token(shape: PretrainedConfig) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Forward and backward: the FLOPs of a first token in a layer, and of each key before it."""
-    return _one_token_of(shape.model_type, json.dumps(shape.to_dict(), default=str))
-
-
-@lru_cache(16)
-def _one_token_of(layout: str, entries: str) -> tuple[tuple[int, int], tuple[int, int]]:
-    shape = AutoConfig.for_model(**{**json.loads(entries), "model_type": layout})
-    single = deepcopy(shape)
-    single.num_hidden_layers, single.vocab_size = 1, 8
-    if getattr(single, "layer_types", None):
-        single.layer_types = single.layer_types[:1]
-    found = []
-    with torch.device("meta"):
-        decoder = empty_model(single, attn_implementation="eager").requires_grad_(False)
-        decoder = decoder.get_decoder()
-        hidden = torch.empty(1, 1, shape.hidden_size, requires_grad=True)
-        rope = decoder.rotary_emb(hidden, torch.zeros(1, 1, dtype=torch.long))
-        cache = DynamicCache()
-        for _ in range(2):
-            with FlopCounterMode(display=False) as forward:
-                after = decoder.layers[0](
-                    hidden, position_embeddings=rope, past_key_values=cache, use_cache=True
-                )
-            found.append((forward.get_total_flops(), counted(after.sum().backward)))
-            (kept,) = cache.layers
-            kept.keys, kept.values = kept.keys.detach(), kept.values.detach()
-    (first, back), (second, further) = found
-    return (first, second - first), (back, further - back)
+def _steps(run: Callable[[], object], count: int) -> int:
+    """The FLOPs of steps that each attend to one more token: two of them say what all cost."""
+    if count < 1:
+        return 0
+    first, second = counted(run), counted(run)
+    return count * first + (second - first) * (count * (count - 1) // 2)
 
 
 # Shapes

@@ -73,7 +73,13 @@ class BlockDataset(ExampleDataset[BlockItem]):
     @property
     def most_blocks(self) -> int:
         """Number of blocks of the example that has the most; 0 without examples."""
-        return int(np.diff(self.arrays["evidence"].bounds).max(initial=0))
+        return int(self.arrays["evidence"].lengths.max(initial=0))
+
+    def example_lengths(self) -> NDArray[np.int64]:
+        """Count the tokens of blocks, as if each were full, prompt and answer."""
+        width = self.model.config.slots_per_block * self.model.config.compression
+        text = self.arrays["prefixes"].lengths + self.arrays["answers"].lengths
+        return self.arrays["evidence"].lengths * width + text
 
     @property
     def settings(self) -> Mapping[str, Any]:

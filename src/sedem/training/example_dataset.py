@@ -68,6 +68,11 @@ class Ragged:
         """Bytes of all rows, with their bounds."""
         return self.values.nbytes + self.bounds.nbytes
 
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Numbers in each row."""
+        return np.diff(self.bounds)
+
     def __len__(self) -> int:
         return len(self.bounds) - 1
 
@@ -162,6 +167,15 @@ class ExampleDataset(Dataset[Item], ABC, Generic[Item]):
         self.arrays = {name: Ragged.joined([part[name] for part in parts]) for name in arrays}
         for number in range(first, self._examples()):
             self._order += [number] * repeat
+
+    @abstractmethod
+    def example_lengths(self) -> NDArray[np.int64]:
+        """Count the tokens that a step reads of each prepared example."""
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each item, in order."""
+        return self.example_lengths()[self._order]
 
     @property
     def items(self) -> list[Item]:

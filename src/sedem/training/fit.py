@@ -40,6 +40,7 @@ from sedem.training.checkpoints import (
     remove,
     seal,
 )
+from sedem.training.memory import set_checkpointing
 from sedem.training.recipe import Recipe
 from sedem.training.run_setup import FINAL, averaging, divided, flat, processes, share_of_batches
 
@@ -127,6 +128,7 @@ def fit(
             torch.cuda.device_count(),
             torch.cuda.device_count(),
         )
+    set_checkpointing(stage, recipe.optimization, training)
     run = Run(stage, recipe, output, len(cast(Sized, training)), shown=progress is None)
     resumed_from = run.resume()
     if settings.push_to and own.is_main_process:

@@ -77,6 +77,10 @@ class QuestionDataset(ExampleDataset[QuestionItem]):
                 rows[name].extend(own)
         return {name: builder.build() for name, builder in rows.items()}
 
+    def example_lengths(self) -> NDArray[np.int64]:
+        """Count the tokens of context, prompt and answer."""
+        return np.sum([array.lengths for array in self.arrays.values()], axis=0)
+
     def item(self, number: int) -> QuestionItem:
         """The item of a prepared example."""
         prefix, answer = (self.arrays[name][number].tolist() for name in ("prefixes", "answers"))

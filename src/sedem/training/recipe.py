@@ -70,6 +70,9 @@ class Optimization(Settings):
         compile: compile the layers of SeDeM's backbones with torch.compile, which needs a compiler.
         shard_backbone: divide the frozen layers among the processes, for backbones too large for
             one GPU. A single process keeps them whole.
+        checkpointing: keep only the input of each layer for the backward pass, and run the layer
+            again there: less memory, a third more work, the same losses. "auto" does so if the
+            longest batch would not fit the GPU, and never on a CPU.
         seed: of order, sampling and initial values.
     """
 
@@ -90,6 +93,7 @@ class Optimization(Settings):
     logits_at_once: WholeAbove0 | None = None
     compile: Flag = False
     shard_backbone: Flag = False
+    checkpointing: Flag | Literal["auto"] = "auto"
     seed: Whole = 0
 
     @model_validator(mode="after")

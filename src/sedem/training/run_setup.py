@@ -34,6 +34,7 @@ FREE = (
     "run.push_to",
     "cache",
     "optimization.shard_backbone",
+    "optimization.checkpointing",
 )
 """Settings that a resumed run may change, because no weight depends on them."""
 

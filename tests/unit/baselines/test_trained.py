@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import normalizers
 from torch import Tensor
 from unit.baselines.conftest import SHORT, SMALL, make, tokens
+from unit.training.blocks import check_checkpointing
 
 from sedem import Document, SeDeM
 from sedem.answering.decoding import answer_ids, context_prompt, question_ids
@@ -235,6 +236,28 @@ def test_the_loss_on_text_trains_every_part_and_adapter(
     idle = [n for n in idle if not n.endswith(SHIFT)]
     assert bool(idle) == (name in IDLE_IN_TEXT)
     assert all(IDLE_IN_TEXT[name] in one for one in idle)
+
+
+def test_checkpointed_layers_train_the_same_and_keep_less(
+    any_reader: TrainedReader, fixtures: Path
+) -> None:
+    questions = squad(any_reader, fixtures)
+    batch = collate_questions([questions[index] for index in range(2)])
+    stages: list[tuple[torch.nn.Module, dict[str, Any]]] = [(QuestionTraining(any_reader), batch)]
+    if any_reader.name not in ("full-context-tuned", "rag"):
+        context, continuation = (torch.stack(tokens(n, n, n)) for n in (48, 16))
+        text = {"context": context, "continuation": continuation}
+        stages.append((TextTraining(any_reader), text))
+    for stage, given in stages:
+
+        def train(stage: Any = stage, given: dict[str, Any] = given) -> tuple[Any, Any]:
+            stage.zero_grad()
+            found = stage(**given)
+            found["loss"].backward()
+            grads = {n: p.grad for n, p in stage.named_parameters() if p.grad is not None}
+            return found, {name: grad.clone() for name, grad in grads.items()}
+
+        check_checkpointing(stage, any_reader.backbone, train)
 
 
 def test_the_loss_of_a_batch_is_the_mean_of_its_rows(

@@ -1,7 +1,7 @@
 """FLOPs are those that torch counts while a tiny model reads, selects, restores and answers.
 
-What the formulas leave out: norms, activations, softmax, rotary angles and look-ups, which torch's
-counter leaves out too, and the half of an attention square that a causal mask hides. That half is
+What is left out: norms, activations, softmax, rotary angles and look-ups, which torch's counter
+leaves out too, and the half of an attention square that a causal mask hides. That half is
 computed by eager attention; it is written out here, and the rest is equal to the digit. Adapters
 are taken as merged.
 """
@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
 from sedem.answering.decoding import located_question, question_ids
@@ -21,7 +22,7 @@ from sedem.backbone.loading import open_backbone
 from sedem.bank import search
 from sedem.bank.search import score_questions
 from sedem.engine.eager import start_decoding
-from sedem.evaluation.cost import Workload, count_flops, counted
+from sedem.evaluation.cost import Workload, count_flops
 from sedem.method.injection import GrowingCache, step
 
 HEAD, SEGMENT, SEGMENTS, K, ANSWER = 16, 16, 6, 2, 5
@@ -51,7 +52,14 @@ def bank(model: SeDeM) -> MemoryBank:
     return model.read([Document("a.txt", "x" * (SEGMENT * SEGMENTS))])
 
 
-def formula(model: SeDeM, question: int = 1) -> dict[str, Any]:
+def counted(run: Callable[[], object]) -> int:
+    """FLOPs of a call, by torch's own counter."""
+    with FlopCounterMode(display=False) as counter:
+        run()
+    return int(counter.get_total_flops())
+
+
+def without_weights(model: SeDeM, question: int = 1) -> dict[str, Any]:
     workload = Workload(context=SEGMENT * SEGMENTS, question=question, answer=ANSWER, k=K)
     shape = model.decoder.model.config
     return count_flops(model.config, shape, shape, workload)
@@ -67,11 +75,11 @@ def test_reading(model: SeDeM) -> None:
     document = Document("a.txt", "x" * (SEGMENT * SEGMENTS))
     total = counted(lambda: model.read([document]))
     beside = SEGMENTS * hidden_half(model, 3, SEGMENT + 1)
-    assert formula(model)["read"] == total - beside
+    assert without_weights(model)["read"] == total - beside
 
 
 def test_selecting(model: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Columns that only pad a small bank are left out of the formula.
+    # Columns that only pad a small bank are left out.
     monkeypatch.setattr(search, "COLUMNS", 1)
 
     def select() -> None:
@@ -80,7 +88,7 @@ def test_selecting(model: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPat
 
     tokens = len(QUESTION) + 1
     beside = hidden_half(model, 3, tokens)
-    assert formula(model, len(QUESTION))["select"] == counted(select) - beside
+    assert without_weights(model, len(QUESTION))["select"] == counted(select) - beside
 
 
 def test_selecting_by_a_question_that_is_read_once(
@@ -100,13 +108,13 @@ def test_selecting_by_a_question_that_is_read_once(
 
     # The lower layers, which the answer needs anyway.
     below = counted(lambda: model.engine.read_prefixes([torch.tensor(ids)]))
-    assert formula(model, own.stop - own.start)["select"] == counted(select) - below
+    assert without_weights(model, own.stop - own.start)["select"] == counted(select) - below
 
 
 def test_restoring(model: SeDeM, bank: MemoryBank) -> None:
     chosen = choose(model, Request(bank, QUESTION, K), Scores(torch.arange(SEGMENTS).float()))
     slots = bank.memory(chosen.memory).float()
-    assert formula(model)["restore"] == counted(lambda: model.decompressor(slots))
+    assert without_weights(model)["restore"] == counted(lambda: model.decompressor(slots))
 
 
 def test_prefilling_and_decoding(model: SeDeM, bank: MemoryBank) -> None:
@@ -118,7 +126,7 @@ def test_prefilling_and_decoding(model: SeDeM, bank: MemoryBank) -> None:
     def start() -> None:
         caches.append(start_decoding(model, [inputs_of(bank, chosen, prefix)])[1])
 
-    flops, lower = formula(model, len(prefix) - 1), model.config.inject_layer
+    flops, lower = without_weights(model, len(prefix) - 1), model.config.inject_layer
     upper = model.decoder.depth - lower
     beside = hidden_half(model, lower, len(prefix))
     beside += hidden_half(model, upper, states + len(prefix))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from sedem import SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
@@ -51,3 +52,48 @@ def memory_of(model: SeDeM, batch: dict[str, Any]) -> Tensor:
     memory_SMD = model.compressor(model.mixture(states), batch["segment_mask"])
     padding = torch.zeros(1, memory_SMD.shape[2])
     return torch.cat([memory_SMD.flatten(0, 1), padding])[batch["slot_index"]]
+
+
+def check_checkpointing(
+    stage: nn.Module, backbone: Backbone, train: Callable[[], tuple[Any, Any]]
+) -> None:
+    """Losses and gradients are equal with and without it, and fewer bytes are kept for them."""
+    stage.train()
+    found, kept = [], []
+    for backbone.checkpointing in (False, True):
+        torch.manual_seed(0)  # of the adapters' dropout
+        saved: dict[int, int] = {}
+
+        def keep(tensor: Tensor, saved: dict[int, int] = saved) -> Tensor:
+            saved[tensor.data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            found.append(train())
+        kept.append(sum(saved.values()))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-6)
+    assert kept[1] < kept[0]
+
+
+def full_batch(model: SeDeM, rows: int, blocks: int, budget: int = 2) -> dict[str, Any]:
+    """Examples of stage 2 without padding."""
+    config, segments = model.config, rows * blocks
+    evidence = torch.zeros(rows, blocks, dtype=torch.bool)
+    evidence[:, 1] = True
+    return {
+        "segment_ids": torch.randint(2, 250, (segments, config.segment_length)),
+        "segment_mask": torch.ones(segments, config.segment_length, dtype=torch.bool),
+        "slot_index": torch.arange(segments * config.slots).view(rows, blocks, config.slots),
+        "slot_tokens": torch.full((rows, blocks, config.slots), config.compression),
+        "blocks": torch.ones(rows, blocks, dtype=torch.bool),
+        "evidence": evidence,
+        "question_ids": torch.randint(2, 250, (rows, 6)),
+        "question_mask": torch.ones(rows, 6, dtype=torch.bool),
+        "ids": torch.randint(2, 250, (rows, 10)),
+        "valid": torch.ones(rows, 10, dtype=torch.bool),
+        "labels": torch.randint(2, 250, (rows, 4)),
+        "coins": torch.rand(rows),
+        "budget": budget,
+        "condition": "memory",
+        "texts": [],
+    }

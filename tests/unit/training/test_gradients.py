@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from unit.training.blocks import block_dataset, collator
+from unit.training.blocks import block_dataset, check_checkpointing, collator
 
 from sedem import SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
@@ -136,6 +136,19 @@ def test_few_logits_at_once_train_the_same(mixed: SeDeM, examples: ExampleSet) -
     batch = batches([batches.dataset[index] for index in range(3)])
     whole, few = (Stage2(mixed, second, batches, logits_at_once=n) for n in (None, 3))
     assert_same(trained(few, batch), trained(whole, batch))
+
+
+@pytest.mark.parametrize("block_context", ["joint", "independent"])
+def test_checkpointed_layers_train_the_same_and_keep_less(
+    mixed: SeDeM, examples: ExampleSet, block_context: Any
+) -> None:
+    mixed.config = mixed.config.with_changes(block_context=block_context)
+    batches = collator(block_dataset(mixed, examples), budgets=(2,))
+    first = Stage1(mixed, Stage1Losses(regress=0.5, recall=0.5))
+    check_checkpointing(first, mixed.decoder, lambda: trained(first, windows()))
+    batch = batches([batches.dataset[index] for index in range(3)])
+    second = Stage2(mixed, Stage2Losses(conditioning="gold-then-selected"), batches)
+    check_checkpointing(second, mixed.decoder, lambda: trained(second, batch))
 
 
 def test_compiled_layers_train_the_same_and_keep_their_names(mixed: SeDeM) -> None:

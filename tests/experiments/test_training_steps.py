@@ -1,4 +1,4 @@
-"""The FLOPs of training are what torch counts in one real step, times what the recipes say."""
+"""The steps of training, without weights, against torch's count of a real step."""
 
 from __future__ import annotations
 
@@ -8,28 +8,27 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
+from unit.baselines.conftest import SMALL
+from unit.training.blocks import full_batch
 
-from experiments.system.training_flops import (
-    Shapes,
-    examples_of_run,
-    run_flops,
-    stage1_flops,
-    stage2_flops,
-)
+from experiments.system.training_steps import examples_of_run, measure
 from sedem import SeDeM, SedemConfig
 from sedem.backbone.loading import open_backbone
+from sedem.baselines.registry import TRAINED, reader_class
 from sedem.errors import ConfigError
 from sedem.evaluation.cost import Workload
+from sedem.training.baseline import BaselineRecipe, QuestionData
 from sedem.training.recipe import DataSource, Optimization, RunSettings, TextSource, load_recipe
 from sedem.training.shipped_recipes import shipped_recipe
 from sedem.training.stage1 import Stage1, Stage1Losses
 from sedem.training.stage2 import Stage2, Stage2Losses
 from sedem.training.stages import Stage1Recipe, Stage2Data, Stage2Recipe
 
-BATCH, SEGMENT, AFTER, QUESTION, ANSWER, BLOCKS = 3, 16, 8, 6, 4, 5
+BATCH, SEGMENT, AFTER, BLOCKS = 3, 16, 8, 5
 RATES = {"compressor": 1.0, "decompressor": 1.0, "selector": 1.0, "lora": 1.0}
+PLAIN = {"bf16": False, "backbone_dtype": "float32", "batch_size": BATCH, "steps": 1}
 SETTINGS: dict[str, Any] = {
-    "optimization": Optimization(learning_rates=RATES, steps=1),
+    "optimization": Optimization(learning_rates=RATES, **PLAIN),
     "run": RunSettings(output="x"),
 }
 
@@ -46,10 +45,6 @@ def model(
         decoder = open_backbone(folder, attention="eager")
     names = {"encoder": encoder.name, "decoder": decoder.name if request.param else None}
     return SeDeM(config.with_changes(**names), encoder, decoder)
-
-
-def shapes(model: SeDeM) -> Shapes:
-    return Shapes(model.config, model.encoder.model.config, model.decoder.model.config)
 
 
 def counted(stage: torch.nn.Module, batch: dict[str, Any]) -> int:
@@ -69,7 +64,7 @@ def test_flops_of_stage1_are_those_of_a_step(model: SeDeM, losses: dict[str, Any
         "continuation": torch.randint(2, 250, (BATCH, AFTER)),
     }
     found = counted(Stage1(model, weights), batch)
-    assert BATCH * stage1_flops(recipe, shapes(model)) == pytest.approx(found, 0.03)
+    assert measure(recipe, Workload()).flops == pytest.approx(found, 0.03)
 
 
 @pytest.mark.parametrize("losses", [{}, {"reconstruct": 0.0}], ids=str)
@@ -77,35 +72,25 @@ def test_flops_of_stage2_are_those_of_a_step(model: SeDeM, losses: dict[str, Any
     weights = Stage2Losses(**losses)
     data = Stage2Data(training=(DataSource(path="x"),), budgets=(2,))
     recipe = Stage2Recipe(model=model.config, data=data, losses=weights, **SETTINGS)
-    workload = Workload(context=BLOCKS * SEGMENT, question=QUESTION, answer=ANSWER)
     model.decoder.add_lora(model.config.lora_rank, model.config.lora_alpha)
-    found = counted(Stage2(model, weights, None), stage2_batch(model))
-    work = stage2_flops(recipe, shapes(model), workload)
-    assert BATCH * work == pytest.approx(found, 0.05)
+    found = counted(Stage2(model, weights, None), full_batch(model, BATCH, BLOCKS))
+    asked = Workload(BLOCKS * SEGMENT, question=6, answer=4)
+    assert measure(recipe, asked).flops == pytest.approx(found, 0.05)
 
 
-def stage2_batch(model: SeDeM) -> dict[str, Any]:
-    """Examples without padding, so that every position is counted."""
-    slots = model.config.slots
-    evidence = torch.zeros(BATCH, BLOCKS, dtype=torch.bool)
-    evidence[:, 1] = True
-    return {
-        "segment_ids": torch.randint(2, 250, (BATCH * BLOCKS, SEGMENT)),
-        "segment_mask": torch.ones(BATCH * BLOCKS, SEGMENT, dtype=torch.bool),
-        "slot_index": torch.arange(BATCH * BLOCKS * slots).view(BATCH, BLOCKS, slots),
-        "slot_tokens": torch.full((BATCH, BLOCKS, slots), model.config.compression),
-        "blocks": torch.ones(BATCH, BLOCKS, dtype=torch.bool),
-        "evidence": evidence,
-        "question_ids": torch.randint(2, 250, (BATCH, QUESTION)),
-        "question_mask": torch.ones(BATCH, QUESTION, dtype=torch.bool),
-        "ids": torch.randint(2, 250, (BATCH, QUESTION + ANSWER)),
-        "valid": torch.ones(BATCH, QUESTION + ANSWER, dtype=torch.bool),
-        "labels": torch.randint(2, 250, (BATCH, ANSWER)),
-        "coins": torch.rand(BATCH),
-        "budget": 2,
-        "condition": "memory",
-        "texts": [],
-    }
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("method", sorted(set(TRAINED) - {"rag"}))
+def test_few_layers_say_what_a_step_of_all_takes(
+    method: str, checkpointing: bool, tiny_folder: Callable[..., str]
+) -> None:
+    config = reader_class(method).Config(backbone=tiny_folder(depth=6), **SMALL[method])
+    data = QuestionData(training=(DataSource(path="x"),))
+    recipe = BaselineRecipe(method=method, model=config, data=data, **SETTINGS)
+    asked, flag = Workload(100, 7, 5), {"checkpointing": checkpointing}
+    few = measure(recipe, asked, **flag)
+    whole = measure(recipe, asked, whole=True, **flag)
+    assert few.flops == whole.flops
+    assert few.peak_bytes == pytest.approx(whole.peak_bytes, rel=0.05)
 
 
 def recipe_of(kind: type[Any], name: str, *overrides: str) -> Any:
@@ -117,18 +102,6 @@ def test_the_examples_of_the_paper_follow_from_its_tokens_and_its_sets() -> None
     assert examples_of_run(stage1) == 5 * (300_000_000 // (128 + 64))
     stage2 = recipe_of(Stage2Recipe, "paper/llama-3.2-1b/stage2-hotpotqa", "model.lora_rank=0")
     assert examples_of_run(stage2) == 3 * (90_447 - 500)
-
-
-def test_cached_states_are_computed_once() -> None:
-    workload, of_files = Workload(), "optimization.steps=100"
-    cached = recipe_of(Stage2Recipe, "nano/stage2", of_files)
-    plain = recipe_of(Stage2Recipe, "nano/stage2", of_files, "data.cache_states=false")
-    assert cached.data.cache_states
-    assert run_flops(cached, workload) == run_flops(plain, workload)
-    # Of a public set, it is known how many examples the steps read again.
-    name, cache = "paper/llama-3.2-1b/stage2-hotpotqa", "data.cache_states=true"
-    own = [recipe_of(Stage2Recipe, name, *more) for more in ((), (cache,))]
-    assert run_flops(own[1], workload) < run_flops(own[0], workload)
 
 
 def test_an_epoch_of_unknown_length_is_refused() -> None:

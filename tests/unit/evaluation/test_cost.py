@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 from unit.baselines.conftest import SMALL
+from unit.evaluation.test_flops import counted
 
 from sedem.backbone.loading import open_backbone
 from sedem.baselines.registry import reader_class
 from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError
-from sedem.evaluation.baseline_cost import COUNTED, baseline_flops, baseline_parameters
-from sedem.evaluation.cost import Workload, counted
+from sedem.evaluation.cost import COUNTED, Workload, baseline_flops, baseline_parameters
 
 HEAD, ANSWER = 16, 5
 
