@@ -83,6 +83,8 @@ def counting(kept: Iterable[Tensor] = (), *, mixed: bool = False) -> Iterator[Co
         replaced.enter_context(patch.object(torch, "autocast", mixture.autocast))
         # It would make tensors on this device without asking `Counter`.
         replaced.enter_context(patch.object(torch, "tensor", _on_cpu(torch.tensor)))
+        # It wants both tensors on one device before it asks.
+        replaced.enter_context(patch.object(torch, "take_along_dim", _taken))
         for owner, name in HALVED if mixed else ():
             halved = mixture.halved(getattr(owner, name))
             replaced.enter_context(patch.object(owner, name, halved))
@@ -135,6 +137,12 @@ class _Mixed:
 
 def _on_cpu(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda data, *, device=None, **options: make(data, **options)
+
+
+def _taken(given: Tensor, indices: Tensor, dim: int) -> Tensor:
+    shape = [*given.shape]
+    shape[dim] = indices.shape[dim]
+    return given.gather(dim, indices.expand(shape))
 
 
 def _attention(
