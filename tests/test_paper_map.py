@@ -8,7 +8,12 @@ import threading
 from pathlib import Path
 from types import FrameType
 
+import pytest
+from tools.house import Walk, walk
+
 from sedem import Decoding, Document, SeDeM
+from sedem.config import SMALL_MODEL
+from sedem.demo import DOCUMENTS
 from sedem.engine.static import open_engine
 
 MAP = Path(__file__).parents[1] / "docs" / "paper-map.md"
@@ -66,3 +71,35 @@ def test_the_reference_engine_runs_the_equations_themselves(
     names = called(model, documents)
     wanted = {"method.encoder.encode", "method.injection.prefill", "method.injection.step"}
     assert wanted <= names
+
+
+# The walk of a question: a change that makes it longer needs a reason
+
+FILES, CALLS = 60, 12
+"""Most files that `sedem ask` passes through, and most calls from it to an equation."""
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Walk, Walk]:
+    """What reading a document into a bank and a question to it pass through."""
+    bank = str(tmp_path_factory.mktemp("walk") / "a.bank")
+    document = str(DOCUMENTS / "harbour-register.txt")
+    return walk("build", bank, document, "-m", SMALL_MODEL), walk("ask", bank, "Who is the mayor?")
+
+
+def test_a_question_from_the_command_line_runs_the_equations_themselves(
+    asked: tuple[Walk, Walk],
+) -> None:
+    built, answered = asked
+    assert "method.compressor.PoolingCompressor.compress" in built.functions
+    for place, wanted in rows().items():
+        if place in ("3.2, H_Q", "3.2, q, k, alpha, MaxSim, s_n", "3.2, top-K", "3.3, a, z, H-hat"):
+            for name in wanted:
+                assert any(one.startswith(name) for one in answered.functions), name
+
+
+def test_a_question_passes_through_few_files_and_calls(asked: tuple[Walk, Walk]) -> None:
+    _, answered = asked
+    assert len(answered.files) <= FILES
+    assert answered.depths.keys() == {"block_scores", "prefill"}
+    assert max(answered.depths.values()) <= CALLS

@@ -31,10 +31,8 @@ from experiments.system.models import guided_model, main_model
 from experiments.system.peers import PEERS, LlamaCpp, PrefixCached, TextBlocks
 from experiments.system.scales import SHIPPED, SMOL, Scale
 from experiments.system.stand_in import backbone
-from sedem.answering.requests import encode_questions
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
-from sedem.bank.search import key_scores
 from sedem.baselines.longllmlingua import LongLLMLingua
 from sedem.bench import command
 from sedem.bench.measure import WARM_UP, Trial, spread
@@ -47,9 +45,11 @@ from sedem.engine.device import Clock
 from sedem.evaluation.readers import BoundSedem
 from sedem.evaluation.registry import METHODS as EVERY
 from sedem.method.segments import segment_text
+from sedem.method.selector import block_scores
 from sedem.model import SeDeM
 from sedem.quantization import BFLOAT16, Quantized, quantize
 from sedem.reading.encoding import batches
+from sedem.selecting.select import encode_questions
 from sedem.types import Document
 
 # What is measured, by scale
@@ -456,13 +456,15 @@ def _selection(plan: Plan, sizes: Sequence[int]) -> dict[str, Any]:
         assert isinstance(reader, BoundSedem)
         model = reader.model
         hidden_1QE, mask_1Q = encode_questions(model, model.engine, QUESTIONS[:1])
-        query_1QRH = model.queries(hidden_1QE)
+        query_1QRH, mask_1Q = model.queries(hidden_1QE), mask_1Q.to(model.device)
         found = {}
         for count in sizes:
             keys_NJRH, times = _synthetic_keys(model, count), []
+            keys_1NJRH = keys_NJRH.values[None]
+            slots_1NJ = torch.ones(keys_1NJRH.shape[:3], dtype=torch.bool, device=model.device)
             for _ in range(WARM_UP + plan.runs):
                 clock = Clock(model.device)
-                key_scores(query_1QRH, mask_1Q, keys_NJRH, torch.zeros(0, dtype=torch.long))
+                block_scores(query_1QRH, mask_1Q, keys_1NJRH, slots_1NJ)
                 clock.lap("score_ms")
                 times.append(clock.timings["score_ms"])
             slots = count * model.config.slots_per_block

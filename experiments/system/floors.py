@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from sedem.answering.decoding import question_ids
 from sedem.backbone.decoder import Backbone
+from sedem.backbone.prompts import question_ids
 from sedem.bank.keys import cache_dtype
 from sedem.engine.device import Clock
 from sedem.engine.fused import MATRICES

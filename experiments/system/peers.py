@@ -38,10 +38,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Cache, DynamicCache, StaticCache
 
-from sedem.answering.decoding import Decoding, context_prompt, question_ids
-from sedem.answering.requests import Request, check_fits, choose, encode_questions, score_requests
+from sedem.answering.decoding import Decoding
+from sedem.answering.inputs import check_fits
 from sedem.backbone.decoder import Backbone, check_compiler
 from sedem.backbone.gguf import found_file, is_gguf
+from sedem.backbone.prompts import context_prompt, question_ids
 from sedem.bank.keys import prepare
 from sedem.bank.memory_bank import MemoryBank
 from sedem.baselines.full_context import generate_timed, text_bytes
@@ -61,6 +62,8 @@ from sedem.method.encoder import encode
 from sedem.method.selector import ALL
 from sedem.model import SeDeM
 from sedem.modules import SedemModules
+from sedem.selecting.plan import Request, plan_of
+from sedem.selecting.select import select
 from sedem.types import Answer, Document, check_documents
 
 QUESTION_ROOM = 64
@@ -413,12 +416,8 @@ class TextBlocks:
         """
         model, bank, source = self.model, memory.bank, memory.source
         clock = Clock(self.backbone.device)
-        request = Request(bank, question, self.k, condition="memory")
-        hidden_1QE, mask_1Q = encode_questions(model, model.engine, [question])
-        clock.lap("encode_ms")
-        (scores,) = score_requests(model, [request], hidden_1QE, mask_1Q)
-        selection = choose(model, request, scores)
-        clock.lap("score_ms")
+        plan = plan_of(model, Request(bank, question, self.k, condition="memory", hops=1))
+        [selection] = select(model, model.engine, [plan], clock)
         clock.timings["select_ms"] = clock.timings["encode_ms"] + clock.timings["score_ms"]
         blocks, limit = selection.memory, self.decoding.max_new_tokens
         prefix = torch.tensor(question_ids(self.backbone, question))

@@ -29,10 +29,9 @@ from experiments.system.peers import PEERS, QUESTION_ROOM, without_early_exit
 from experiments.system.scales import NANO, PAPER, SMOL
 from experiments.system.stand_in import stand_in
 from sedem import Answer, Document, SeDeM
-from sedem.answering.decoding import question_ids
-from sedem.answering.requests import encode_questions
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
+from sedem.backbone.prompts import question_ids
 from sedem.bench.memory import measure_memory
 from sedem.bench.plan import Plan
 from sedem.bench.report import lines
@@ -45,6 +44,7 @@ from sedem.evaluation.readers import open_full_context
 from sedem.evaluation.storage import kv_bytes_per_token
 from sedem.guidance import independent
 from sedem.method.encoder import encode
+from sedem.selecting.select import encode_questions
 
 QUESTION = "What is the rent?"
 SMALL, SHAPE = stand_in(PAPER), "llama-3.2-1b"

@@ -6,7 +6,8 @@ import pytest
 
 from experiments.system.floors import Ceilings, Work, busy, floors, sedem_work, text_work
 from sedem import Document, SeDeM
-from sedem.answering.decoding import Decoding, question_ids
+from sedem.answering.decoding import Decoding
+from sedem.backbone.prompts import question_ids
 from sedem.bank.keys import key_index
 from sedem.engine import int8
 from sedem.engine.static import open_engine

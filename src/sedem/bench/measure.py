@@ -8,7 +8,7 @@ from itertools import cycle, islice
 from statistics import median, quantiles
 from typing import Any
 
-from sedem.answering.decoding import question_ids
+from sedem.backbone.prompts import question_ids
 from sedem.bench.memory import measure_memory
 from sedem.bench.plan import Plan
 from sedem.bench.subjects import Keeper, Subject

@@ -23,7 +23,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from sedem.answering.requests import auto_budget
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import empty_model, open_backbone
 from sedem.bank.keys import prepare
@@ -48,6 +47,7 @@ from sedem.evaluation.registry import (
 )
 from sedem.model import SeDeM
 from sedem.quantization import BFLOAT16
+from sedem.selecting.plan import budget_of
 from sedem.types import Reader
 
 NO_TOKEN = -1
@@ -219,7 +219,7 @@ def _open_model(settings: MethodSettings, plan: Plan, weights: str, keeping: str
     model.config = model.config.with_changes(chat_template=False, answer="free")
     budget = NOTHING if keeping == "cold" else None
     model.engine = open_engine(plan.engine, model, budget=budget, weights=weights)
-    auto_budget(model, plan.k)
+    budget_of(model, plan.k)
     if keeping == "warm":
         keeping_engine(model.engine)
     return model

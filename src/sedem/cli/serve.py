@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sedem.cli import output
-from sedem.cli.options import EngineOption, WeightsOption, parse_options
+from sedem.cli.options import EngineOption, WeightsOption, parse_options, setting_option
 from sedem.config import DEFAULT_MODEL
 from sedem.errors import ConfigError
 from sedem.serve.settings import LIMITS, Settings
@@ -24,10 +25,7 @@ PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
 FOLDER = Path("~/.sedem")
 
 
-def _setting(name: str, metavar: str | None = None, *flags: str) -> Any:
-    """Return the option of a setting."""
-    text = Settings.model_fields[name].description
-    return typer.Option(*flags, metavar=metavar, help=text)
+_setting = partial(setting_option, Settings)
 
 
 def serve(

@@ -82,9 +82,9 @@ def block_scores(
             # Equation 6. Without -inf, a padded slot at 0 would beat a negative cosine.
             alpha_BRQL += padding_B11L
             best_BQN = best_BQN + alpha_BRQL.unflatten(-1, (-1, slots)).amax(-1).sum(1)
-        # Equation 7. On a CPU, `sum` would add the last of many columns in another order.
+        # Equation 7.
         best_BQN = best_BQN.reshape(questions, tokens, -1)
-        total_BN = sum(best_BQN.unbind(1)) if fits else best_BQN.sum(1)
+        total_BN = _sum_in_order(best_BQN) if fits else best_BQN.sum(1)
         scores.append(total_BN / heads)
     return torch.cat(scores, 1)
 
@@ -95,6 +95,12 @@ def _must_fit_cache(tensor: Tensor) -> bool:
     On a GPU, a call costs more than a little arithmetic.
     """
     return tensor.device.type == "cpu"
+
+
+def _sum_in_order(best_BQN: Tensor) -> Tensor:
+    """Sum over question tokens; `sum` would add the last of many columns in another order."""
+    first_BN, *others = best_BQN.unbind(1)
+    return sum(others, first_BN)
 
 
 def _columns(keys_BNJRH: Tensor, whole: int) -> Tensor:
@@ -238,7 +244,7 @@ SMALL_SHARE = 64
 """If fewer than one block in this many is selected, only the best are sorted."""
 
 
-def select(scores_N: Tensor, count: int) -> Tensor:
+def top_k(scores_N: Tensor, count: int) -> Tensor:
     """I(Q), the indices of the `count` best blocks, best first; ties go to the earlier block."""
     if 0 < count * SMALL_SHARE < len(scores_N):
         # Sort only blocks that reach the lowest selected score.

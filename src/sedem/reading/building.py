@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from sedem.bank import search
 from sedem.bank.blocks import Blocks, partition, to_blocks
 from sedem.bank.database import WAIT
 from sedem.bank.file import BankFile
@@ -29,6 +28,7 @@ from sedem.method.segments import Segments
 from sedem.modules import SedemModules
 from sedem.quantization import BFLOAT16, Quantized, check_dtype
 from sedem.reading.encoding import Progress, compress, read, segments_of
+from sedem.selecting import candidates
 from sedem.types import Document, distinct
 
 COMMIT = 400_000
@@ -142,8 +142,8 @@ def build_bank(
     bank = MemoryBank.open(path)
     if keys is not None:
         save_keys(bank, model.selector, keys)
-    if bank.path is not None and len(bank) > search.COARSE_FROM:
-        search.bank_codes(bank, model.selector)
+    if bank.path is not None and len(bank) > candidates.COARSE_FROM:
+        candidates.bank_codes(bank, model.selector)
     return Report(taken.added, taken.replaced, taken.unchanged, len(bank.documents), len(bank))
 
 

@@ -12,8 +12,7 @@ from conftest import LEASE
 
 from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.answering import rereading
-from sedem.answering.decoding import end_ids, with_texts
-from sedem.answering.requests import Prepared, Request, Scores, Selection, prepare
+from sedem.answering.inputs import Prepared, prepare
 from sedem.answering.rereading import (
     Found,
     TextSearch,
@@ -30,8 +29,10 @@ from sedem.answering.spans import (
     SpanSearch,
 )
 from sedem.backbone.decoder import Backbone
+from sedem.backbone.prompts import end_ids, with_texts
 from sedem.engine.device import Clock
 from sedem.guidance.spans import LEAST, SECOND_FEATURES, SecondReading, rival_features
+from sedem.selecting.plan import Request, Scores, Selection
 
 LIMIT = 12
 

@@ -16,8 +16,9 @@ from torch import Tensor
 from unit.baselines.conftest import SMALL, make, tokens
 
 from sedem import Document, SeDeM
-from sedem.answering.decoding import Decoding, answer_ids, context_prompt, question_ids
+from sedem.answering.decoding import Decoding
 from sedem.backbone.decoder import Backbone
+from sedem.backbone.prompts import answer_ids, context_prompt, question_ids
 from sedem.baselines.registry import TRAINED, reader_class
 from sedem.baselines.settings import ReaderConfig
 from sedem.baselines.trained import ContextMemory, TrainedReader

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
-from sedem.answering.decoding import context_prompt
-from sedem.answering.requests import Request
 from sedem.backbone.decoder import Backbone
+from sedem.backbone.prompts import context_prompt
 from sedem.baselines.bm25 import BM25
 from sedem.baselines.full_context import FullContext
 from sedem.baselines.longllmlingua import LongLLMLingua
@@ -23,6 +22,7 @@ from sedem.errors import ConfigError, DataError
 from sedem.evaluation.config import MethodSettings
 from sedem.evaluation.readers import SedemMethod, open_model
 from sedem.evaluation.run import evaluate
+from sedem.selecting.plan import Request
 
 QUESTION, SHORT = "What is the rent?", Decoding(max_new_tokens=4)
 
