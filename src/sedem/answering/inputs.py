@@ -14,7 +14,7 @@ import torch
 
 from sedem.backbone.prompts import question_ids, with_texts
 from sedem.bank.memory_bank import BankReader
-from sedem.engine.device import Clock, device_lock, in_pieces
+from sedem.engine.device import Clock, in_pieces
 from sedem.engine.interface import WIDE, AnswerInputs, Engine
 from sedem.errors import ConfigError, SedemError
 from sedem.guidance.scores import text_count
@@ -50,16 +50,10 @@ class Prepared:
     @cached_property
     def citations(self) -> tuple[Citation, ...]:
         """The spans behind the selected blocks, best first."""
-        bank, selection = self.plan.bank, self.selection
-        scores, words = selection.scores, selection.scores.words
+        scores, ranked = self.selection.scores, in_pieces(self.selection.ranked)
         return tuple(
-            replace(
-                bank.citation(index, rank, float(scores.total[index])),
-                state_score=None if scores.states is None else float(scores.states[index]),
-                word_score=None if words is None else float(words.scores[index]),
-                words=() if words is None else words.matching(index),
-            )
-            for rank, index in enumerate(in_pieces(selection.ranked), start=1)
+            replace(self.plan.bank.citation(index, rank), **scores.cited(index))
+            for rank, index in enumerate(ranked, start=1)
         )
 
 
@@ -82,8 +76,7 @@ def prepare(
     plans, chat = [plan_of(model, request) for request in requests], model.config.chat_template
     # The blocks of all that were not selected elsewhere.
     undecided = [plan for plan in plans if plan.selected is None]
-    with device_lock(model.device):
-        found = iter(select(model, engine, undecided, clock) if undecided else [])
+    found = iter(select(model, engine, undecided, clock) if undecided else [])
     prepared = []
     for plan, limit in zip(plans, limits, strict=True):
         selection, inputs, conditioning = plan.selected or next(found), None, 0

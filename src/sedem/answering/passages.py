@@ -60,7 +60,7 @@ def find_passages(
     """Find the best passages for a question.
 
     Args:
-        request: the question and its bank; of the options, those of selection count.
+        request: the question and its bank; options of reading and answering do not count.
 
     Returns:
         The passages, best first, and the probability that the evidence is in the bank; None if the
@@ -73,13 +73,7 @@ def find_passages(
     for name, number in (("k", passages), ("per_document", per_document)):
         if number < 1:
             raise ConfigError(f"{name} is {number}; it must be at least 1")
-    plan = plan_of(
-        model,
-        Request(
-            request.bank, request.question, selection=request.selection, hops=request.hops,
-            documents=request.documents,
-        ),
-    )  # fmt: skip
+    plan = plan_of(model, request)
     bank = plan.bank
     if not len(bank):
         check_question(plan.question)
@@ -89,9 +83,8 @@ def find_passages(
     wanted = min(count_candidates(scores.total), passages * max(LOOKED_AT, per_document))
     ranked = top_k(scores.total, wanted).tolist()
     hits = _hits(bank, scores, ranked, passages, per_document)
-    return [
-        _citation(bank, scores, hit, rank) for rank, hit in enumerate(hits, 1)
-    ], selection.confidence
+    found = [_citation(bank, scores, hit, rank) for rank, hit in enumerate(hits, start=1)]
+    return found, selection.confidence
 
 
 def _hits(
@@ -183,18 +176,15 @@ def _narrowed(text: str, start: int, end: int, scores: Scores, block: int) -> tu
 
 
 def _citation(bank: Snapshot, scores: Scores, hit: _Hit, rank: int) -> Citation:
-    documents, words = bank.documents, scores.words
+    documents = bank.documents
     return Citation(
         rank,
         documents.name(hit.document),
         hit.start,
         hit.end,
-        float(scores.total[hit.block]),
-        hit.text,
-        page_of(documents.pages(hit.document), hit.start),
-        hit.note,
-        None if scores.states is None else float(scores.states[hit.block]),
-        None if words is None else float(words.scores[hit.block]),
-        () if words is None else words.matching(hit.block),
+        text=hit.text,
+        page=page_of(documents.pages(hit.document), hit.start),
+        note=hit.note,
         also=documents.copies(hit.document),
+        **scores.cited(hit.block),
     )

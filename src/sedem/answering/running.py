@@ -208,24 +208,28 @@ def failure(error: Exception) -> SedemError:
     return unavailable
 
 
-@dataclass
 class Running:
     """One answer that is being decoded.
 
+    Args:
+        stages: the times of the stages before decoding, shared by all that joined with it.
+
     Attributes:
         clock: its times since the question was asked.
-        stages: the times of the stages before decoding, shared by all that joined with it.
         choose: chooses tokens `[1]` from logits `[1, V]`.
         found: what was found in the text of its blocks; None if that was not looked for.
     """
 
-    question: Question
-    prepared: Prepared
-    transcript: Transcript
-    clock: Clock
-    stages: Clock
-    choose: Callable[[Tensor], Tensor]
-    found: Found | None = None
+    def __init__(
+        self, model: SedemModules, question: Question, prepared: Prepared, stages: Clock
+    ) -> None:
+        self.question, self.prepared, self.stages = question, prepared, stages
+        chat = model.config.chat_template or prepared.plan.prompt is not None
+        ends = end_ids(model.decoder, chat=chat)
+        self.transcript = Transcript(model.decoder.tokenizer, ends, question.decoding)
+        self.choose = question.decoding.chooser(model.device)
+        self.clock = Clock(model.device, question.since)
+        self.found: Found | None = None
 
     @property
     def timings(self) -> dict[str, float]:
@@ -345,40 +349,26 @@ class RunningAnswers:
         Returns:
             Those that have no room now, and are to join later.
         """
-        model, device = self.model, self.model.device
         try:
             with self._watched():
-                clocks = [Clock(device, question.since) for question in questions]
                 # Without `since`, it would wait for the device.
-                stages = Clock(device, questions[0].since)
+                stages = Clock(self.model.device, questions[0].since)
                 limits = [question.decoding.max_new_tokens for question in questions]
                 requests = [question.request for question in questions]
-                # Select the blocks, tell them, and prefill what is to be answered.
-                prepared = prepare(model, self.engine, requests, limits, stages)
+                prepared = prepare(self.model, self.engine, requests, limits, stages)
                 joined = [
-                    Running(
-                        question,
-                        one,
-                        Transcript(
-                            model.decoder.tokenizer,
-                            end_ids(
-                                model.decoder,
-                                chat=model.config.chat_template or one.plan.prompt is not None,
-                            ),
-                            question.decoding,
-                        ),
-                        clock,
-                        stages,
-                        question.decoding.chooser(device),
-                    )
-                    for question, one, clock in zip(questions, prepared, clocks, strict=True)
+                    Running(self.model, *one, stages)
+                    for one in zip(questions, prepared, strict=True)
                 ]
                 for running in joined:
                     running.question.send(selected(running.prepared))
                 self._prefill([one for one in joined if one.prepared.inputs is not None])
                 for running in joined:
                     if running.prepared.inputs is None:
-                        self._decline(running)
+                        with self._only_for(running):
+                            running.clock.mark("ttft_ms")
+                            running.transcript.finish(UNANSWERABLE, "unanswerable")
+                            self._send(running)
                 return []
         except NoRoomError:
             if len(questions) == 1:
@@ -388,12 +378,6 @@ class RunningAnswers:
                 questions[0].send(error)
                 return []
         return [one for question in questions for one in self.join([question])]
-
-    def _decline(self, running: Running) -> None:
-        with self._only_for(running):
-            running.clock.mark("ttft_ms")
-            running.transcript.finish(UNANSWERABLE, "unanswerable")
-            self._send(running)
 
     def _prefill(self, joined: Sequence[Running]) -> None:
         free = sorted(set(range(self.count)) - self.live.keys())

@@ -7,6 +7,7 @@ width, D decoder width.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -71,7 +72,7 @@ def block_scores(
         keys_BRHL = _columns(keys_BNJRH[:, part], whole)
         slot_mask_BL = slot_mask_BNJ[:, part].flatten(1)
         padding_B11L = query_BRQH.new_zeros(()).where(slot_mask_BL, -torch.inf)[:, None, None]
-        best_BQN = query_BRQH.new_zeros(())
+        best = []
         for first in range(0, heads, at_once):
             some = slice(first, first + at_once)
             # Equation 5.
@@ -81,10 +82,10 @@ def block_scores(
                 alpha_BRQL *= scales_BNJR[:, part, :, some].movedim(3, 1).flatten(2)[:, :, None]
             # Equation 6. Without -inf, a padded slot at 0 would beat a negative cosine.
             alpha_BRQL += padding_B11L
-            best_BQN = best_BQN + alpha_BRQL.unflatten(-1, (-1, slots)).amax(-1).sum(1)
+            best.append(alpha_BRQL.unflatten(-1, (-1, slots)).amax(-1).sum(1))
         # Equation 7.
-        best_BQN = best_BQN.reshape(questions, tokens, -1)
-        total_BN = _sum_in_order(best_BQN) if fits else best_BQN.sum(1)
+        best_BQN = _sum_in_order(best).reshape(questions, tokens, -1)
+        total_BN = _sum_in_order(best_BQN.unbind(1)) if fits else best_BQN.sum(1)
         scores.append(total_BN / heads)
     return torch.cat(scores, 1)
 
@@ -97,10 +98,9 @@ def _must_fit_cache(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
-def _sum_in_order(best_BQN: Tensor) -> Tensor:
-    """Sum over question tokens; `sum` would add the last of many columns in another order."""
-    first_BN, *others = best_BQN.unbind(1)
-    return sum(others, first_BN)
+def _sum_in_order(parts: Sequence[Tensor]) -> Tensor:
+    """Sum tensors; `Tensor.sum` would add the last of many columns in another order."""
+    return sum(parts[1:], parts[0])
 
 
 def _columns(keys_BNJRH: Tensor, whole: int) -> Tensor:

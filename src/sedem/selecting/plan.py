@@ -103,6 +103,16 @@ class Scores:
     states: Tensor | None = None
     words: Words | None = None
 
+    def cited(self, block: int) -> dict[str, Any]:
+        """What a citation tells of why a block was selected."""
+        states, words = self.states, self.words
+        return {
+            "score": float(self.total[block]),
+            "state_score": None if states is None else float(states[block]),
+            "word_score": None if words is None else float(words.scores[block]),
+            "words": () if words is None else words.matching(block),
+        }
+
 
 @dataclass(frozen=True)
 class Selection:

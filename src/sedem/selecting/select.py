@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -40,7 +41,7 @@ from sedem.guidance.spans import is_exact
 from sedem.method.selector import Selector, block_scores, resolve_budget, top_k
 from sedem.modules import SedemModules
 from sedem.quantization import Quantized
-from sedem.selecting import candidates as search
+from sedem.selecting import candidates
 from sedem.selecting.plan import Plan, Scores, Selection, Settled
 
 REFERS_BACK = re.compile(
@@ -78,37 +79,40 @@ def select(
         BankError: a bank is empty, or it has no index of words and a plan selects by words.
         NoTextError: a bank does not hold the text of a block that a second hop starts from.
     """
+    # Waiting for other machines would keep other answers from a GPU.
+    lock = device_lock(model.device) if scoring is None else nullcontext()
     scoring = scoring or score_questions
-    # H_Q, the states of the questions.
-    hidden_BQE, mask_BQ = encode_questions(model, engine, [plan.question for plan in plans])
-    if clock is not None:
-        clock.lap("encode_ms")
-    if not all(len(plan.bank) for plan in plans):
-        raise BankError("the bank holds no documents; add some with 'sedem build BANK FILE...'")
-    # What blocks share with each question: its words, and s_n, for all questions to a bank at once.
-    words = [find_words(plan, plan.question, plan.context) for plan in plans]
-    query_BQRH, states = model.queries(hidden_BQE), dict[int, Tensor]()
-    by_bank: dict[int, list[int]] = {}
-    for row, plan in enumerate(plans):
-        if plan.selection != "words":
-            by_bank.setdefault(id(plan.bank), []).append(row)
-    for rows in by_bank.values():
-        bank, every = plans[rows[0]].bank, any(needs_every_score(plans[row]) for row in rows)
-        some = rows if len(rows) < len(plans) else slice(None)
-        also = [search.best_by_words(words[row]) for row in rows]
-        found = scoring(model.selector, bank, query_BQRH[some], mask_BQ[some], every, also)
-        states |= zip(rows, found, strict=True)
-    selections = []
-    for row, (plan, tokens) in enumerate(zip(plans, mask_BQ.sum(1).tolist(), strict=True)):
-        states_N, words_N = states.get(row), None if (own := words[row]) is None else own.scores
-        total_N = of_documents(plan, combined_scores(states_N, words_N, model.config))
-        scores = Scores(total_N, states_N, words[row])
-        # Whether the evidence is there, by the first hop; then the second one, and the choice.
-        confidence = confidence_of(model, scores, tokens)
-        scores = hop_again(model, engine, plan, scores, tokens, scoring)
-        selections.append(choose(model, plan, scores, confidence))
-    if clock is not None:
-        clock.lap("score_ms")
+    with lock:
+        # H_Q, the states of the questions.
+        hidden_BQE, mask_BQ = encode_questions(model, engine, [plan.question for plan in plans])
+        if clock is not None:
+            clock.lap("encode_ms")
+        if not all(len(plan.bank) for plan in plans):
+            raise BankError("the bank holds no documents; add some with 'sedem build BANK FILE...'")
+        # The words that blocks share with each question, and s_n, for all questions to one bank.
+        words = [find_words(plan, plan.question, plan.context) for plan in plans]
+        query_BQRH, states = model.queries(hidden_BQE), dict[int, Tensor]()
+        by_bank: dict[int, list[int]] = {}
+        for row, plan in enumerate(plans):
+            if plan.selection != "words":
+                by_bank.setdefault(id(plan.bank), []).append(row)
+        for rows in by_bank.values():
+            bank, every = plans[rows[0]].bank, any(needs_every_score(plans[row]) for row in rows)
+            some = rows if len(rows) < len(plans) else slice(None)
+            also = [candidates.best_by_words(words[row]) for row in rows]
+            found = scoring(model.selector, bank, query_BQRH[some], mask_BQ[some], every, also)
+            states |= zip(rows, found, strict=True)
+        selections = []
+        for row, (plan, tokens) in enumerate(zip(plans, mask_BQ.sum(1).tolist(), strict=True)):
+            states_N, words_N = states.get(row), None if (own := words[row]) is None else own.scores
+            total_N = of_documents(plan, combined_scores(states_N, words_N, model.config))
+            scores = Scores(total_N, states_N, words[row])
+            # Whether the evidence is there, by the first hop; then the second one, and the choice.
+            confidence = confidence_of(model, scores, tokens)
+            scores = hop_again(model, engine, plan, scores, tokens, scoring)
+            selections.append(choose(model, plan, scores, confidence))
+        if clock is not None:
+            clock.lap("score_ms")
     return selections
 
 
@@ -214,7 +218,7 @@ def score_questions(
         fp32 scores `[B, N]`, on the CPU; -inf for a block that is not a candidate.
     """
     with device_lock(query_BQRH.device):
-        if every or len(bank) <= search.COARSE_FROM:
+        if every or len(bank) <= candidates.COARSE_FROM:
             slots_NJ = slot_mask(bank, selector)
             mask_BQ, parts = _beside(query_BQRH, mask_BQ), []
             for blocks, keys_nJRH in key_parts(bank, selector):
@@ -226,10 +230,10 @@ def score_questions(
         for row, mask_Q in enumerate(mask_BQ):
             words_n = also[row] if also else torch.zeros(0, dtype=torch.long)
             query_QRH = query_BQRH[row, : int(mask_Q.sum())]
-            candidates = search.nearest(bank, selector, query_QRH, words_n)
+            found = candidates.nearest(bank, selector, query_QRH, words_n)
             one = slice(row, row + 1)
-            exact_1n = scores_of(selector, bank, query_BQRH[one], mask_BQ[one], candidates)
-            scores_BN[row, candidates] = exact_1n[0].cpu()
+            exact_1n = scores_of(selector, bank, query_BQRH[one], mask_BQ[one], found)
+            scores_BN[row, found] = exact_1n[0].cpu()
         return scores_BN
 
 
@@ -278,7 +282,7 @@ def find_words(plan: Plan, text: str, context: str = "") -> Words | None:
     """
     if plan.selection == "states":
         return None
-    postings = POSTINGS if len(plan.bank) > search.COARSE_FROM else None
+    postings = POSTINGS if len(plan.bank) > candidates.COARSE_FROM else None
     words = score_words(plan.bank, text, postings)
     share = share_of_context(text) if context.strip() else 0.0
     return words.beside(score_words(plan.bank, context, postings), share) if share else words
@@ -300,7 +304,7 @@ def needs_every_score(plan: Plan) -> bool:
     if plan.blocks is not None or plan.documents is not None or plan.ranking:
         return True
     # `blocks_for_mass` uses that many of the best scores.
-    return plan.most > search.CANDIDATES
+    return plan.most > candidates.CANDIDATES
 
 
 def of_documents(plan: Plan, scores_N: Tensor) -> Tensor:
@@ -407,7 +411,7 @@ def hop_again(
         second.queries(model.selector, hidden_1QE),
         torch.ones(hidden_1QE.shape[:2], dtype=torch.bool),
         needs_every_score(plan),
-        [search.best_by_words(named)],
+        [candidates.best_by_words(named)],
     )
     # A block that was no candidate of the first hop scored no better than those that were.
     candidates_N = states_N > -torch.inf

@@ -36,6 +36,7 @@ from sedem.errors import (
     QueueFullError,
     UnavailableError,
 )
+from sedem.guidance.scores import Guidance
 from sedem.selecting.plan import Request
 
 LONG = Decoding(max_new_tokens=60)
@@ -492,6 +493,7 @@ def test_a_long_question_ends_between_two_pieces(how: str, independent: SeDeM, h
 def test_what_takes_long_is_known_before_blocks_are_selected(
     request_: dict[str, Any], long: bool, independent: SeDeM
 ) -> None:
+    independent.guidance = Guidance()  # for the adaptive budget
     bank = independent.read([Document(f"{number}.txt", LEASE) for number in range(5)])
     assert is_long(independent, Request(bank, RENT, **request_)) is long
 
