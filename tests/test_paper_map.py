@@ -7,7 +7,6 @@ import sys
 import threading
 from pathlib import Path
 
-import pytest
 from tools.house import Walk, walk
 
 from sedem import Decoding, Document, SeDeM
@@ -66,35 +65,23 @@ def test_the_reference_engine_runs_the_equations_themselves(
     assert wanted <= names
 
 
-# The walk of a question: a change that makes it longer needs a reason
-
 FILES, CALLS = 60, 12
-"""Most files that `sedem ask` passes through, and most calls from it to an equation."""
+"""Most files that `sedem ask` passes through, and most calls from it to an equation; a change that
+makes this longer needs a reason."""
 
 
-@pytest.fixture(scope="module")
-def asked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Walk, Walk]:
-    """What reading a document into a bank and a question to it pass through."""
-    bank = str(tmp_path_factory.mktemp("walk") / "a.bank")
-    document = str(DOCUMENTS / "harbour-register.txt")
-    return walk("build", bank, document, "-m", SMALL_MODEL), walk("ask", bank, "Who is the mayor?")
-
-
-def test_a_question_from_the_command_line_runs_the_equations_themselves(
-    asked: tuple[Walk, Walk],
+def test_a_question_from_the_command_line_takes_a_short_walk_to_the_equations(
+    tmp_path: Path,
 ) -> None:
-    built, answered = asked
+    bank, document = str(tmp_path / "a.bank"), str(DOCUMENTS / "harbour-register.txt")
+    built, asked = walk("build", bank, document, "-m", SMALL_MODEL), walk("ask", bank, "Who?")
     expected = rows()
     for walked, places in (
         (built, ("3.1, local mean pooling", "3.1, m = h-bar W_in, M_s")),
-        (answered, ("3.2, q, k, alpha, MaxSim, s_n", "3.2, top-K", "3.3, a, z, H-hat")),
+        (asked, ("3.2, q, k, alpha, MaxSim, s_n", "3.2, top-K", "3.3, a, z, H-hat")),
     ):
         for name in (name for place in places for name in expected[place]):
             assert any(f"{one}.".startswith(f"{name}.") for one in walked.functions), name
-
-
-def test_a_question_passes_through_few_files_and_calls(asked: tuple[Walk, Walk]) -> None:
-    _, answered = asked
-    assert len(answered.files) <= FILES
-    assert answered.depths.keys() == {"block_scores", "prefill"}
-    assert max(answered.depths.values()) <= CALLS
+    assert len(asked.files) <= FILES
+    assert asked.depths.keys() == {"block_scores", "prefill"}
+    assert max(asked.depths.values()) <= CALLS

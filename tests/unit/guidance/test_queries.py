@@ -252,13 +252,6 @@ def test_a_second_hop_stays_within_the_requested_documents(hopping: SeDeM) -> No
     assert {bank.blocks[n].document for n in found.ranked} == {1}
 
 
-def test_what_a_model_or_a_request_cannot_do_is_said(model: SeDeM, bank: MemoryBank) -> None:
-    with pytest.raises(ConfigError, match=r"hops is 2, but this model has no second hop"):
-        model.answer(bank, RENT, hops=2)
-    with pytest.raises(ConfigError, match=r"hops is '3'; it can be 1, 2, auto"):
-        model.answer(bank, RENT, hops=3)  # type: ignore[arg-type]
-
-
 def test_it_begins_with_the_queries_of_the_selector(model: SeDeM) -> None:
     part = SecondHop(model.selector)
     hidden_1QE = torch.randn(1, 3, model.encoder.width)

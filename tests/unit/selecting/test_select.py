@@ -23,19 +23,15 @@ from sedem.selecting.plan import Request, Scores, plan_of
 from sedem.selecting.select import choose, select
 
 
-def test_all_blocks_need_no_selection(model: SeDeM, bank: MemoryBank) -> None:
-    everything = model.answer(bank, RENT, k="all", decoding=SHORT)
-    forced = model.answer(bank, RENT, blocks=range(len(bank)), decoding=SHORT)
-    assert untimed(everything) == untimed(forced)
-
-
-def test_forcing_the_blocks_that_would_be_selected_changes_nothing(
+def test_forced_blocks_that_would_be_selected_change_nothing(
     model: SeDeM, bank: MemoryBank
 ) -> None:
     best = model.scores(bank, RENT).argsort(descending=True).tolist()[:3]
-    assert untimed(model.answer(bank, RENT, k=3, decoding=SHORT)) == untimed(
-        model.answer(bank, RENT, k=1, blocks=best, decoding=SHORT)
-    )
+    for k, blocks in (("all", range(len(bank))), (3, best)):
+        selected = model.answer(bank, RENT, k=k, decoding=SHORT)
+        assert untimed(selected) == untimed(
+            model.answer(bank, RENT, k=1, blocks=blocks, decoding=SHORT)
+        )
 
 
 def test_other_blocks_give_another_answer(model: SeDeM, bank: MemoryBank) -> None:
@@ -93,12 +89,6 @@ def test_auto_may_be_the_models_own_budget(guided: SeDeM, documents: list[Docume
     assert untimed(guided.answer(bank, RENT, decoding=SHORT)) == untimed(expected)
 
 
-@pytest.mark.parametrize("k", ["auto", Auto(), Auto(0.5, 1, 2)])
-def test_auto_is_refused_without_guidance(k: Auto | str, model: SeDeM, bank: MemoryBank) -> None:
-    with pytest.raises(ConfigError, match="k is 'auto', but this model was trained without guid"):
-        model.answer(bank, RENT, k=k)
-
-
 def test_auto_scores_every_block_only_if_it_may_use_more_than_the_candidates(
     guided: SeDeM, documents: list[Document], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,15 +103,6 @@ def test_auto_scores_every_block_only_if_it_may_use_more_than_the_candidates(
 
     assert scored("auto") == scored(Auto(most=7)) == 7
     assert scored(Auto(most=8)) == len(bank)
-
-
-@pytest.mark.parametrize("index", [-1, 29, 10**6])
-def test_a_forced_block_outside_the_bank_is_refused_with_both_numbers(
-    index: int, model: SeDeM, bank: MemoryBank
-) -> None:
-    assert len(bank) == 29
-    with pytest.raises(ConfigError, match=f"block {index} was asked for, the bank has 29"):
-        model.answer(bank, RENT, blocks=[0, index])
 
 
 def test_blocks_stand_in_document_order(model: SeDeM, bank: MemoryBank) -> None:
@@ -215,13 +196,6 @@ def test_the_condition_says_which_blocks_are_read_as_text(
     assert answer.conditioning == states + len(inputs_of(model, plan, own, prompt).prefix)
 
 
-def test_an_unknown_condition_and_too_much_text_are_refused(model: SeDeM, bank: MemoryBank) -> None:
-    with pytest.raises(ConfigError, match=r"condition is 'words'; it can be memory, text, both"):
-        model.answer(bank, "What is the rent?", condition="words")  # type: ignore[call-overload]
-    with pytest.raises(ConfigError, match="use a smaller k, or read blocks as memory"):
-        model.answer(bank, "What is the rent?", k="all", condition="text")
-
-
 # Questions to some documents of a bank: no block of another one is used or counts
 
 
@@ -298,26 +272,33 @@ def test_a_large_bank_is_not_searched_for_candidates_of_other_documents(
     assert untimed(answer) == untimed(expected)
 
 
+# What cannot be used
+
+NO_GUIDANCE = "k is 'auto', but this model was trained without guidance"
+
+
 @pytest.mark.parametrize(
-    ("asked", "error", "words"),
+    ("options", "words"),
     [
-        ([], ConfigError, "documents is empty; give at least one"),
-        ([2], ConfigError, "document 2 was asked for, the bank has 2"),
-        ([-1], ConfigError, "document -1 was asked for"),
-        (
-            ["x"],
-            UnknownDocumentError,
-            "the bank has no document 'x'; it has 'lease.txt', 'recipe.txt'",
-        ),
+        ({"k": "auto"}, NO_GUIDANCE),
+        ({"k": Auto()}, NO_GUIDANCE),
+        ({"k": Auto(0.5, 1, 2)}, NO_GUIDANCE),
+        ({"k": "all", "condition": "text"}, "use a smaller k, or read blocks as memory"),
+        ({"condition": "words"}, "condition is 'words'; it can be memory, text, both"),
+        ({"hops": 2}, "hops is 2, but this model has no second hop"),
+        ({"hops": 3}, "hops is '3'; it can be 1, 2, auto"),
+        ({"blocks": [0, -1]}, "block -1 was asked for, the bank has 29"),
+        ({"blocks": [0, 29]}, "block 29 was asked for, the bank has 29"),
+        ({"documents": []}, "documents is empty; give at least one"),
+        ({"documents": [2]}, "document 2 was asked for, the bank has 2"),
+        ({"documents": [-1]}, "document -1 was asked for"),
+        ({"documents": ["x"]}, "the bank has no document 'x'; it has 'lease.txt', 'recipe.txt'"),
+        ({"blocks": [0], "documents": [0]}, "both blocks and documents"),
     ],
 )
-def test_documents_that_are_not_there_are_refused(
-    asked: list[Any], error: type[Exception], words: str, model: SeDeM, bank: MemoryBank
+def test_options_that_cannot_be_used_are_refused(
+    options: dict[str, Any], words: str, model: SeDeM, bank: MemoryBank
 ) -> None:
-    with pytest.raises(error, match=words):
-        model.answer(bank, RENT, documents=asked)
-
-
-def test_blocks_and_documents_together_are_refused(model: SeDeM, bank: MemoryBank) -> None:
-    with pytest.raises(ConfigError, match="both blocks and documents"):
-        model.answer(bank, RENT, blocks=[0], documents=[0])
+    kind = UnknownDocumentError if options.get("documents") == ["x"] else ConfigError
+    with pytest.raises(kind, match=re.escape(words)):
+        model.answer(bank, RENT, **options)
