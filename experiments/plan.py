@@ -18,11 +18,11 @@ from experiments.system.tables import NOT_RUN, Number, entries, made_on, markdow
 from experiments.system.timing import GROWN
 from sedem.backbone.loading import read_config
 from sedem.bank.codes import SIGNS
-from sedem.bank.search import CANDIDATES, COARSE_FROM, WORD_CANDIDATES
 from sedem.checkpoint.folder import EXTRA_ENTRIES
 from sedem.config import SedemConfig
 from sedem.durable_files import bytes_text
 from sedem.quantization import BFLOAT16, vector_bytes
+from sedem.selecting.candidates import CANDIDATES, COARSE_FROM, WORD_CANDIDATES
 
 SIZES = tuple(10**power for power in range(7, 13))
 """Sizes of the banks, in tokens."""

@@ -11,15 +11,17 @@ import torch
 from torch import Tensor
 
 from sedem import Answer, Decoding, Document, MemoryBank, SeDeM, SedemConfig
-from sedem.answering.decoding import question_ids
-from sedem.answering.requests import Request, Scores, choose, inputs_of
+from sedem.answering.inputs import inputs_of
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
+from sedem.backbone.prompts import question_ids
 from sedem.bank.keys import keys_of
 from sedem.engine.interface import AnswerInputs, Engine, Rows
 from sedem.engine.static import Static, open_engine
 from sedem.guidance.queries import Queries
 from sedem.method.selector import block_scores
+from sedem.selecting.plan import Request, Scores, plan_of
+from sedem.selecting.select import choose
 
 RENT = "What is the rent?"
 QUESTIONS = (
@@ -89,8 +91,8 @@ def engine_of(model: SeDeM) -> Static:
 def inputs_for(model: SeDeM, request: Request, turn: int = 0) -> AnswerInputs:
     """Return the inputs of an answer from blocks that no question chose."""
     scores = torch.arange(len(request.bank)).roll(turn).float()
-    prefix = torch.tensor(question_ids(model.decoder, request.question))
-    return inputs_of(request.bank, choose(model, request, Scores(scores)), prefix)
+    plan, prompt = plan_of(model, request), question_ids(model.decoder, request.question)
+    return inputs_of(model, plan, choose(model, plan, Scores(scores)), prompt)
 
 
 @contextmanager

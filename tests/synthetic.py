@@ -11,11 +11,11 @@ import torch
 
 from sedem import Document, MemoryBank, SeDeM
 from sedem.answering.decoding import Decoding
-from sedem.answering.requests import Request
 from sedem.bank.blocks import BlockRow
 from sedem.errors import SedemError
 from sedem.guidance.scores import Auto
 from sedem.quantization import BFLOAT16, quantize
+from sedem.selecting.plan import Request
 from sedem.types import Answer
 
 WORDS = (

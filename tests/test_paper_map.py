@@ -6,9 +6,12 @@ import re
 import sys
 import threading
 from pathlib import Path
-from types import FrameType
+
+from tools.house import Walk, walk
 
 from sedem import Decoding, Document, SeDeM
+from sedem.config import SMALL_MODEL
+from sedem.demo import DOCUMENTS
 from sedem.engine.static import open_engine
 
 MAP = Path(__file__).parents[1] / "docs" / "paper-map.md"
@@ -27,22 +30,16 @@ def rows() -> dict[str, list[str]]:
 
 def called(model: SeDeM, documents: list[Document]) -> set[str]:
     """Functions that run while documents are read and a question is answered."""
-    names = set()
-
-    def note(frame: FrameType, event: str, _: object) -> None:
-        module = frame.f_globals.get("__name__", "")
-        if event == "call" and module.startswith("sedem."):
-            names.add(f"{module.removeprefix('sedem.')}.{frame.f_code.co_qualname}")
-
-    sys.setprofile(note)
-    threading.setprofile(note)  # documents are cut in a thread
+    seen = Walk()
+    sys.setprofile(seen)
+    threading.setprofile(seen)  # documents are cut in a thread
     try:
         bank = model.read(documents)
         model.answer(bank, "What is the rent?", decoding=Decoding(3))
     finally:
         sys.setprofile(None)
         threading.setprofile(None)  # type: ignore[arg-type]
-    return names
+    return seen.functions
 
 
 def test_a_default_question_runs_what_the_paper_map_names(
@@ -66,3 +63,25 @@ def test_the_reference_engine_runs_the_equations_themselves(
     names = called(model, documents)
     wanted = {"method.encoder.encode", "method.injection.prefill", "method.injection.step"}
     assert wanted <= names
+
+
+FILES, CALLS = 60, 12
+"""Most files that `sedem ask` passes through, and most calls from it to an equation; a change that
+makes this longer needs a reason."""
+
+
+def test_a_question_from_the_command_line_takes_a_short_walk_to_the_equations(
+    tmp_path: Path,
+) -> None:
+    bank, document = str(tmp_path / "a.bank"), str(DOCUMENTS / "harbour-register.txt")
+    built, asked = walk("build", bank, document, "-m", SMALL_MODEL), walk("ask", bank, "Who?")
+    expected = rows()
+    for walked, places in (
+        (built, ("3.1, local mean pooling", "3.1, m = h-bar W_in, M_s")),
+        (asked, ("3.2, q, k, alpha, MaxSim, s_n", "3.2, top-K", "3.3, a, z, H-hat")),
+    ):
+        for name in (name for place in places for name in expected[place]):
+            assert any(f"{one}.".startswith(f"{name}.") for one in walked.functions), name
+    assert len(asked.files) <= FILES
+    assert asked.depths.keys() == {"block_scores", "prefill"}
+    assert max(asked.depths.values()) <= CALLS

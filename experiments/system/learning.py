@@ -19,7 +19,7 @@ from experiments.system.probe import probe as run_probe
 from experiments.system.scales import Scale, recipe_exists
 from experiments.system.stand_in import fitted
 from sedem import Document, SeDeM
-from sedem.answering.decoding import context_prompt
+from sedem.backbone.prompts import context_prompt
 from sedem.baselines.icae import ICAE
 from sedem.data.corpus import hub_id, read_texts
 from sedem.data.examples import Example, ExampleSet

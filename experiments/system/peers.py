@@ -38,18 +38,19 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Cache, DynamicCache, StaticCache
 
-from sedem.answering.decoding import Decoding, context_prompt, question_ids
-from sedem.answering.requests import Request, check_fits, choose, encode_questions, score_requests
+from sedem.answering.decoding import Decoding
+from sedem.answering.inputs import check_fits
 from sedem.backbone.decoder import Backbone, check_compiler
 from sedem.backbone.gguf import found_file, is_gguf
+from sedem.backbone.prompts import context_prompt, question_ids
 from sedem.bank.keys import prepare
 from sedem.bank.memory_bank import BankReader, MemoryBank, Snapshot
 from sedem.baselines.full_context import generate_timed, text_bytes
 from sedem.baselines.trained import TrainedReader
 from sedem.bench.subjects import (
     NOTHING,
+    BenchPlan,
     Opener,
-    Plan,
     Subject,
     open_sedem,
     with_random_baseline,
@@ -74,6 +75,8 @@ from sedem.method.encoder import encode
 from sedem.method.selector import ALL
 from sedem.model import SeDeM
 from sedem.modules import SedemModules
+from sedem.selecting.plan import Request, plan_of
+from sedem.selecting.select import select
 from sedem.types import Answer, Document, check_documents
 
 
@@ -444,12 +447,8 @@ class TextBlocks:
         """
         model, bank, source = self.model, memory.bank, memory.source
         clock = Clock(self.backbone.device)
-        request = Request(bank, question, self.k, condition="memory")
-        hidden_1QE, mask_1Q = encode_questions(model, model.engine, [question])
-        clock.lap("encode_ms")
-        (scores,) = score_requests(model, [request], hidden_1QE, mask_1Q)
-        selection = choose(model, request, scores)
-        clock.lap("score_ms")
+        plan = plan_of(model, Request(bank, question, self.k, condition="memory", hops=1))
+        [selection] = select(model, model.engine, [plan], clock)
         clock.timings["select_ms"] = clock.timings["encode_ms"] + clock.timings["score_ms"]
         blocks, limit = selection.memory, self.decoding.max_new_tokens
         prefix = torch.tensor(question_ids(self.backbone, question))
@@ -544,7 +543,7 @@ def sedem_opener(
 ) -> Opener:
     """SeDeM with other settings than those of the plan, as a row of its own."""
 
-    def opened(plan: Plan) -> Subject:
+    def opened(plan: BenchPlan) -> Subject:
         plan = plan.with_changes(**changes)
         model = changed(open_sedem(plan, block_context, None if warm else NOTHING))
         if warm:
@@ -555,7 +554,7 @@ def sedem_opener(
     return opened
 
 
-def _open_short_pieces(plan: Plan) -> Subject:
+def _open_short_pieces(plan: BenchPlan) -> Subject:
     method = open_method("comprexit", with_random_baseline("comprexit", plan).with_changes(k=None))
     reader = method.reader
     assert isinstance(reader, TrainedReader)
@@ -564,7 +563,7 @@ def _open_short_pieces(plan: Plan) -> Subject:
 
 
 def _opener(kind: type[HuggingFace] | type[TextBlocks]) -> Opener:
-    def opened(plan: Plan) -> Subject:
+    def opened(plan: BenchPlan) -> Subject:
         peer = kind.open(plan)
         return Subject(kind.name, peer, peer.backbone, isinstance(peer, HuggingFace))
 

@@ -27,19 +27,11 @@ from experiments.system.cells import Cell, checkpoint_of, examples_of
 from experiments.system.scales import SHIPPED, Questions, Scale
 from experiments.system.timing import resident
 from sedem import Document, MemoryBank, SeDeM
-from sedem.answering.requests import encode_questions
 from sedem.bank.blocks import BlockRow, Blocks
 from sedem.bank.codes import CodesFile, CodeSpace, mean_keys
 from sedem.bank.file import BankFile
-from sedem.bank.keys import key_index, keys_of, save_keys
+from sedem.bank.keys import keys_of, save_keys, slot_mask
 from sedem.bank.rows import Meta
-from sedem.bank.search import (
-    CANDIDATES,
-    CANDIDATES_ALONE,
-    WORD_CANDIDATES,
-    bank_codes,
-    key_scores,
-)
 from sedem.bank.words import POSTINGS, score_words
 from sedem.baselines.bm25 import bm25_scores, index_texts
 from sedem.data import labels
@@ -55,6 +47,13 @@ from sedem.evaluation.run import sample
 from sedem.guidance.scores import FEATURES, Confidence
 from sedem.method.segments import segment_text
 from sedem.quantization import Quantized
+from sedem.selecting.candidates import (
+    CANDIDATES,
+    CANDIDATES_ALONE,
+    WORD_CANDIDATES,
+    bank_codes,
+)
+from sedem.selecting.select import encode_questions, scores_of
 from sedem.training.calibration import (
     read_examples,
     score_examples,
@@ -229,7 +228,7 @@ class MadeBank:
         """Yield the place, keys and padding of all blocks in parts; no part crosses a size."""
         generator = torch.Generator().manual_seed(0)
         real = keys_of(self._real, self._selector, range(len(self._real)))
-        padding = key_index(self._real, self._selector).padding
+        padding = (~slot_mask(self._real, self._selector)).flatten().nonzero()[:, 0]
         texts = [self._real.block_text(block) for block in range(len(self._real))]
         self._add(texts, mean_keys(real, padding))
         yield slice(0, len(real)), real, padding
@@ -298,7 +297,7 @@ def _made_keys(keys_NJRH: Tensor, noise: Tensor, chosen: Tensor, generator: Any)
 
 
 def _exact_scores(asked: Asked, keys_NJRH: Quantized, padding_P: Tensor) -> Tensor:
-    """Score blocks for all questions at once `[B, N]`; `key_scores` is made for few questions."""
+    """Score blocks for all questions at once `[B, N]`; `block_scores` is made for few questions."""
     lengths = asked.mask_BQ.sum(1).tolist()
     query_XRH = asked.query_BQRH[asked.mask_BQ]
     values_NJRH = keys_NJRH.values.float()
@@ -397,10 +396,8 @@ def _stored(
     with spent:
         for row in range(len(asked.questions)):
             some = sorted(generator.sample(range(len(opened)), count))
-            padding_P = (opened.slot_tokens(some).flatten() == 0).nonzero()[:, 0]
-            question = slice(row, row + 1)
-            keys_NJRH = keys_of(opened, model.selector, some)
-            key_scores(asked.query_BQRH[question], asked.mask_BQ[question], keys_NJRH, padding_P)
+            own = slice(row, row + 1)
+            scores_of(model.selector, opened, asked.query_BQRH[own], asked.mask_BQ[own], some)
     share = (CANDIDATES + WORD_CANDIDATES) / count / len(asked.questions)
     return {"cpu_ms": share * spent.cpu_ms, "ms": share * spent.ms}
 

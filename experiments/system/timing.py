@@ -20,8 +20,7 @@ from experiments.system.answers import readings
 from experiments.system.cells import Cell, checkpoint_of, examples_of
 from experiments.system.scales import Scale
 from sedem import Decoding, SeDeM
-from sedem.answering.decoding import answer_ids, question_ids
-from sedem.answering.requests import Request
+from sedem.backbone.prompts import answer_ids, question_ids
 from sedem.bank.blocks import BlockRow, Blocks, partition
 from sedem.bank.file import BankFile
 from sedem.bank.memory_bank import MemoryBank
@@ -32,6 +31,7 @@ from sedem.data import labels
 from sedem.data.examples import Example, ExampleSet
 from sedem.method.segments import Segments, segment_text
 from sedem.quantization import Quantized
+from sedem.selecting.plan import Request
 from sedem.training.block_dataset import BlockDataset
 from sedem.types import Document
 

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sedem.answering.decoding import Decoding as Decoding
-    from sedem.answering.requests import Request as Request
     from sedem.bank.memory_bank import MemoryBank as MemoryBank
     from sedem.config import SedemConfig as SedemConfig
     from sedem.errors import SedemError as SedemError
     from sedem.guidance.scores import Auto as Auto
     from sedem.model import SeDeM as SeDeM
+    from sedem.selecting.plan import Request as Request
     from sedem.types import Answer as Answer
     from sedem.types import Citation as Citation
     from sedem.types import Document as Document
@@ -42,7 +42,7 @@ _HOMES = {
     "Document": "types",
     "MemoryBank": "bank.memory_bank",
     "Reader": "types",
-    "Request": "answering.requests",
+    "Request": "selecting.plan",
     "SeDeM": "model",
     "SedemConfig": "config",
     "SedemError": "errors",

@@ -33,6 +33,10 @@ Condition = Literal["memory", "text", "both"]
 SelectBy = Literal["states", "words", "both"]
 AnswerBy = Literal["free", "span", "auto"]
 Hops = Literal[1, 2, "auto"]
+WAYS: dict[str, Any] = {
+    "condition": Condition, "selection": SelectBy, "hops": Hops, "answer": AnswerBy,
+}  # fmt: skip
+"""Settings of a model that a question can replace, beside k, and what they can be."""
 
 CONFIG_FILE = "config.json"
 REMOVED = {"block_order": "document", "guidance_floor": None, "start_placement": "front"}

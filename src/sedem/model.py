@@ -16,7 +16,6 @@ from torch import Tensor
 from sedem.answering.conversation import conversation_request
 from sedem.answering.decoding import GREEDY, Decoding
 from sedem.answering.passages import find_passages
-from sedem.answering.requests import Options, Request, encode_questions, score_requests
 from sedem.answering.running import Estimate, ThreadReply, answer_all, stream
 from sedem.answering.scheduler import WAITING, Scheduler, rehearse
 from sedem.backbone.decoder import Backbone
@@ -36,6 +35,8 @@ from sedem.guidance.scores import Budget
 from sedem.modules import SedemModules
 from sedem.reading.building import read
 from sedem.reading.encoding import Progress
+from sedem.selecting.plan import Options, Request, plan_of
+from sedem.selecting.select import select
 from sedem.types import Answer, Citation
 
 if TYPE_CHECKING:
@@ -210,10 +211,9 @@ class SeDeM(SedemModules):
 
     def scores(self, memory: BankReader, question: str) -> Tensor:
         """Return what the model selects by: a score of every block `[N]`, in float32."""
-        memory.check_made_by(self.fingerprint())
-        states = encode_questions(self, self.engine, [question])
         # A ranking needs the score of every block, also in a large bank.
-        return score_requests(self, [Request(memory, question, ranking=True)], *states)[0].total
+        plan = plan_of(self, Request(memory, question, ranking=True, hops=1))
+        return select(self, self.engine, [plan])[0].scores.total
 
     def search(
         self,

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from sedem.backbone.decoder import Backbone
 from sedem.config import SedemConfig
 from sedem.errors import ConfigError
-from sedem.guidance.hops import SecondHop
-from sedem.guidance.queries import READ_ONCE_RANK, Queries
+from sedem.guidance.queries import READ_ONCE_RANK, Queries, SecondHop
 from sedem.guidance.scores import Confidence, Guidance
 from sedem.guidance.spans import SecondReading, SpanScorer
 from sedem.method.compressor import build_compressor

@@ -36,13 +36,12 @@ from experiments.system.peers import PEERS, QUESTION_ROOM, Keeper, sedem_opener,
 from experiments.system.scales import NANO, PAPER, SMOL
 from experiments.system.stand_in import stand_in
 from sedem import Answer, Document, SeDeM
-from sedem.answering.decoding import question_ids
-from sedem.answering.requests import encode_questions
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
+from sedem.backbone.prompts import question_ids
 from sedem.bench import measure as measuring
 from sedem.bench.measure import run_bench
-from sedem.bench.subjects import Plan, Subject, checkpoint_of, open_subjects
+from sedem.bench.subjects import BenchPlan, Subject, checkpoint_of, open_subjects
 from sedem.engine import int8
 from sedem.engine.interface import AnswerInputs
 from sedem.errors import ConfigError
@@ -52,6 +51,7 @@ from sedem.evaluation.storage import kv_bytes_per_token
 from sedem.guidance.independent import keys_values
 from sedem.method.encoder import encode
 from sedem.method.injection import Blocks, GrowingCache, prefill
+from sedem.selecting.select import encode_questions
 
 QUESTION = "What is the rent?"
 SMALL, SHAPE = stand_in(PAPER), "llama-3.2-1b"
@@ -65,13 +65,13 @@ def no_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def peer(name: str, checkpoint: str, **settings: Any) -> Subject:
     return PEERS[name](
-        Plan(**{"checkpoint": checkpoint, "max_new_tokens": 4, "device": "cpu"} | settings)
+        BenchPlan(**{"checkpoint": checkpoint, "max_new_tokens": 4, "device": "cpu"} | settings)
     )
 
 
 @pytest.fixture
-def plan(tiny_checkpoint: str) -> Plan:
-    return Plan(
+def plan(tiny_checkpoint: str) -> BenchPlan:
+    return BenchPlan(
         methods=(), contexts=(64,), checkpoint=tiny_checkpoint, runs=2, max_new_tokens=4,
         device="cpu",
     )  # fmt: skip
@@ -81,7 +81,7 @@ def peers(*names: str) -> dict[str, Any]:
     return {name: PEERS[name] for name in names}
 
 
-def test_rows_have_floors_and_the_peak_of_memory(plan: Plan) -> None:
+def test_rows_have_floors_and_the_peak_of_memory(plan: BenchPlan) -> None:
     detailed = partial(Detailed, ceilings=Ceilings(1e10, 1e11))
     plan = plan.with_changes(methods=("sedem", "full-context"), contexts=(64, 600))
     document = run_bench(plan, peers("hf", "hf-prefix"), trial=detailed)
@@ -96,7 +96,7 @@ def test_rows_have_floors_and_the_peak_of_memory(plan: Plan) -> None:
     assert 64 < document["results"]["hf"]["600"]["reads_tokens"] < 512
 
 
-def test_keeping_is_measured_side_by_side_with_documents_read_once(plan: Plan) -> None:
+def test_keeping_is_measured_side_by_side_with_documents_read_once(plan: BenchPlan) -> None:
     apart = {"block_context": "independent"}
     rows = {
         "sedem": sedem_opener("sedem", **apart),
@@ -120,7 +120,7 @@ def test_keeping_is_measured_side_by_side_with_documents_read_once(plan: Plan) -
         assert kept == pytest.approx(4 * 2 * 2 * 8 * 4, rel=0.05)
 
 
-def test_a_model_with_joint_blocks_has_no_warm_row_and_one_sentence_why(plan: Plan) -> None:
+def test_a_model_with_joint_blocks_has_no_warm_row_and_one_sentence_why(plan: BenchPlan) -> None:
     subjects, left_out = open_subjects(
         plan.with_changes(methods=("sedem",)), {"warm": sedem_opener("warm", warm=True)}
     )
@@ -129,7 +129,7 @@ def test_a_model_with_joint_blocks_has_no_warm_row_and_one_sentence_why(plan: Pl
 
 
 def test_the_cold_reader_finds_nothing_and_the_warm_one_everything(
-    plan: Plan, documents: list[Document]
+    plan: BenchPlan, documents: list[Document]
 ) -> None:
     cold, warm = (
         sedem_opener("sedem", warm=warm, block_context="independent")(plan).reader
@@ -151,7 +151,7 @@ def test_the_cold_reader_finds_nothing_and_the_warm_one_everything(
 
 
 def test_memory_counts_only_the_caches_of_the_measured_pass(
-    plan: Plan, documents: list[Document]
+    plan: BenchPlan, documents: list[Document]
 ) -> None:
     (subject,), _ = open_subjects(plan.with_changes(methods=("sedem",)))
     reader: Any = subject.reader
@@ -164,7 +164,7 @@ def test_memory_counts_only_the_caches_of_the_measured_pass(
 
 
 def test_memory_is_measured_on_the_given_gpu(
-    plan: Plan, documents: list[Document], monkeypatch: pytest.MonkeyPatch
+    plan: BenchPlan, documents: list[Document], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     second = torch.device("cuda:1")
     asked: dict[str, set[object]] = {}
@@ -236,7 +236,7 @@ def test_the_papers_tables_of_times_are_measured_on_stand_ins(
 
 
 def test_a_peer_compresses_pieces_of_128_tokens(tiny_folder: Callable[..., str]) -> None:
-    plan = Plan(backbone=tiny_folder(), methods=("comprexit",), device="cpu", max_new_tokens=3)
+    plan = BenchPlan(backbone=tiny_folder(), methods=("comprexit",), device="cpu", max_new_tokens=3)
     with checkpoint_of(plan) as opened:
         (method, short), _ = open_subjects(opened, peers("comprexit-128"))
     readers: list[Any] = [method.reader, short.reader]

@@ -13,7 +13,8 @@ from experiments.system.floors import (
     text_work,
 )
 from sedem import Document, SeDeM
-from sedem.answering.decoding import Decoding, question_ids
+from sedem.answering.decoding import Decoding
+from sedem.backbone.prompts import question_ids
 from sedem.bank.keys import key_index
 
 ONE = Decoding(max_new_tokens=1)

@@ -15,11 +15,11 @@ from commands import sedem
 from conftest import CHAT_TEMPLATE
 
 from sedem import SeDeM, untrusted
-from sedem.answering.decoding import conversation_ids
 from sedem.backbone import chat_template, tokenizer_check
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.gguf import converted, gguf_file
 from sedem.backbone.loading import open_backbone
+from sedem.backbone.prompts import conversation_ids
 from sedem.checkpoint.folder import is_checkpoint, seal
 from sedem.checkpoint.manifest import MANIFEST
 from sedem.errors import CheckpointError, ConfigError, SedemError, first_line

@@ -12,9 +12,10 @@ from parity.test_engine import CONTEXTS, build, static
 
 from sedem import Decoding, Document, SeDeM
 from sedem.answering.conversation import conversation_request
-from sedem.answering.decoding import Turn
-from sedem.answering.requests import Request, prepare
+from sedem.answering.inputs import prepare
+from sedem.backbone.prompts import Turn
 from sedem.engine.device import Clock
+from sedem.selecting.plan import Request
 
 STEPS = 24
 CONVERSATIONS: list[list[Turn]] = [

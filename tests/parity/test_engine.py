@@ -11,11 +11,11 @@ from conftest import LEASE, RECIPE, small_config
 from torch import Tensor
 
 from sedem import Decoding, Document, SeDeM
-from sedem.answering.requests import Request
 from sedem.backbone.decoder import FAMILIES
 from sedem.engine.interface import AnswerInputs
 from sedem.engine.static import open_engine
 from sedem.method.encoder import encode
+from sedem.selecting.plan import Request
 
 WINDOW = 6
 KINDS: list[tuple[str, dict[str, object]]] = [

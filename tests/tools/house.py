@@ -20,8 +20,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "sedem"
-EQUATIONS = ("compress", "block_scores", "key_scores", "decompress", "prefill")
-"""Functions that compute equations 4 to 8; a fast twin counts like its equation."""
+EQUATIONS = ("compress", "block_scores", "decompress", "prefill")
+"""Functions that compute equations 4 to 8, and the prefill."""
 
 
 def lines(folder: Path) -> tuple[int, int]:
@@ -55,10 +55,11 @@ def loaded() -> int:
 
 
 class Walk:
-    """The files of the package whose functions ran, and how deep each equation was called."""
+    """The files and functions of the package that ran, and how deep each equation was called."""
 
     def __init__(self) -> None:
         self.files: set[str] = set()
+        self.functions: set[str] = set()
         self.depths: dict[str, int] = {}
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
@@ -67,6 +68,8 @@ class Walk:
         if not is_function or "/sedem/" not in code.co_filename:
             return
         self.files.add(code.co_filename)
+        module = frame.f_globals["__name__"].removeprefix("sedem.")
+        self.functions.add(f"{module}.{code.co_qualname}")
         if code.co_name in EQUATIONS:
             calls = sum("/sedem/" in above.f_code.co_filename for above in _above(frame))
             self.depths[code.co_name] = max(self.depths.get(code.co_name, 0), calls)

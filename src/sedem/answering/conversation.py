@@ -12,14 +12,15 @@ from functools import cache, lru_cache
 
 import torch
 
-from sedem.answering.decoding import Turn, check_question, conversation_ids
-from sedem.answering.requests import Request, Scores, Selection, share_of_context
 from sedem.answering.templates import LONG, document_of, housekeeping, split
+from sedem.backbone.prompts import Turn, check_question, conversation_ids
 from sedem.bank.blocks import Blocks
 from sedem.bank.memory_bank import MemoryBank, Snapshot
 from sedem.errors import ConfigError
 from sedem.modules import SedemModules
 from sedem.quantization import Quantized
+from sedem.selecting.plan import Request, Scores, Selection
+from sedem.selecting.select import share_of_context
 from sedem.types import Document
 
 

@@ -14,24 +14,17 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sedem.answering.requests import (
-    Request,
-    Scores,
-    confidences,
-    count_candidates,
-    encode_questions,
-    hop_again,
-    score_requests,
-)
+from sedem.backbone.prompts import check_question
 from sedem.bank.memory_bank import Snapshot
 from sedem.config import PASSAGES, PER_DOCUMENT
-from sedem.engine.device import device_lock
 from sedem.engine.interface import Engine
 from sedem.errors import ConfigError
 from sedem.guidance.spans import matches_of, total_weight
 from sedem.method.segments import sentences_of
-from sedem.method.selector import select
+from sedem.method.selector import top_k
 from sedem.modules import SedemModules
+from sedem.selecting.plan import Request, Scores, plan_of
+from sedem.selecting.select import count_candidates, select
 from sedem.types import Citation, page_of
 
 LENGTH = 500
@@ -66,7 +59,7 @@ def find_passages(
     """Find the best passages for a question.
 
     Args:
-        request: the question and its bank; of the options, those of selection count.
+        request: the question and its bank; options of reading and answering do not count.
 
     Returns:
         The passages, best first, and the probability that the evidence is in the bank; None if the
@@ -74,28 +67,23 @@ def find_passages(
 
     Raises:
         ConfigError: a number is below 1, or an option cannot be used.
-        DataError, BankError: as `requests.prepare`.
+        DataError, BankError: as `selecting.select`.
     """
     for name, number in (("k", passages), ("per_document", per_document)):
         if number < 1:
             raise ConfigError(f"{name} is {number}; it must be at least 1")
-    bank = request.bank.snapshot()
-    request = Request(
-        bank, request.question, selection=request.selection, hops=request.hops,
-        documents=request.documents,
-    )  # fmt: skip
-    bank.check_made_by(model.fingerprint())
-    with device_lock(model.device):
-        hidden_1QE, mask_1Q = encode_questions(model, engine, [request.question])
-        if not len(bank):
-            return [], None
-        [first] = score_requests(model, [request], hidden_1QE, mask_1Q)
-        [confidence] = confidences(model, [first], mask_1Q)
-        scores = hop_again(model, engine, request, first, int(mask_1Q.sum()))
+    plan = plan_of(model, request)
+    bank = plan.bank
+    if not len(bank):
+        check_question(plan.question)
+        return [], None
+    [selection] = select(model, engine, [plan])
+    scores = selection.scores
     wanted = min(count_candidates(scores.total), passages * max(LOOKED_AT, per_document))
-    ranked = select(scores.total, wanted).tolist()
+    ranked = top_k(scores.total, wanted).tolist()
     hits = _hits(bank, scores, ranked, passages, per_document)
-    return [_citation(bank, scores, hit, rank) for rank, hit in enumerate(hits, 1)], confidence
+    found = [_citation(bank, scores, hit, rank) for rank, hit in enumerate(hits, start=1)]
+    return found, selection.confidence
 
 
 def _hits(
@@ -183,17 +171,14 @@ def _narrowed(text: str, start: int, end: int, scores: Scores, block: int) -> tu
 
 
 def _citation(bank: Snapshot, scores: Scores, hit: _Hit, rank: int) -> Citation:
-    documents, words = bank.documents, scores.words
+    documents = bank.documents
     return Citation(
         rank,
         documents.name(hit.document),
         hit.start,
         hit.end,
-        float(scores.total[hit.block]),
-        hit.text,
-        page_of(documents.pages(hit.document), hit.start),
-        None if scores.states is None else float(scores.states[hit.block]),
-        None if words is None else float(words.scores[hit.block]),
-        () if words is None else words.matching(hit.block),
+        text=hit.text,
+        page=page_of(documents.pages(hit.document), hit.start),
         also=documents.copies(hit.document),
+        **scores.cited(hit.block),
     )

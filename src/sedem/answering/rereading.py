@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sedem.answering.decoding import Decoding, Transcript, with_texts
-from sedem.answering.requests import Prepared, answer_by
+from sedem.answering.decoding import Decoding, Transcript
+from sedem.answering.inputs import Prepared
 from sedem.answering.spans import (
     BEFORE,
     Candidate,
@@ -30,6 +30,7 @@ from sedem.answering.spans import (
     Start,
     read_passage,
 )
+from sedem.backbone.prompts import with_texts
 from sedem.engine.interface import AnswerInputs, Engine, Rows
 from sedem.folding import words_of
 from sedem.guidance.spans import (
@@ -110,8 +111,8 @@ def find_quotation(
         rows: the engine's rows, in one of which the question was just prefilled.
         logits_V: logits after the prefix.
     """
-    limit, about_all = decoding.max_new_tokens, ABOUT_ALL.search(prepared.request.question)
-    quotes = about_all is not None or answer_by(model, prepared.request) == "span"
+    limit, about_all = decoding.max_new_tokens, ABOUT_ALL.search(prepared.plan.question)
+    quotes = about_all is not None or prepared.plan.answer == "span"
     # Memory looks at every word of the blocks. If it is sure, that is the answer.
     memory, decider = SpanSearch(model, rows, row, prepared, limit, logits_V), model.second_reading
     spans = memory.ordered(memory.candidates())
@@ -171,7 +172,7 @@ def words_without_source(prepared: Prepared, text: str) -> tuple[str, ...]:
     if prepared.inputs is None or not citations:
         return ()
     names = [one.document for one in citations]
-    return unsupported(text, [*names, *(one.text for one in citations), prepared.request.question])
+    return unsupported(text, [*names, *(one.text for one in citations), prepared.plan.question])
 
 
 def is_invented(prepared: Prepared, text: str) -> bool:
@@ -185,11 +186,11 @@ def told_partly(prepared: Prepared, found: Found) -> Found:
     Otherwise a number from one sentence would pass for an answer. A question is not about
     everything if the sentence itself counts or compares: "three months' notice", "Tubes: 4".
     """
-    asked = ABOUT_ALL.search(prepared.request.question)
+    asked = ABOUT_ALL.search(prepared.plan.question)
     if asked is None or found.quotation is None:
         return found
     span = found.quotation.spans[0]
-    passage = read_passage(prepared.request.bank, span.block, BEFORE)
+    passage = read_passage(prepared.plan.bank, span.block, BEFORE)
     at = span.start - passage.start
     number = bisect_right(passage.sentences[:-1], at)
     first, last = passage.sentences[number - 1], passage.sentences[number]
@@ -224,7 +225,7 @@ def open_text(
         spans: the spans, the best first; at least one.
         named: others whose sentences are read before theirs.
     """
-    bank, chat = prepared.request.bank, model.config.chat_template
+    bank, chat = prepared.plan.bank, model.config.chat_template
     places = sentences_of_spans(model, [*named, *spans])
     texts = [bank.documents.text(*place) for place in places]
     ids = with_texts(model.decoder, prepared.prompt, texts, chat=chat)

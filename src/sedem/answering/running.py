@@ -17,23 +17,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sedem.answering.decoding import (
-    UNANSWERABLE,
-    Decoding,
-    Transcript,
-    end_ids,
-    fetch,
-    log_probabilities,
-)
-from sedem.answering.requests import (
-    Prepared,
-    Request,
-    answer_by,
-    count_candidates,
-    is_long,
-    prepare,
-)
+from sedem.answering.decoding import UNANSWERABLE, Decoding, Transcript, fetch, log_probabilities
+from sedem.answering.inputs import Prepared, is_long, prepare
 from sedem.answering.rereading import Found, find_quotation, told_partly, words_without_source
+from sedem.backbone.prompts import end_ids
 from sedem.bank.memory_bank import BankReader
 from sedem.engine.device import Clock, watched
 from sedem.engine.interface import Engine, Rows
@@ -44,8 +31,10 @@ from sedem.errors import (
     SedemError,
     UnavailableError,
 )
-from sedem.method.selector import select
+from sedem.method.selector import top_k
 from sedem.modules import SedemModules
+from sedem.selecting.plan import Request
+from sedem.selecting.select import count_candidates
 from sedem.types import Answer, Citation, Span, certainty_of, joint
 
 
@@ -218,30 +207,36 @@ def failure(error: Exception) -> SedemError:
     return unavailable
 
 
-@dataclass
 class Running:
     """One answer that is being decoded.
 
+    Args:
+        stages: the times of the stages before decoding, shared by all that joined with it.
+
     Attributes:
         clock: its times since the question was asked.
-        stages: the times of the stages before decoding, shared by all that joined with it.
         choose: chooses tokens `[1]` from logits `[1, V]`.
         found: what was found in the text of its blocks; None if that was not looked for.
     """
 
-    question: Question
-    prepared: Prepared
-    transcript: Transcript
-    clock: Clock
-    stages: Clock
-    choose: Callable[[Tensor], Tensor]
-    found: Found | None = None
+    def __init__(
+        self, model: SedemModules, question: Question, prepared: Prepared, stages: Clock
+    ) -> None:
+        self.question, self.prepared, self.stages = question, prepared, stages
+        chat = model.config.chat_template or prepared.plan.prompt is not None
+        ends = end_ids(model.decoder, chat=chat)
+        self.transcript = Transcript(model.decoder.tokenizer, ends, question.decoding)
+        self.choose = question.decoding.chooser(model.device)
+        self.clock = Clock(model.device, question.since)
+        self.found: Found | None = None
 
     @property
     def timings(self) -> dict[str, float]:
         """The times of the finished answer, by stage and in total."""
         self.clock.mark("total_ms")
-        timings = {**self.stages.timings, **self.clock.timings}
+        # Blocks that were selected elsewhere take no time here.
+        nothing = {"encode_ms": 0.0, "score_ms": 0.0}
+        timings = {**nothing, **self.stages.timings, **self.clock.timings}
         if self.question.wait_ms is not None:
             timings["wait_ms"] = self.question.wait_ms
         timings["select_ms"] = timings["encode_ms"] + timings["score_ms"]
@@ -355,7 +350,25 @@ class RunningAnswers:
         """
         try:
             with self._watched():
-                self._join(questions)
+                # Without `since`, it would wait for the device.
+                stages = Clock(self.model.device, questions[0].since)
+                limits = [question.decoding.max_new_tokens for question in questions]
+                requests = [question.request for question in questions]
+                prepared = prepare(self.model, self.engine, requests, limits, stages)
+                joined = [
+                    Running(self.model, *one, stages)
+                    for one in zip(questions, prepared, strict=True)
+                ]
+                for running in joined:
+                    running.question.send(selected(running.prepared))
+                self._prefill([one for one in joined if one.prepared.inputs is not None])
+                for running in joined:
+                    if running.prepared.inputs is None:
+                        with self._only_for(running):
+                            running.clock.mark("ttft_ms")
+                            running.transcript.finish(UNANSWERABLE, "unanswerable")
+                            self._send(running)
+                return []
         except NoRoomError:
             if len(questions) == 1:
                 return [*questions]
@@ -363,45 +376,7 @@ class RunningAnswers:
             if len(questions) == 1:
                 questions[0].send(error)
                 return []
-        else:
-            return []
         return [one for question in questions for one in self.join([question])]
-
-    def _join(self, questions: Sequence[Question]) -> None:
-        model, device = self.model, self.model.device
-        clocks = [Clock(device, question.since) for question in questions]
-        stages = Clock(device, questions[0].since)  # without `since`, it would wait for the device
-        limits = [question.decoding.max_new_tokens for question in questions]
-        requests = [question.request for question in questions]
-        prepared = prepare(model, self.engine, requests, limits, stages)
-        chat = model.config.chat_template
-        joined = [
-            Running(
-                question,
-                one,
-                Transcript(
-                    model.decoder.tokenizer,
-                    end_ids(model.decoder, chat=chat or one.request.prompt is not None),
-                    question.decoding,
-                ),
-                clock,
-                stages,
-                question.decoding.chooser(device),
-            )
-            for question, one, clock in zip(questions, prepared, clocks, strict=True)
-        ]
-        for running in joined:
-            running.question.send(selected(running.prepared))
-        self._prefill([running for running in joined if running.prepared.inputs is not None])
-        for running in joined:
-            if running.prepared.inputs is None:
-                self._decline(running)
-
-    def _decline(self, running: Running) -> None:
-        with self._only_for(running):
-            running.clock.mark("ttft_ms")
-            running.transcript.finish(UNANSWERABLE, "unanswerable")
-            self._send(running)
 
     def _prefill(self, joined: Sequence[Running]) -> None:
         free = sorted(set(range(self.count)) - self.live.keys())
@@ -432,7 +407,7 @@ class RunningAnswers:
 
     def _quote(self, row: int, running: Running, logits_V: Tensor) -> Found | None:
         """Find the answer in the text of its blocks; None if it is to be decoded freely."""
-        how, decoding = answer_by(self.model, running.prepared.request), running.question.decoding
+        how, decoding = running.prepared.plan.answer, running.question.decoding
         if how == "free":
             return None
         found = find_quotation(
@@ -521,7 +496,7 @@ class RunningAnswers:
 
 def selected(prepared: Prepared) -> Selected:
     """Return what is known of an answer before its first token."""
-    selection, bank = prepared.selection, prepared.request.bank
+    selection, bank = prepared.selection, prepared.plan.bank
     documents = tuple(bank.rows(selection.ranked).documents.tolist())
     return Selected(prepared.citations, documents, selection.confidence, selection.declined)
 
@@ -536,38 +511,26 @@ def turns(
         After each turn: some questions joined, and one token of every answer.
     """
     short = [one for one in questions if not is_long(model, one.request)]
-    if short:
-        yield from _turns(model, engine, name, short)
-    for question in questions:
-        if question not in short:
-            yield from _turns(model, engine, name, [question], Watch(question))
-
-
-def _turns(
-    model: SedemModules,
-    engine: Engine,
-    name: str,
-    questions: Sequence[Question],
-    watch: Watch | None = None,
-) -> Generator[None, None, None]:
-    """Answer some questions together; rows refill once half of them are free."""
-    waiting = deque(questions)
-    count = min(len(waiting), engine.batch_size)
-    with engine.open_rows(count) as rows:
-        running = RunningAnswers(model, engine, name, rows, count)
-        running.watch = watch
-        while waiting or running.free < count:
-            if waiting and 2 * running.free >= count:
-                joining = [waiting.popleft() for _ in range(min(running.free, len(waiting)))]
-                for question in joining:
-                    question.since = time.perf_counter()
-                kept_waiting = running.join(joining)
-                waiting.extendleft(reversed(kept_waiting))
-                if kept_waiting and not running.live:
-                    time.sleep(ROOM_SECONDS)
+    groups: list[tuple[list[Question], Watch | None]] = [(short, None)] if short else []
+    groups += [([one], Watch(one)) for one in questions if one not in short]
+    for group, watch in groups:
+        waiting, count = deque(group), min(len(group), engine.batch_size)
+        with engine.open_rows(count) as rows:
+            running = RunningAnswers(model, engine, name, rows, count)
+            running.watch = watch
+            while waiting or running.free < count:
+                # Rows refill once half of them are free.
+                if waiting and 2 * running.free >= count:
+                    joining = [waiting.popleft() for _ in range(min(running.free, len(waiting)))]
+                    for question in joining:
+                        question.since = time.perf_counter()
+                    kept_waiting = running.join(joining)
+                    waiting.extendleft(reversed(kept_waiting))
+                    if kept_waiting and not running.live:
+                        time.sleep(ROOM_SECONDS)
+                    yield
+                running.step()
                 yield
-            running.step()
-            yield
 
 
 def answer_all(
@@ -640,7 +603,7 @@ def to_answer(name: str, running: Running) -> Answer:
     """Make an answer with the spans that conditioned it."""
     prepared, transcript = running.prepared, running.transcript
     found = running.found or Found(None)
-    request, selection, quotation = prepared.request, prepared.selection, found.quotation
+    plan, selection, quotation = prepared.plan, prepared.selection, found.quotation
     assert transcript.finish_reason is not None
     citations = prepared.citations
     if quotation is not None:
@@ -650,28 +613,28 @@ def to_answer(name: str, running: Running) -> Answer:
         )
     certainty = found.certainty if quotation is None else quotation.confidence
     part = (
-        f"the question is about everything, and {len(citations):,} of {len(request.bank):,} blocks "
+        f"the question is about everything, and {len(citations):,} of {len(plan.bank):,} blocks "
         "were read; this is the likeliest place"
     )
     return Answer(
         text=transcript.text,
         citations=citations,
         k=len(citations),
-        blocks=len(request.bank),
+        blocks=len(plan.bank),
         timings=running.timings,
         finish_reason=transcript.finish_reason,
         model=name,
         cut=(*transcript.cut(), *([part] if found.partly else left_out(prepared))),
         conditioning=prepared.conditioning + found.positions,
-        stored_bytes=request.bank.memory_bytes,
-        context_tokens=request.bank.tokens,
+        stored_bytes=plan.bank.memory_bytes,
+        context_tokens=plan.bank.tokens,
         confidence=selection.confidence,
         answer_confidence=certainty,
         unsupported=() if quotation else words_without_source(prepared, transcript.text),
-        ranking=ranking(request.bank, selection.scores.total) if request.ranking else None,
+        ranking=ranking(plan.bank, selection.scores.total) if plan.ranking else None,
         answer_tokens=len(transcript.ids) if quotation is None else quotation.tokens,
         logprobs=_named(transcript),
-        sentences=tuple((request.bank.documents.name(n), a, b) for n, a, b in found.sentences),
+        sentences=tuple((plan.bank.documents.name(n), a, b) for n, a, b in found.sentences),
         alternative=found.alternative
         if certainty_of(joint(certainty, selection.confidence)) == "unsure"
         else None,
@@ -702,6 +665,6 @@ def _named(transcript: Transcript) -> tuple[tuple[tuple[str, float], ...], ...] 
 
 def ranking(bank: BankReader, scores_N: Tensor) -> tuple[Span, ...]:
     """Return the span behind every block that could be selected, best score first."""
-    ranked = select(scores_N, count_candidates(scores_N)).tolist()
+    ranked = top_k(scores_N, count_candidates(scores_N)).tolist()
     blocks = [bank.blocks[index] for index in ranked]
     return tuple((bank.documents.name(b.document), b.start, b.end) for b in blocks)

@@ -12,7 +12,7 @@ Each of two threads answers one kind of question, in order of arrival. The first
 ones. In each turn it prefills at most `JOIN` waiting questions together, then runs one token of
 every answer. An answer keeps its row until it ends. An answer of many tokens delays others only if
 every row is taken. The second thread takes questions with a very long memory or text
-(`requests.is_long`), one after the other. It steps back behind the first, but never stops.
+(`inputs.is_long`), one after the other. It steps back behind the first, but never stops.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from typing import Self
 import torch
 
 from sedem.answering.decoding import GREEDY, Decoding
-from sedem.answering.requests import Request, is_long
+from sedem.answering.inputs import is_long
 from sedem.answering.running import (
     ROOM_SECONDS,
     Estimate,
@@ -54,6 +54,7 @@ from sedem.engine.interface import Engine
 from sedem.errors import ConfigError, QueueFullError, UnavailableError
 from sedem.guidance.scores import Budget
 from sedem.modules import SedemModules
+from sedem.selecting.plan import Request
 from sedem.types import Answer
 
 _IMPORTING = Lock()

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from sedem.answering.decoding import Decoding, Transcript, end_ids, log_probabilities
-from sedem.answering.requests import Prepared
+from sedem.answering.decoding import Decoding, Transcript, log_probabilities
+from sedem.answering.inputs import Prepared
+from sedem.backbone.prompts import end_ids
 from sedem.bank.memory_bank import BankReader
 from sedem.engine.device import in_pieces
 from sedem.engine.interface import Rows
@@ -254,29 +255,29 @@ class SpanSearch:
     ) -> None:
         self.model, self.rows, self.row, self.limit = model, rows, row, limit
         self.log_V = logits_V.float().log_softmax(-1)
-        request, selection = prepared.request, prepared.selection
+        plan, selection = prepared.plan, prepared.selection
         if passages is None:
             before = 1 if model.second_reading is None else BEFORE
             blocks = in_pieces(selection.ranked)
-            passages = [read_passage(request.bank, block, before) for block in blocks]
+            passages = [read_passage(plan.bank, block, before) for block in blocks]
         self.passages = passages
-        chat = model.config.chat_template or request.prompt is not None
+        chat = model.config.chat_template or plan.prompt is not None
         self.lead, self.ends = ("" if chat else " "), end_ids(model.decoder, chat=chat)
         self.joiners = [model.decoder.token_ids(one)[0] for one in JOINERS]
         self.said: list[int] = []
         self.found: list[FoundSpan] = []
         words = selection.scores.words
         question = (
-            {word.text: 1.0 for word in asked_words(request.question) if word.otherwise != ()}
+            {word.text: 1.0 for word in asked_words(plan.question) if word.otherwise != ()}
             if words is None
             else {word.text: word.weight for word in words.words if len(word.blocks)}
         )
         self.weight = sum(question.values()) or 1.0
-        offers = _CHOICE.search(request.question) is not None
-        self.asked = set[str]() if offers else set(folded(request.question).split())
+        offers = _CHOICE.search(plan.question) is not None
+        self.asked = set[str]() if offers else set(folded(plan.question).split())
         self.matches = {one: matches_of(one.text, question) for one in in_pieces(passages)}
         scores_K = selection.scores.total[selection.ranked]
-        tokens = max(1, len(model.encoder.token_ids(request.question)))
+        tokens = max(1, len(model.encoder.token_ids(plan.question)))
         # Forced blocks of a large bank may have no scores.
         behind_K = torch.nan_to_num((scores_K - scores_K[:1]) / tokens, 0.0, 0.0, 0.0)
         self.behind = dict(zip(selection.ranked, behind_K.tolist(), strict=True))

@@ -56,23 +56,17 @@ class KeyIndex:
 
     Attributes:
         selector: digest of the selector that made them.
-        padding: indices of padding among the bank's N * J slots, in order.
         stored: the keys that the bank's file has.
         cached: keys of all blocks `[N, J, R, H]` on the selector's device.
+        slot_mask: False where a slot is padding `[N, J]`, on the same device.
         codes: codes of all blocks.
     """
 
     selector: str
-    padding: Tensor
     stored: StoredKeys
     cached: Quantized | None = None
+    slot_mask: Tensor | None = None
     codes: Codes | None = None
-
-    def padding_of(self, indices: range, slots: int) -> Tensor:
-        """Indices of padding among the slots of some blocks, counted from the first of them."""
-        bounds = torch.tensor([indices.start, indices.stop]) * slots
-        first, last = torch.searchsorted(self.padding, bounds).tolist()
-        return self.padding[first:last] - indices.start * slots
 
 
 _INDEXES: WeakKeyDictionary[Snapshot, KeyIndex] = WeakKeyDictionary()
@@ -83,10 +77,18 @@ def key_index(bank: BankReader, selector: Selector) -> KeyIndex:
     digest, now = selector.digest(), bank.snapshot()
     index = _INDEXES.get(now)
     if index is None or index.selector != digest:
-        padding = torch.from_numpy(np.flatnonzero(now.blocks.slot_tokens == 0))
-        index = KeyIndex(digest, padding, StoredKeys(now, selector))
+        index = KeyIndex(digest, StoredKeys(now, selector))
         _INDEXES[now] = index
     return index
+
+
+def slot_mask(bank: BankReader, selector: Selector) -> Tensor:
+    """Return a mask `[N, J]` on the selector's device that is False where a slot is padding."""
+    index = key_index(bank, selector)
+    if index.slot_mask is None:
+        is_slot_NJ = torch.from_numpy(bank.blocks.slot_tokens > 0)
+        index.slot_mask = is_slot_NJ.to(selector.w_key.weight.device)
+    return index.slot_mask
 
 
 def cache_dtype(device: torch.device) -> torch.dtype:

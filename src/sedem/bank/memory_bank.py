@@ -154,7 +154,7 @@ class BankReader(ABC):
         for indices in scan_ranges(len(now)):
             yield indices, now.memory(indices)
 
-    def citation(self, index: int, rank: int, score: float) -> Citation:
+    def citation(self, index: int, rank: int, score: float | None = None) -> Citation:
         """Return the span behind a block as a citation."""
         now = self.snapshot()
         block, documents = now.rows([index])[0], now.documents

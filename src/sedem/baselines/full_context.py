@@ -11,15 +11,9 @@ from collections.abc import Sequence
 
 import torch
 
-from sedem.answering.decoding import (
-    Decoding,
-    Transcript,
-    context_prompt,
-    end_ids,
-    generate,
-    question_ids,
-)
+from sedem.answering.decoding import Decoding, Transcript, generate
 from sedem.backbone.decoder import Backbone
+from sedem.backbone.prompts import context_prompt, end_ids, question_ids
 from sedem.baselines.soft_prompt import prefill_result, run_embeddings
 from sedem.engine.device import Clock
 from sedem.engine.interface import Step

@@ -28,9 +28,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache
 
-from sedem.answering.decoding import SEPARATOR, question_ids
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.masks import KeyAxis
+from sedem.backbone.prompts import SEPARATOR, question_ids
 from sedem.baselines.full_context import FullContext, text_bytes
 from sedem.baselines.paragraphs import Paragraph, split, split_notes
 from sedem.engine.device import Clock

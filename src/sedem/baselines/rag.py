@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PretrainedConfig
 
-from sedem.answering.decoding import SEPARATOR, question_ids
 from sedem.backbone.decoder import Backbone
+from sedem.backbone.prompts import SEPARATOR, question_ids
 from sedem.baselines.full_context import free_positions
 from sedem.baselines.full_context_tuned import FullContextTuned, FullContextTunedConfig
 from sedem.baselines.paragraphs import Paragraph, split, split_notes
@@ -39,7 +39,7 @@ from sedem.baselines.trained import CompressedContext, ContextMemory
 from sedem.config import SedemConfig
 from sedem.errors import ConfigError
 from sedem.method.encoder import encode
-from sedem.method.selector import Selector, block_scores, resolve_budget, select
+from sedem.method.selector import Selector, block_scores, resolve_budget, top_k
 from sedem.types import Answer, Document
 from sedem.validation import WholeAbove0, WidthAbove0
 
@@ -242,7 +242,7 @@ class RAG(FullContextTuned):
             )
         indexed = [memory for memory in memories if isinstance(memory, RAGMemory)]
         scores = [self.scores(m, q).cpu() for m, q in zip(indexed, questions, strict=True)]
-        ranked = [select(own, len(own)).tolist() for own in scores]
+        ranked = [top_k(own, len(own)).tolist() for own in scores]
         best = [sorted(own[: resolve_budget(self.config.k, len(own))]) for own in ranked]
         contexts = [self.selected(m, chosen) for m, chosen in zip(indexed, best, strict=True)]
         select_ms = (time.perf_counter() - start) * 1e3

@@ -22,8 +22,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from sedem.answering.decoding import Decoding, Transcript, context_prompt, question_ids
+from sedem.answering.decoding import Decoding, Transcript
 from sedem.backbone.decoder import FAMILIES, Backbone
+from sedem.backbone.prompts import context_prompt, question_ids
 from sedem.baselines.full_context import cite, generate_timed, text_bytes
 from sedem.baselines.settings import ReaderConfig, method_of
 from sedem.baselines.soft_prompt import PrefillResult

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from sedem.answering.decoding import question_ids
+from sedem.backbone.prompts import question_ids
 from sedem.bench.contexts import context, demo_text
-from sedem.bench.subjects import Opener, Plan, Subject, checkpoint_of, open_subjects
+from sedem.bench.subjects import BenchPlan, Opener, Subject, checkpoint_of, open_subjects
 from sedem.demo import QUESTIONS
 from sedem.engine.device import Clock
 from sedem.errors import ConfigError
@@ -35,7 +35,7 @@ class Trial:
         asks: measurements of each answer.
     """
 
-    def __init__(self, subject: Subject, documents: Sequence[Document], plan: Plan) -> None:
+    def __init__(self, subject: Subject, documents: Sequence[Document], plan: BenchPlan) -> None:
         self.subject, self.documents, self.plan = subject, documents, plan
         self.memory: Any = None
         self.last: Answer | None = None
@@ -116,10 +116,10 @@ def spread(measured: Sequence[float | None]) -> dict[str, float] | None:
 
 
 def run_bench(
-    plan: Plan,
+    plan: BenchPlan,
     more: Mapping[str, Opener] | None = None,
     *,
-    trial: Callable[[Subject, Sequence[Document], Plan], Trial] = Trial,
+    trial: Callable[[Subject, Sequence[Document], BenchPlan], Trial] = Trial,
     read_again: bool = True,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def run_bench(
     }
 
 
-def notes(plan: Plan) -> list[str]:
+def notes(plan: BenchPlan) -> list[str]:
     """What a reader of the results must know, one sentence each."""
     sentences = []
     if plan.place.type != "cuda":

@@ -19,7 +19,6 @@ from typing import Annotated, Any
 import torch
 from pydantic import AfterValidator, Field
 
-from sedem.answering.requests import auto_budget
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import empty_model, open_backbone
 from sedem.baselines.full_context import FullContext
@@ -35,6 +34,7 @@ from sedem.evaluation.config import MethodSettings
 from sedem.evaluation.cost import PRESETS, model_shapes
 from sedem.evaluation.readers import BoundSedem, decoding_of, open_method
 from sedem.model import SeDeM
+from sedem.selecting.plan import budget_of
 from sedem.types import Reader
 from sedem.validation import Whole, WholeAbove0
 
@@ -57,7 +57,7 @@ def _shape(name: str) -> str:
     return name.lower() if name.lower() in PRESETS else name
 
 
-class Plan(MethodSettings):
+class BenchPlan(MethodSettings):
     """What to measure, and how methods are opened for it.
 
     Attributes:
@@ -83,7 +83,7 @@ class Plan(MethodSettings):
         return chosen_device(self.device)
 
 
-def plan_of(entries: Mapping[str, Any]) -> Plan:
+def plan_of(entries: Mapping[str, Any]) -> BenchPlan:
     """A plan for a GPU if there is one and none is named, in bfloat16 on a GPU.
 
     Raises:
@@ -91,7 +91,7 @@ def plan_of(entries: Mapping[str, Any]) -> Plan:
     """
     place = chosen_device(entries.get("device"))
     dtype = "bfloat16" if place.type == "cuda" else "float32"
-    return Plan.from_entries({"dtype": dtype, **entries, "device": str(place)}, "sedem bench")
+    return BenchPlan.from_entries({"dtype": dtype, **entries, "device": str(place)}, "sedem bench")
 
 
 @dataclass(frozen=True)
@@ -110,11 +110,11 @@ class Subject:
     reads_text: bool = False
 
 
-Opener = Callable[[Plan], Subject]
+Opener = Callable[[BenchPlan], Subject]
 
 
 def open_subjects(
-    plan: Plan, more: Mapping[str, Opener] | None = None
+    plan: BenchPlan, more: Mapping[str, Opener] | None = None
 ) -> tuple[list[Subject], dict[str, str]]:
     """Open every method of a plan, and more ones.
 
@@ -139,7 +139,7 @@ def open_subjects(
     return subjects, left_out
 
 
-def _open(name: str, plan: Plan) -> Subject:
+def _open(name: str, plan: BenchPlan) -> Subject:
     if name == "sedem":
         model = open_sedem(plan)
         return Subject(name, BoundSedem(model, plan.k, decoding_of(plan)), model.decoder)
@@ -151,7 +151,7 @@ def _open(name: str, plan: Plan) -> Subject:
 
 
 def open_sedem(
-    plan: Plan, block_context: BlockContext | None = None, kept: KeptBudget | None = NOTHING
+    plan: BenchPlan, block_context: BlockContext | None = None, kept: KeptBudget | None = NOTHING
 ) -> SeDeM:
     """Open SeDeM; by default it keeps no keys and values between answers.
 
@@ -167,12 +167,12 @@ def open_sedem(
     model.config = model.config.with_changes(**changes)
     # A fast engine reads the configuration when it is opened, so it is opened afterwards.
     model.engine = open_engine(plan.engine, model, budget=kept, weights=plan.weights)
-    auto_budget(model, plan.k)
+    budget_of(model, plan.k)
     return model
 
 
 @contextmanager
-def checkpoint_of(plan: Plan) -> Iterator[Plan]:
+def checkpoint_of(plan: BenchPlan) -> Iterator[BenchPlan]:
     """The plan with a checkpoint; one with random weights is removed after the bench."""
     if plan.backbone is None:
         yield plan
@@ -203,7 +203,7 @@ def checkpoint_of(plan: Plan) -> Iterator[Plan]:
         yield plan.with_changes(checkpoint=str(folder / "checkpoint"))
 
 
-def with_random_baseline(name: str, plan: Plan) -> Plan:
+def with_random_baseline(name: str, plan: BenchPlan) -> BenchPlan:
     """Write a trained baseline beside the random checkpoint of SeDeM, on the same decoder.
 
     Returns:

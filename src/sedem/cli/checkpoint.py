@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,7 +21,7 @@ from sedem.cli.options import (
     parse_options,
 )
 from sedem.cli.train import Overrides, RecipeFile, RecipeName, recipe_path
-from sedem.config import AnswerBy, Hops, SelectBy
+from sedem.config import WAYS
 from sedem.errors import CheckpointError
 from sedem.validation import check_choice
 
@@ -151,10 +151,9 @@ def calibrate(
     from sedem.training.recipe import load_recipe
     from sedem.training.stages import Stage2Recipe
 
-    check_choice("selection", selection, SelectBy)
-    check_choice("answer", answer, AnswerBy)
-    check_choice("hops", hops_of(hops), Hops)
-    by, how, often = cast(SelectBy, selection), cast(AnswerBy, answer), cast(Hops, hops_of(hops))
+    ways: dict[str, Any] = {"selection": selection, "answer": answer, "hops": hops_of(hops)}
+    for name, value in ways.items():
+        check_choice(name, value, WAYS[name])
     two_steps: list[Example] = []
     taught: list[Example] = []
     if data is None:
@@ -175,8 +174,8 @@ def calibrate(
     model = SeDeM.from_pretrained(folder, engine=engine)
     with output.progress("reading, answering") as report_progress:
         found = fit(
-            model, examples, by, how, report_progress,
-            two_steps=two_steps, hops=often, read_once=taught,
+            model, examples, progress=report_progress,
+            two_steps=two_steps, read_once=taught, **ways,
         )  # fmt: skip
     copy_with_parts(folder, out, found.parts, **found.settings)
     output.report(

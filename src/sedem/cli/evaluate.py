@@ -11,16 +11,20 @@ from typer.core import TyperGroup
 
 from sedem.cli import output
 from sedem.cli.options import (
+    AnswerOption,
     BudgetOption,
+    ConditionOption,
     EngineOption,
+    HopsOption,
     Json,
     Model,
     OptionEntries,
+    SelectionOption,
     WeightsOption,
     budget,
     hops_of,
-    option_of,
     parse_options,
+    setting_option,
 )
 from sedem.config import DEFAULT_MODEL
 from sedem.errors import ConfigError
@@ -38,6 +42,7 @@ HEADINGS = {
     "bytes_per_token": "B/token",
     "ttft_ms": "TTFT ms",
 }
+_flag = partial(setting_option, EvaluationConfig)
 DEFAULTS: dict[str, Any] = {
     name: field.default for name, field in EvaluationConfig.model_fields.items()
 }
@@ -77,9 +82,6 @@ def evaluations(
         raise typer.BadParameter("give a METHOD and --data, or 'report' and folders, or --list")
 
 
-_flag = partial(option_of, EvaluationConfig)
-
-
 @eval_app.command(METHOD)
 def evaluate(
     context: typer.Context,
@@ -91,10 +93,10 @@ def evaluate(
     limit: Annotated[int | None, _flag("limit", "N")] = None,
     k: BudgetOption = None,
     control: Annotated[str, _flag("control", "NAME")] = DEFAULTS["control"],
-    condition: Annotated[str | None, _flag("condition", "NAME")] = None,
-    selection: Annotated[str | None, _flag("selection", "NAME")] = None,
-    hops: Annotated[str | None, _flag("hops", "1|2|auto")] = None,
-    answer: Annotated[str | None, _flag("answer", "NAME")] = None,
+    condition: ConditionOption = None,
+    selection: SelectionOption = None,
+    hops: HopsOption = None,
+    answer: AnswerOption = None,
     model: Model = None,
     max_new_tokens: Annotated[int | None, _flag("max_new_tokens", "N")] = None,
     batch: Annotated[int, _flag("batch", "N")] = DEFAULTS["batch"],

@@ -448,23 +448,18 @@ def ask(
         "documents": document or None,
     }
 
-    record = Record(bank)
-
-    def reply(text: str) -> None:
-        if as_json:
-            answer = answering.answer(opened, text, **options)
-            output.print_json(record.with_notes(answer).to_dict())
-        else:
-            output.print_answer(answering, opened, text, checked=record.with_notes, **options)
-
-    if question:
-        reply(" ".join(question))
-        return
-    failed = False
-    for number, one in enumerate(output.questions_from_stdin(), start=1):
+    record, failed = Record(bank), False
+    questions = iter([" ".join(question)]) if question else output.questions_from_stdin()
+    for number, one in enumerate(questions, start=1):
         try:
-            reply(one)
+            if as_json:
+                found = answering.answer(opened, one, **options)
+                output.print_json(record.with_notes(found).to_dict())
+            else:
+                output.print_answer(answering, opened, one, checked=record.with_notes, **options)
         except DataError as error:
+            if question:
+                raise
             # A bad question of a batch costs itself alone.
             failed = True
             output.error(f"question {number}: {error}")

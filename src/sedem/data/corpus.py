@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
-from sedem.answering.decoding import context_prompt
 from sedem.backbone.decoder import Backbone
+from sedem.backbone.prompts import context_prompt
 from sedem.data import hub
 from sedem.data.hub import Home, commit
 from sedem.data.records import Records, kind, open_text, read_records

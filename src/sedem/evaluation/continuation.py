@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from sedem.answering.decoding import SEPARATOR
+from sedem.backbone.prompts import SEPARATOR
 from sedem.errors import ConfigError
 from sedem.evaluation.metrics import summarize
 from sedem.method.encoder import encode, states_at

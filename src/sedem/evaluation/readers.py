@@ -12,16 +12,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from sedem.answering.decoding import Decoding, question_ids
-from sedem.answering.requests import Request, auto_budget, count_blocks, restored_sizes
+from sedem.answering.decoding import Decoding
+from sedem.answering.inputs import restored_sizes
 from sedem.backbone.decoder import Backbone
+from sedem.backbone.prompts import question_ids
 from sedem.bank.blocks import Blocks
 from sedem.bank.memory_bank import BankReader, MemoryBank
 from sedem.baselines.full_context import FullContext
 from sedem.baselines.registry import find
 from sedem.baselines.trained import TrainedReader
 from sedem.checkpoint.folder import EXTRA_ENTRIES, check, locate, open_backbones
-from sedem.config import CONFIG_FILE, SedemConfig
+from sedem.config import CONFIG_FILE, WAYS, SedemConfig
 from sedem.data import labels
 from sedem.data.examples import Example
 from sedem.engine.device import chosen_device
@@ -29,12 +30,14 @@ from sedem.errors import ConfigError
 from sedem.evaluation.config import MethodSettings
 from sedem.evaluation.run import Method, Progress, evaluate
 from sedem.guidance.scores import Budget
-from sedem.method.selector import ALL, select
+from sedem.method.selector import ALL, top_k
 from sedem.model import SeDeM
 from sedem.quantization import BFLOAT16, Quantized, check_dtype, join
+from sedem.selecting.plan import Request, budget_of
+from sedem.selecting.select import count_blocks
 from sedem.types import Answer, Document, Reader
 
-ONLY_SEDEM = ("control", "condition", "selection", "hops", "answer", "shift", "memory", "weights")
+ONLY_SEDEM = ("control", *WAYS, "shift", "memory", "weights")
 """Settings that raw-text methods ignore."""
 CONTROLS_OF_TRAINED = ("selected", "gold")
 CACHED_CONTEXTS = 32
@@ -141,11 +144,8 @@ class SedemMethod:
                 self.settings.k,
                 self._forced_blocks(bank, example),
                 ranking=True,
-                condition=self.settings.condition,
-                selection=self.settings.selection,
-                hops=self.settings.hops,
-                answer=self.settings.answer,
                 min_confidence=0.0,  # every question is answered, as the other methods do
+                **{name: getattr(self.settings, name) for name in WAYS},
             )
             requests.append(request)
         return requests
@@ -188,8 +188,8 @@ class SedemMethod:
         evidence = torch.tensor(labels.from_evidence(bank.blocks, example.evidence))
         scores = self.model.scores(bank, example.question)
         bonus = 1e6 if control == "gold" else -1e6
-        count = count_blocks(self.model, self.settings.k, scores)
-        return select(scores + bonus * evidence, count).tolist()
+        count = count_blocks(self.model, budget_of(self.model, self.settings.k), scores)
+        return top_k(scores + bonus * evidence, count).tolist()
 
     def best_that_fit(self, bank: BankReader, example: Example) -> list[int]:
         """All blocks, or the best ones that the decoder has positions for."""
@@ -200,7 +200,7 @@ class SedemMethod:
         prefix = len(question_ids(model.decoder, example.question, chat=chat))
         room = model.decoder.max_positions - prefix - self.decoding.max_new_tokens
         chosen: list[int] = []
-        for index in select(model.scores(bank, example.question), len(bank)).tolist():
+        for index in top_k(model.scores(bank, example.question), len(bank)).tolist():
             room -= restored_sizes(model, bank, [index])[0]
             if room < 0:
                 break
@@ -292,7 +292,7 @@ def open_model(settings: MethodSettings) -> SeDeM:
         engine=settings.engine,
         weights=settings.weights,
     )
-    auto_budget(model, settings.k)
+    budget_of(model, settings.k)
     return model
 
 

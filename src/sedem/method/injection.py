@@ -30,7 +30,7 @@ from sedem.config import BlockContext
 from sedem.method.encoder import LayerRunner
 
 
-class Columns(KeyValues, Protocol):
+class LayerColumns(KeyValues, Protocol):
     """Keys and values of the layers below the injection layer, or of those above it."""
 
     @property
@@ -61,12 +61,12 @@ class Cache(Protocol):
     next_position: Tensor
 
     @property
-    def lower(self) -> Columns:
+    def lower(self) -> LayerColumns:
         """The layers up to the injection layer: question and answer."""
         ...
 
     @property
-    def upper(self) -> Columns:
+    def upper(self) -> LayerColumns:
         """The layers above it: the restored states too."""
         ...
 

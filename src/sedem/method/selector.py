@@ -6,6 +6,8 @@ width, D decoder width.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -22,32 +24,108 @@ SelectorStart = Literal["independent", "shared"]
 """How the two projections of a head start."""
 
 
+COLUMNS = 64
+"""On a CPU, a product has a multiple of this many columns: leftover columns would be summed in
+another order. So a block's score is bit-identical in any part of its bank."""
+PRODUCTS = 2**16
+"""Cosines of one head that are computed at once on a CPU; more would not fit its cache."""
+PRODUCTS_ON_GPU = 2**24
+"""The same for a GPU, which is faster on large products: 256 MB with four heads."""
+
+
 def block_scores(
-    query_BQRH: Tensor, query_mask_BQ: Tensor, keys_BNJRH: Tensor, slot_mask_BNJ: Tensor
+    query_BQRH: Tensor,
+    query_mask_BQ: Tensor,
+    keys_BNJRH: Tensor,
+    slot_mask_BNJ: Tensor,
+    scales_BNJR: Tensor | None = None,
 ) -> Tensor:
     """s_n, the late-interaction score of each block (section 3.2, equations 5 to 7).
 
     alpha are the cosines, alpha^max is the largest over the slots of a block, and s_n sums it over
-    question tokens and averages it over heads.
+    question tokens and averages it over heads. A part of the blocks is scored at a time, so a bank
+    of any size takes little memory.
 
     Args:
         query_BQRH: q, unit vectors, one per question token and head.
         query_mask_BQ: False where a question token is padding.
-        keys_BNJRH: k, unit vectors, one per slot and head.
+        keys_BNJRH: k, unit vectors, one per slot and head, in any type. One row of blocks may be
+            for all questions.
         slot_mask_BNJ: False where a slot is padding.
+        scales_BNJR: factors of the keys, if their type needs them.
 
     Returns:
         Scores `[B, N]` in float32; -inf for a block of only padding.
     """
-    # Autocast would multiply in and return bfloat16. A score is a sum over question tokens that
-    # L_InfoNCE divides by tau = 0.07, so its rounding alone would move the logits by 0.2 nats.
-    with torch.autocast(query_BQRH.device.type, enabled=False):
-        cosine_BRQNJ = torch.einsum("bqrh,bnjrh->brqnj", query_BQRH.float(), keys_BNJRH.float())
-    # Masked with -inf before the maximum: a padded slot at 0 would beat a negative cosine.
-    cosine_BRQNJ = cosine_BRQNJ.masked_fill(~slot_mask_BNJ[:, None, None], -torch.inf)
-    best_BRQN = cosine_BRQNJ.amax(-1)
-    best_BRQN = torch.where(query_mask_BQ[:, None, :, None], best_BRQN, 0.0)
-    return best_BRQN.sum(2).mean(1)
+    (questions, tokens), (blocks, slots, heads) = query_mask_BQ.shape, keys_BNJRH.shape[1:4]
+    # A token of padding is a vector of zeros, which adds nothing to a score.
+    query_BRQH = (query_BQRH.float() * query_mask_BQ[:, :, None, None]).transpose(1, 2)
+    if len(keys_BNJRH) < questions:  # the tokens of all questions, as if they were one question
+        query_BRQH = query_BRQH.transpose(0, 1).flatten(1, 2)[None]
+    fits = _must_fit_cache(query_BRQH)
+    whole, at_once = (COLUMNS // math.gcd(slots, COLUMNS), 1) if fits else (1, heads)
+    room = (PRODUCTS if fits else PRODUCTS_ON_GPU) // max(1, slots * questions * tokens)
+    step = max(1, room // whole) * whole
+    scores = []
+    for start in range(0, max(1, blocks), step):
+        part = slice(start, start + step)
+        keys_BRHL = _columns(keys_BNJRH[:, part], whole)
+        slot_mask_BL = slot_mask_BNJ[:, part].flatten(1)
+        padding_B11L = query_BRQH.new_zeros(()).where(slot_mask_BL, -torch.inf)[:, None, None]
+        best = []
+        for first in range(0, heads, at_once):
+            some = slice(first, first + at_once)
+            # Equation 5.
+            alpha_BRQL = _products(query_BRQH[:, some], keys_BRHL[:, some])
+            alpha_BRQL = alpha_BRQL[..., : slot_mask_BL.shape[1]]
+            if scales_BNJR is not None:
+                alpha_BRQL *= scales_BNJR[:, part, :, some].movedim(3, 1).flatten(2)[:, :, None]
+            # Equation 6. Without -inf, a padded slot at 0 would beat a negative cosine.
+            alpha_BRQL += padding_B11L
+            best.append(alpha_BRQL.unflatten(-1, (-1, slots)).amax(-1).sum(1))
+        # Equation 7.
+        best_BQN = _sum_in_order(best).reshape(questions, tokens, -1)
+        total_BN = _sum_in_order(best_BQN.unbind(1)) if fits else best_BQN.sum(1)
+        scores.append(total_BN / heads)
+    return torch.cat(scores, 1)
+
+
+def _must_fit_cache(tensor: Tensor) -> bool:
+    """Whether a processor computes products: one head and few blocks at a time fit its cache.
+
+    On a GPU, a call costs more than a little arithmetic.
+    """
+    return tensor.device.type == "cpu"
+
+
+def _sum_in_order(parts: Sequence[Tensor]) -> Tensor:
+    """Sum tensors; `Tensor.sum` would add the last of many columns in another order."""
+    return sum(parts[1:], parts[0])
+
+
+def _columns(keys_BNJRH: Tensor, whole: int) -> Tensor:
+    """Keys as columns of a product `[B, R, H, L]`, of a multiple of `whole` blocks."""
+    if keys_BNJRH.dtype != torch.float32:
+        # Both represent int8 and fp8 exactly, so scales can be applied to the products.
+        keys_BNJRH = keys_BNJRH.to(torch.float32 if keys_BNJRH.is_cpu else torch.bfloat16)
+    if missing := -keys_BNJRH.shape[1] % whole:
+        keys_BNJRH = F.pad(keys_BNJRH, (0, 0, 0, 0, 0, 0, 0, missing))
+    # A view: the keys of one head are a strided matrix, which the product does not copy.
+    return keys_BNJRH.permute(0, 3, 4, 1, 2).flatten(3)
+
+
+def _products(query_BRQH: Tensor, keys_BRHL: Tensor) -> Tensor:
+    """Products in float32.
+
+    Autocast would multiply in and return bfloat16. A score is a sum over question tokens that
+    L_InfoNCE divides by tau = 0.07, so its rounding alone would move the logits by 0.2 nats.
+    """
+    with torch.autocast(query_BRQH.device.type, enabled=False):
+        if keys_BRHL.dtype == torch.float32:
+            return query_BRQH @ keys_BRHL
+        query_XQH, keys_XHL = query_BRQH.flatten(0, 1).to(keys_BRHL.dtype), keys_BRHL.flatten(0, 1)
+        alpha_XQL = torch.bmm(query_XQH, keys_XHL, out_dtype=torch.float32)
+        return alpha_XQL.unflatten(0, query_BRQH.shape[:2])
 
 
 class Selector(nn.Module):
@@ -166,7 +244,7 @@ SMALL_SHARE = 64
 """If fewer than one block in this many is selected, only the best are sorted."""
 
 
-def select(scores_N: Tensor, count: int) -> Tensor:
+def top_k(scores_N: Tensor, count: int) -> Tensor:
     """I(Q), the indices of the `count` best blocks, best first; ties go to the earlier block."""
     if 0 < count * SMALL_SHARE < len(scores_N):
         # Sort only blocks that reach the lowest selected score.

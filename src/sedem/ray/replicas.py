@@ -17,7 +17,7 @@ import asyncio
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from uuid import uuid4
@@ -30,37 +30,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sedem.answering.decoding import GREEDY, Decoding
-from sedem.answering.requests import (
-    Request,
-    Scores,
-    best_by_words,
-    check_min_confidence,
-    choose,
-    combine,
-    combine_hops,
-    confidences,
-    encode_hop,
-    encode_questions,
-    find_words,
-    needs_every_score,
-    second_hop_from,
-    select_by,
-    words_of_block,
-)
 from sedem.answering.running import Estimate, Event, Selected, failure
 from sedem.answering.scheduler import AsyncReply, Pace, Scheduler
 from sedem.bank import keys
 from sedem.bank.file import BankFile
 from sedem.bank.memory_bank import BankReader, Snapshot
-from sedem.bank.search import score_questions
-from sedem.engine.device import device_lock
+from sedem.engine.device import Clock
 from sedem.errors import (
-    BankError,
     CancelledError,
     QueueFullError,
     SedemError,
     UnavailableError,
 )
+from sedem.method.selector import Selector
+from sedem.selecting.plan import Request, Selection, plan_of
+from sedem.selecting.select import score_questions, select
 from sedem.serve import logs
 from sedem.serve.app import create_app
 from sedem.serve.keys import KeyRing
@@ -234,7 +218,7 @@ class SelectorReplica:
                 every=every,
                 also=[torch.from_numpy(own)],
             )
-        found: NDArray[np.float32] = scores[0].cpu().numpy()
+        found: NDArray[np.float32] = scores[0].numpy()
         return found
 
 
@@ -274,7 +258,8 @@ class EngineReplica:
         try:
             request = replace(request, bank=await asyncio.to_thread(self._versions.get, version))
             if version.stored:
-                request, times = await self._selected(version, request)
+                selected, times = await self._select(version, request)
+                request = replace(request, selected=selected)
             reply = self._scheduler.stream(request, decoding)
             try:
                 yield await reply.selection()
@@ -292,70 +277,35 @@ class EngineReplica:
         bank = await asyncio.to_thread(self._versions.get, version)
         if not version.stored:
             return await asyncio.to_thread(self.model.scores, bank, question)
-        bank.check_made_by(self.model.fingerprint())
-        hidden_1QE, _ = await asyncio.to_thread(self._encode, question)
-        request = Request(bank, question, ranking=True)
-        return (await self._scored(version, request, hidden_1QE)).total
+        request = Request(bank, question, ranking=True, hops=1)
+        return (await self._select(version, request))[0].scores.total
 
-    async def _selected(
+    async def _select(
         self, version: Version, request: Request
-    ) -> tuple[Request, dict[str, float]]:
-        """Return a request with its blocks, and the times that this took."""
-        model, bank = self.model, request.bank
-        check_min_confidence(model, request)
-        bank.check_made_by(model.fingerprint())
-        begun = time.perf_counter()
-        hidden_1QE, mask_1Q = await asyncio.to_thread(self._encode, request.question)
-        encoded = time.perf_counter()
-        if not len(bank):
-            raise BankError("the bank holds no documents; add some with 'sedem build BANK FILE...'")
-        scores = await self._scored(version, request, hidden_1QE)
-        (confidence,) = confidences(model, [scores], mask_1Q)
-        scores = await self._hopped(version, request, scores, int(mask_1Q.sum()))
-        selected = choose(model, request, scores, confidence)
-        scored = time.perf_counter()
-        times = {"encode_ms": 1e3 * (encoded - begun), "score_ms": 1e3 * (scored - encoded)}
-        return replace(request, selected=selected), times
+    ) -> tuple[Selection, dict[str, float]]:
+        """Select the blocks of a request by the scores of all parts; return the times, too."""
+        loop, model = asyncio.get_running_loop(), self.model
 
-    async def _scored(self, version: Version, request: Request, hidden_1QE: Tensor) -> Scores:
-        """Return the scores of a request: by states from all parts, by words from the bank."""
-        model, states_N = self.model, None
-        words = await asyncio.to_thread(find_words, model, request)
-        if select_by(model, request) != "words":
-            every = needs_every_score(model, request)
-            query_1QRH = model.queries(hidden_1QE)
-            states_N = await self._ask(version, query_1QRH, every, best_by_words(words))
-        return combine(model, request, states_N, words)
+        async def asked(*wanted: Any) -> list[NDArray[np.float32]]:
+            return await asyncio.gather(*(part.scores.remote(*wanted) for part in self._parts))
 
-    async def _hopped(
-        self, version: Version, request: Request, scores: Scores, question_tokens: int
-    ) -> Scores:
-        """Return the scores of a request after its second hop, if it has one."""
-        model = self.model
-        first = second_hop_from(model, request, scores, question_tokens)
-        if first is None:
-            return scores
-        assert model.second_hop is not None
-        named = await asyncio.to_thread(words_of_block, model, request, first)
-        hidden_1QE, _ = await asyncio.to_thread(self._encode_hop, request, first)
-        query_1QRH = model.second_hop.queries(model.selector, hidden_1QE)
-        every = needs_every_score(model, request)
-        again_N = await self._ask(version, query_1QRH, every, best_by_words(named))
-        return combine_hops(model, request, scores, first, again_N, named)
+        def scoring(
+            selector: Selector,
+            bank: BankReader,
+            query_1QRH: Tensor,
+            mask_1Q: Tensor,
+            every: bool,
+            also: Sequence[Tensor],
+        ) -> Tensor:
+            wanted = version, query_1QRH[0].cpu().numpy(), every, also[0].numpy()
+            # If a part fails, the question fails.
+            found = asyncio.run_coroutine_threadsafe(asked(*wanted), loop).result()
+            return torch.from_numpy(np.concatenate(found))[None]
 
-    def _encode_hop(self, request: Request, first: int) -> tuple[Tensor, Tensor]:
-        with device_lock(self.model.device):
-            return encode_hop(self.model, self.model.engine, request, first)
-
-    def _encode(self, question: str) -> tuple[Tensor, Tensor]:
-        with torch.no_grad(), device_lock(self.model.device):
-            return encode_questions(self.model, self.model.engine, [question])
-
-    async def _ask(self, version: Version, query_1QRH: Tensor, every: bool, also: Tensor) -> Tensor:
-        """Return the scores of all parts `[N]`; if a part fails, the question fails."""
-        wanted = version, query_1QRH[0].detach().cpu().numpy(), every, also.numpy()
-        found = await asyncio.gather(*(part.scores.remote(*wanted) for part in self._parts))
-        return torch.from_numpy(np.concatenate(found))
+        clock = Clock(model.device, time.perf_counter())
+        plans = [plan_of(model, request)]
+        [selection] = await asyncio.to_thread(select, model, model.engine, plans, clock, scoring)
+        return selection, clock.timings
 
 
 def _with_times(answer: Answer, times: dict[str, float], since: float) -> Answer:

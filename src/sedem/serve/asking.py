@@ -21,10 +21,11 @@ from sedem.answering.conversation import (
     unused_turn,
 )
 from sedem.answering.decoding import Decoding
-from sedem.answering.requests import Request
 from sedem.answering.running import Estimate, Selected
 from sedem.bank.memory_bank import BankReader, Snapshot
+from sedem.config import WAYS
 from sedem.method.selector import ALL
+from sedem.selecting.plan import Request
 from sedem.serve.errors import bad_request, conflict, not_found, too_large
 from sedem.serve.guard import require_bank
 from sedem.serve.keys import Key
@@ -114,15 +115,11 @@ async def to_ask(service: Service, key: Key, body: AskBody) -> ResolvedQuestion:
         bank,
         conversation.question,
         body.k,
-        None,
-        body.ranking,
-        body.condition,
-        body.selection,
-        body.hops,
-        body.answer,
-        body.min_confidence,
-        None if body.documents is None else [*body.documents],
-        conversation.context,
+        ranking=body.ranking,
+        min_confidence=body.min_confidence,
+        documents=None if body.documents is None else [*body.documents],
+        context=conversation.context,
+        **{name: getattr(body, name) for name in WAYS},
     )
     check_selection(bank, body, settings, model.engine.most_blocks())
     tokens = len(model.encoder.token_ids(request.question))

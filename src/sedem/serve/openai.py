@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, Response
 
 from sedem.answering.decoding import UNFINISHED
 from sedem.answering.running import Estimate, Selected
+from sedem.config import WAYS
 from sedem.serve.asking import SEPARATOR, Answered, ResolvedQuestion, choices, to_ask
 from sedem.serve.errors import not_found
 from sedem.serve.events import DONE, Events, cancel_on_disconnect, event, stream
@@ -321,10 +322,7 @@ def details_of(answered: Answered) -> dict[str, Any]:
         "question": asked.request.question,
         "blocks": answer.blocks,
         "bank": asked.bank,
-        "condition": asked.request.condition,
-        "selection": asked.request.selection,
-        "hops": asked.request.hops,
-        "answer": asked.request.answer,
+        **{name: getattr(asked.request, name) for name in WAYS},
         "answer_confidence": answer.answer_confidence,
         "certainty": answer.certainty,
         "alternative": answer.alternative,
@@ -403,10 +401,7 @@ def _models(service: Service, key: Key) -> list[dict[str, Any]]:
     context = service.settings.max_online_characters // CHARACTERS_PER_TOKEN
     defaults = {
         "k": config.k,
-        "condition": config.condition,
-        "selection": config.selection,
-        "hops": config.hops,
-        "answer": config.answer,
+        **{name: getattr(config, name) for name in WAYS},
         "confidence": service.model.confidence is not None,
         "min_confidence": config.min_confidence,
     }

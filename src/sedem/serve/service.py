@@ -18,10 +18,10 @@ from starlette.requests import HTTPConnection
 from torch import Tensor
 
 from sedem.answering.decoding import GREEDY, Decoding
-from sedem.answering.requests import Request
 from sedem.answering.scheduler import AsyncReply, Scheduler
 from sedem.bank.memory_bank import BankReader, MemoryBank, Snapshot
 from sedem.errors import ConfigError
+from sedem.selecting.plan import Request
 from sedem.serve.building import Builder
 from sedem.serve.errors import unavailable
 from sedem.serve.library import Library

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from sedem.answering.decoding import Turn
+from sedem.backbone.prompts import Turn
 from sedem.config import AnswerBy, Condition, Hops, SelectBy
 from sedem.validation import Flag, Number, Share
 

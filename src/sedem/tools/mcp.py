@@ -52,9 +52,9 @@ from sedem.untrusted import json_text
 
 if TYPE_CHECKING:
     from sedem.answering.decoding import Decoding
-    from sedem.answering.requests import Request
     from sedem.answering.scheduler import AsyncReply, Scheduler
     from sedem.model import SeDeM
+    from sedem.selecting.plan import Request
 
 logger = logging.getLogger(__name__)
 

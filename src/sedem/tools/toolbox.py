@@ -24,9 +24,9 @@ from sedem.untrusted import json_text
 
 if TYPE_CHECKING:
     from sedem.answering.decoding import Decoding
-    from sedem.answering.requests import Request
     from sedem.bank.memory_bank import Snapshot
     from sedem.model import SeDeM
+    from sedem.selecting.plan import Request
     from sedem.types import Answer
 
 BUDGET = 30_000
@@ -313,7 +313,7 @@ class Toolbox:
             context: what was said before; only its beginning counts.
         """
         from sedem.answering.decoding import Decoding
-        from sedem.answering.requests import Request
+        from sedem.selecting.plan import Request
 
         given = (("k", k, 0, self.limits.k), ("max_tokens", max_tokens, 1, self.limits.tokens))
         for name, value, least, most in given:
@@ -425,7 +425,7 @@ class Toolbox:
     ) -> tuple[list[tuple[OpenBank, Citation]], float | None]:
         """Return the best passages of some banks, and the greatest confidence."""
         from sedem.answering.passages import find_passages
-        from sedem.answering.requests import Request
+        from sedem.selecting.plan import Request
 
         self._check_question(question)
         found: list[tuple[OpenBank, Citation]] = []

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding
 
-from sedem.answering.decoding import all_answer_ids, all_question_ids
 from sedem.backbone.decoder import Backbone
+from sedem.backbone.prompts import all_answer_ids, all_question_ids
 from sedem.bank.blocks import BlockRow
 from sedem.config import SedemConfig
 from sedem.data import labels

@@ -20,21 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from sedem.answering.decoding import Decoding
-from sedem.answering.requests import (
-    Request,
-    Scores,
-    encode_hop,
-    encode_questions,
-    first_features,
-    prepare,
-    prompt_states,
-)
+from sedem.answering.inputs import prepare
 from sedem.answering.rereading import UNSURE, open_text
 from sedem.answering.spans import Candidate, SpanSearch
 from sedem.bank.blocks import BlockRow
 from sedem.bank.keys import keys_of
 from sedem.bank.memory_bank import BankReader, MemoryBank
-from sedem.bank.search import key_scores
 from sedem.bank.words import Words, score_words
 from sedem.config import AnswerBy, Hops, SedemConfig, SelectBy
 from sedem.data.examples import Example
@@ -44,7 +35,7 @@ from sedem.engine.device import Clock
 from sedem.errors import ConfigError, DataError
 from sedem.evaluation.metrics import auroc, calibration_error, token_f1
 from sedem.evaluation.run import sample
-from sedem.guidance.hops import SecondHop
+from sedem.guidance.queries import SecondHop
 from sedem.guidance.scores import (
     COVERED,
     FEATURES,
@@ -56,6 +47,14 @@ from sedem.guidance.scores import (
 from sedem.guidance.spans import SecondReading, SpanScorer, rival_features
 from sedem.model import SeDeM
 from sedem.reading.encoding import Progress
+from sedem.selecting.plan import Request, Scores
+from sedem.selecting.select import (
+    encode_hop,
+    encode_questions,
+    first_features,
+    prompt_states,
+    scores_of,
+)
 from sedem.training.hops import HopQuestion, all_found, fit_second_hop
 from sedem.training.queries import QueryQuestion, fit_queries
 from sedem.training.recipe import DataSource
@@ -498,8 +497,8 @@ def hop_questions(
         total_N = combined_scores(states_N, words.scores, model.config)
         first = int(total_N.argmax())
         scores = Scores(total_N, states_N, words)
-        request = Request(bank, example.question)
-        hidden_1QE, _ = encode_hop(model, model.engine, request, indices[first])
+        snapshot = bank.snapshot()
+        hidden_1QE = encode_hop(model, model.engine, snapshot, example.question, indices[first])
         questions.append(
             HopQuestion(
                 hidden=hidden_1QE[0].half().cpu(),
@@ -534,10 +533,7 @@ def _scores(
 ) -> tuple[Tensor, int]:
     """Scores of the given blocks `[N]` on the CPU, and the number of question tokens."""
     hidden_BQE, mask_BQ = encode_questions(model, model.engine, [question])
-    padding_P = (bank.slot_tokens(indices).flatten() == 0).nonzero()[:, 0]
-    query_BQRH = model.queries(hidden_BQE)
-    keys_NJRH = keys_of(bank, model.selector, indices)
-    scores_BN = key_scores(query_BQRH, mask_BQ, keys_NJRH, padding_P)
+    scores_BN = scores_of(model.selector, bank, model.queries(hidden_BQE), mask_BQ, indices)
     return scores_BN[0].cpu(), int(mask_BQ.sum())
 
 

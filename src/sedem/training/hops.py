@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sedem.guidance.hops import SecondHop
+from sedem.guidance.queries import SecondHop
 from sedem.method.selector import Selector, block_scores
 from sedem.training.queries import RATE, descend
 

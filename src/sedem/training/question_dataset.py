@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sedem.answering.decoding import all_answer_ids, all_question_ids, context_prompt
+from sedem.backbone.prompts import all_answer_ids, all_question_ids, context_prompt
 from sedem.baselines.trained import TrainedReader
 from sedem.data.examples import Example
 from sedem.data.labels import Labelling, gold_documents, labelling_of, some_documents

@@ -14,7 +14,7 @@ import torch
 from pydantic import model_validator
 from torch import Tensor, nn
 
-from sedem.answering.decoding import SEPARATOR
+from sedem.backbone.prompts import SEPARATOR
 from sedem.data.windows import collate_windows
 from sedem.errors import ConfigError
 from sedem.method.encoder import encode, states_at

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from sedem.answering.decoding import context_ids, context_place
 from sedem.backbone.decoder import Backbone
+from sedem.backbone.prompts import context_ids, context_place
 from sedem.method.losses import IGNORED
 
 

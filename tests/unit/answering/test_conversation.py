@@ -10,10 +10,10 @@ from conftest import CHAT_TEMPLATE, LEASE, POSITIONS
 
 from sedem import Decoding, Document, SeDeM, SedemConfig
 from sedem.answering.conversation import conversation_request, fold
-from sedem.answering.decoding import Turn, conversation_ids
-from sedem.answering.requests import Request
 from sedem.backbone.decoder import Backbone
+from sedem.backbone.prompts import Turn, conversation_ids
 from sedem.errors import ConfigError, DataError
+from sedem.selecting.plan import Request
 
 TURNS: list[Turn] = [
     ("system", "Be brief."),

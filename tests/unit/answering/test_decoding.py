@@ -13,16 +13,10 @@ from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from sedem.answering.decoding import (
-    Decoding,
-    Transcript,
-    answer_ids,
-    end_ids,
-    generate,
-    question_ids,
-)
+from sedem.answering.decoding import Decoding, Transcript, generate
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
+from sedem.backbone.prompts import answer_ids, end_ids, question_ids
 from sedem.engine.interface import Step
 from sedem.errors import ConfigError, DataError
 from sedem.method.injection import GrowingCache, prefill, step

@@ -12,13 +12,14 @@ from conftest import LEASE
 
 from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.answering import rereading
-from sedem.answering.decoding import end_ids, with_texts
-from sedem.answering.requests import Prepared, Request, Scores, Selection, prepare
+from sedem.answering.inputs import Prepared, prepare
 from sedem.answering.rereading import Found, TextSearch, open_text, sentences_of_spans, told_partly
 from sedem.answering.spans import Beginning, Candidate, FoundSpan, Passage, Quotation, SpanSearch
 from sedem.backbone.decoder import Backbone
+from sedem.backbone.prompts import end_ids, with_texts
 from sedem.engine.device import Clock
 from sedem.guidance.spans import LEAST, SECOND_FEATURES, SecondReading, rival_features
+from sedem.selecting.plan import Request, Scores, Selection
 
 LIMIT = 12
 

@@ -15,17 +15,18 @@ from conftest import LEASE
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
-from sedem.answering.decoding import UNANSWERABLE, question_ids
-from sedem.answering.requests import Request
+from sedem.answering.decoding import UNANSWERABLE
 from sedem.backbone.decoder import Backbone
-from sedem.bank import search
+from sedem.backbone.prompts import question_ids
 from sedem.baselines.full_context import FullContext
 from sedem.engine import eager
 from sedem.engine.device import Replay
 from sedem.engine.interface import AnswerInputs
 from sedem.engine.static import open_engine
 from sedem.errors import ConfigError, DataError
+from sedem.method import selector
 from sedem.quantization import Quantized
+from sedem.selecting.plan import Request
 
 
 def test_padded_slots_change_neither_scores_nor_answers(model: SeDeM) -> None:
@@ -261,8 +262,7 @@ def test_few_operations_stand_between_a_question_and_its_first_token(
     model: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a GPU each of them would be a launch; what is captured as a graph is one."""
-    monkeypatch.setattr(search, "_scores_head_by_head", search._scores_of_all_heads)
-    monkeypatch.setattr(search, "_sum_in_order", torch.Tensor.sum)
+    monkeypatch.setattr(selector, "_must_fit_cache", lambda _: False)
     model.engine = open_engine("static", model)
     one_token = Decoding(max_new_tokens=1)
     expected = model.answer(bank, RENT, decoding=one_token)  # makes buffers and keys

@@ -17,11 +17,10 @@ from answers import QUESTIONS, RENT, SHORT, assert_same_sources, engine_of, open
 from conftest import LEASE, RECIPE
 
 from sedem import Answer, Decoding, Document, MemoryBank, SeDeM, SedemConfig
-from sedem.answering import requests as requests_module
-from sedem.answering import running
+from sedem.answering import inputs, running
 from sedem.answering import scheduler as scheduler_module
 from sedem.answering.decoding import UNANSWERABLE
-from sedem.answering.requests import Request, is_long
+from sedem.answering.inputs import is_long
 from sedem.answering.running import Estimate, Question, RunningAnswers, Watch
 from sedem.answering.scheduler import MOST, USUAL, Pace
 from sedem.backbone.loading import open_backbone
@@ -37,6 +36,8 @@ from sedem.errors import (
     QueueFullError,
     UnavailableError,
 )
+from sedem.guidance.scores import Guidance
+from sedem.selecting.plan import Request
 
 LONG = Decoding(max_new_tokens=60)
 
@@ -386,7 +387,7 @@ def test_rows_and_waiting_are_checked(fast: SeDeM) -> None:
 @pytest.fixture
 def independent(config: SedemConfig, monkeypatch: pytest.MonkeyPatch) -> SeDeM:
     """A model for which more than one block takes long."""
-    monkeypatch.setattr(requests_module, "WIDE", 20)
+    monkeypatch.setattr(inputs, "WIDE", 20)
     return opened(config, "static", block_context="independent")
 
 
@@ -478,6 +479,7 @@ def test_a_long_question_ends_between_two_pieces(how: str, independent: SeDeM, h
 def test_what_takes_long_is_known_before_blocks_are_selected(
     request_: dict[str, Any], long: bool, independent: SeDeM
 ) -> None:
+    independent.guidance = Guidance()  # for the adaptive budget
     bank = independent.read([Document(f"{number}.txt", LEASE) for number in range(5)])
     assert is_long(independent, Request(bank, RENT, **request_)) is long
 

@@ -12,16 +12,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
-from sedem.answering.decoding import Decoding, end_ids
-from sedem.answering.requests import Prepared, Request, prepare
+from sedem.answering.decoding import Decoding
+from sedem.answering.inputs import Prepared, prepare
 from sedem.answering.rereading import find_quotation
 from sedem.answering.spans import JOINERS, Candidate, Quotation, SpanSearch
 from sedem.backbone.decoder import Backbone
+from sedem.backbone.prompts import end_ids
 from sedem.engine.device import Clock
 from sedem.engine.interface import Rows
 from sedem.errors import ConfigError
 from sedem.folding import folded
 from sedem.guidance.spans import LEAST
+from sedem.selecting.plan import Request
 
 
 def compared(model: SeDeM, request: Request, limit: int = 12) -> tuple[Prepared, list[Candidate]]:

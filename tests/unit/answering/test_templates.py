@@ -7,8 +7,8 @@ from answers import RENT
 from conftest import LEASE, RECIPE
 
 from sedem.answering.conversation import Conversation, read_conversation
-from sedem.answering.decoding import Turn
 from sedem.answering.templates import LONG, housekeeping, split
+from sedem.backbone.prompts import Turn
 
 LONG_LEASE = f"{LEASE} {LEASE}"
 FAQ = "FAQ\nQuestion: Pets?\nAnswer: Ask."

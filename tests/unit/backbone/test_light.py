@@ -157,7 +157,7 @@ def test_it_chats_as_transformers_would(chat_folder: str) -> None:
 SCHEDULE = """
 import sys
 from sedem import MemoryBank, SeDeM
-from sedem.answering.requests import Request
+from sedem.selecting.plan import Request
 model = SeDeM.from_pretrained(sys.argv[2])
 bank = MemoryBank.open(sys.argv[1])
 with model.scheduler() as scheduler:

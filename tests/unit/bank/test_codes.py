@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from sedem import Document, MemoryBank, SeDeM
-from sedem.bank import codes, search
+from sedem.bank import codes
 from sedem.bank.codes import Codes, CodesFile, CodeSpace, codes_path, mean_keys
 from sedem.bank.file import delete
 from sedem.quantization import Quantized
 from sedem.reading.building import build_bank
+from sedem.selecting import candidates as search
 
 Made = list[list[int]]
 LEASE = Document("lease.txt", "The rent is 900 euros. The tenant pays for water and for heat. " * 6)

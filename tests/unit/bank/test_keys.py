@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +13,7 @@ import torch
 from torch import Tensor
 
 from sedem import Document, MemoryBank, SeDeM
-from sedem.answering.requests import encode_questions
 from sedem.bank import keys as bank_keys
-from sedem.bank import search
 from sedem.bank.blocks import SCAN, Blocks
 from sedem.bank.file import BankFile
 from sedem.bank.keys import (
@@ -27,8 +26,9 @@ from sedem.bank.keys import (
     stored_bytes,
 )
 from sedem.errors import BankError, ConfigError
-from sedem.method.selector import Selector
+from sedem.method.selector import Selector, block_scores
 from sedem.quantization import DTYPES, Quantized, vector_bytes
+from sedem.selecting.select import encode_questions
 
 QUESTIONS = ("What is the rent?", "How long does the pie keep, if it is served with plums?")
 EXTRA = Document("note.md", "The cellar key hangs behind the door; the meter is read in March.")
@@ -181,14 +181,13 @@ def test_keys_on_disk_that_exceed_the_limit_are_scored_in_bounded_memory(
     size = stored_bytes(store)
     cached = scores(model, MemoryBank.open_from(store))
     parts: list[tuple[int, float]] = []
-    key_scores = search.key_scores
 
-    def watched(query: Tensor, mask: Tensor, keys: Quantized, padding: Tensor) -> Tensor:
-        parts.append((len(keys), megabytes()))
-        return key_scores(query, mask, keys, padding)
+    def watched(query: Tensor, mask: Tensor, keys: Tensor, *more: Any) -> Tensor:
+        parts.append((keys.shape[1], megabytes()))
+        return block_scores(query, mask, keys, *more)
 
     monkeypatch.setattr(bank_keys, "CACHE_BYTES", 0)
-    monkeypatch.setattr(search, "key_scores", watched)
+    monkeypatch.setattr("sedem.selecting.select.block_scores", watched)
     opened = MemoryBank.open_from(store)
     key_index(opened, model.selector)
     tracemalloc.start()

@@ -14,7 +14,6 @@ import torch
 
 from sedem import Document, MemoryBank, SeDeM
 from sedem.answering.decoding import Decoding
-from sedem.answering.requests import CONTEXT, CONTEXT_BESIDE_NAMES, Request, find_words
 from sedem.bank.care import examine
 from sedem.bank.database import _WORDS_BEFORE, connect
 from sedem.bank.file import BankFile
@@ -24,6 +23,8 @@ from sedem.bank.words import COMMON, TELLING, score_words
 from sedem.errors import BankError, ConfigError
 from sedem.folding import asked_words, common_words
 from sedem.guidance.scores import Confidence
+from sedem.selecting.plan import Request, plan_of
+from sedem.selecting.select import CONTEXT, CONTEXT_BESIDE_NAMES, find_words
 
 DOCUMENTS = [
     Document("lease", "The tenant pays the rent. The rent is 900 euros, and the flat is cold."),
@@ -285,7 +286,9 @@ def test_the_words_before_a_question_count_if_it_refers_back(
         before.pop(word.text, None)
     for word in before.values():
         expected[word.blocks] += share * torch.from_numpy(word.scores)
-    found = find_words(model, Request(bank, question, selection="words", context=context))
+    found = find_words(
+        plan_of(model, Request(bank, question, selection="words")), question, context
+    )
     assert found is not None
     torch.testing.assert_close(found.scores, expected)
 

@@ -14,7 +14,7 @@ from unit.baselines.conftest import make
 from unit.baselines.test_baseline_training import assert_resumes_equal
 
 from sedem import Document
-from sedem.answering.decoding import context_prompt, question_ids
+from sedem.backbone.prompts import context_prompt, question_ids
 from sedem.baselines.paragraphs import split
 from sedem.baselines.rag import RAG
 from sedem.data.question_sets import open_examples

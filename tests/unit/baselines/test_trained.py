@@ -17,8 +17,8 @@ from unit.baselines.conftest import SHORT, SMALL, make, tokens
 from unit.training.blocks import check_checkpointing
 
 from sedem import Document, SeDeM
-from sedem.answering.decoding import answer_ids, context_prompt, question_ids
 from sedem.backbone.decoder import Backbone
+from sedem.backbone.prompts import answer_ids, context_prompt, question_ids
 from sedem.baselines.registry import TRAINED, reader_class
 from sedem.baselines.settings import ReaderConfig
 from sedem.baselines.trained import ContextMemory, TrainedReader

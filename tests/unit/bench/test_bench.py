@@ -20,7 +20,7 @@ from sedem.bench import measure
 from sedem.bench.contexts import DOCUMENT, context, demo_text
 from sedem.bench.measure import run_bench, spread
 from sedem.bench.report import HEADINGS, draw, lines
-from sedem.bench.subjects import Plan, checkpoint_of, open_subjects, plan_of
+from sedem.bench.subjects import BenchPlan, checkpoint_of, open_subjects, plan_of
 from sedem.checkpoint.folder import locate
 from sedem.checkpoint.portable import BACKBONE
 from sedem.errors import ConfigError, DataError
@@ -31,8 +31,8 @@ FIGURES = ("online_ttft_ms", "prebuilt_ttft_ms", "decode_tok_s", "build_tok_s")
 
 
 @pytest.fixture(scope="module")
-def plan(tiny_checkpoint: str) -> Plan:
-    return Plan(
+def plan(tiny_checkpoint: str) -> BenchPlan:
+    return BenchPlan(
         methods=METHODS, contexts=(64, 600), checkpoint=tiny_checkpoint, runs=2, max_new_tokens=4,
         device="cpu",
     )  # fmt: skip
@@ -67,14 +67,14 @@ def test_a_gpu_is_measured_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plan_of({"device": "cpu"}).dtype == "float32"
 
 
-def test_methods_that_cannot_run_are_left_out_and_some_must_run(plan: Plan) -> None:
+def test_methods_that_cannot_run_are_left_out_and_some_must_run(plan: BenchPlan) -> None:
     with pytest.raises(ConfigError, match=r"has random weights here; name a --backbone"):
         open_subjects(plan.with_changes(methods=("icae",)))
     subjects, left_out = open_subjects(plan.with_changes(methods=("icae", "bm25")))
     assert [subject.name for subject in subjects] == ["bm25"] and list(left_out) == ["icae"]
 
 
-def test_k_applies_only_to_methods_with_a_selection_budget(plan: Plan) -> None:
+def test_k_applies_only_to_methods_with_a_selection_budget(plan: BenchPlan) -> None:
     methods = ("sedem", "full-context", "bm25", "longllmlingua")
     subjects, left_out = open_subjects(plan.with_changes(methods=methods, k=1))
     assert [subject.name for subject in subjects] == list(methods) and not left_out
@@ -83,7 +83,7 @@ def test_k_applies_only_to_methods_with_a_selection_budget(plan: Plan) -> None:
     assert used["sedem"] == used["bm25"] == 1 and used["full-context"] == 2
 
 
-def test_the_document_has_every_figure_of_every_method(plan: Plan, tmp_path: Path) -> None:
+def test_the_document_has_every_figure_of_every_method(plan: BenchPlan, tmp_path: Path) -> None:
     ticks: list[tuple[int, int]] = []
     document = run_bench(plan, progress=lambda *done: ticks.append(done))
     assert list(document["results"]) == list(METHODS)
@@ -121,7 +121,7 @@ def test_the_document_has_every_figure_of_every_method(plan: Plan, tmp_path: Pat
 
 
 def test_documents_are_read_in_every_round_or_once(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch
+    plan: BenchPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[int] = []
 
@@ -155,7 +155,7 @@ def test_a_public_shape_is_benched_on_random_weights(monkeypatch: pytest.MonkeyP
     )  # fmt: skip
     monkeypatch.setattr(cost, "shape_file", lambda name: shape)
     document = run_bench(
-        Plan(
+        BenchPlan(
             methods=("sedem", "full-context", "icae"), contexts=(300,), runs=1, max_new_tokens=3,
             device="cpu", backbone="Llama-3.2-1B",
         )
@@ -172,16 +172,16 @@ def test_a_public_shape_is_benched_on_random_weights(monkeypatch: pytest.MonkeyP
 
 
 @pytest.fixture
-def random_plan(tiny_folder: Callable[..., str]) -> Plan:
+def random_plan(tiny_folder: Callable[..., str]) -> BenchPlan:
     """A folder of 15 layers, so that rag finds its fourteenth."""
-    return Plan(
+    return BenchPlan(
         methods=("sedem", *TRAINED), contexts=(300,), runs=1, max_new_tokens=3, device="cpu",
         backbone=tiny_folder(depth=15, max_position_embeddings=2048),
     )  # fmt: skip
 
 
 @pytest.mark.slow
-def test_every_trained_baseline_is_benched_on_the_shape_of_a_folder(random_plan: Plan) -> None:
+def test_every_trained_baseline_is_benched_on_the_shape_of_a_folder(random_plan: BenchPlan) -> None:
     document = run_bench(random_plan)
     assert list(document["results"]) == ["sedem", *TRAINED] and not document["left_out"]
     for rows in document["results"].values():
@@ -191,7 +191,7 @@ def test_every_trained_baseline_is_benched_on_the_shape_of_a_folder(random_plan:
 
 
 def test_a_baseline_on_random_weights_has_the_papers_settings_and_adapters(
-    random_plan: Plan,
+    random_plan: BenchPlan,
 ) -> None:
     with checkpoint_of(random_plan.with_changes(methods=("icae",))) as opened:
         (subject,), _ = open_subjects(opened)
@@ -205,7 +205,7 @@ def test_a_baseline_on_random_weights_has_the_papers_settings_and_adapters(
 
 
 def test_a_baseline_whose_settings_do_not_fit_a_shape_is_left_out(
-    random_plan: Plan, tiny_folder: Callable[..., str]
+    random_plan: BenchPlan, tiny_folder: Callable[..., str]
 ) -> None:
     document = run_bench(
         random_plan.with_changes(methods=("full-context", "rag"), backbone=tiny_folder())
@@ -214,7 +214,7 @@ def test_a_baseline_whose_settings_do_not_fit_a_shape_is_left_out(
     assert "extract_layer is 14" in document["left_out"]["rag"]
 
 
-def test_a_trained_model_is_no_shape(plan: Plan) -> None:
+def test_a_trained_model_is_no_shape(plan: BenchPlan) -> None:
     with pytest.raises(ConfigError, match=r"has no tokenizer\.json; .* is given with -m"):
         run_bench(plan.with_changes(backbone=plan.checkpoint))
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from sedem import Decoding, Document, SeDeM
-from sedem.answering.decoding import question_ids
 from sedem.backbone.loading import open_backbone
+from sedem.backbone.prompts import question_ids
 from sedem.checkpoint.folder import write
 from sedem.checkpoint.untrained import untrained
 from sedem.errors import ConfigError

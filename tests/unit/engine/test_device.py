@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from sedem import Decoding, Document, MemoryBank, SeDeM
-from sedem.answering.requests import Request
 from sedem.engine import device as device_module
 from sedem.engine.device import (
     NICE,
@@ -35,6 +34,7 @@ from sedem.engine.device import (
     watched,
 )
 from sedem.errors import ConfigError
+from sedem.selecting.plan import Request
 
 CPU = torch.device("cpu")
 

@@ -14,7 +14,6 @@ from conftest import LEASE
 from torch import Tensor, nn
 
 from sedem import Document, SeDeM, SedemConfig
-from sedem.answering.requests import Request
 from sedem.cli.options import open_model
 from sedem.engine import int8
 from sedem.engine.fused import MATRICES, FusedLayer
@@ -24,6 +23,7 @@ from sedem.engine.static import open_engine
 from sedem.errors import ConfigError
 from sedem.evaluation import readers
 from sedem.evaluation.config import MethodSettings
+from sedem.selecting.plan import Request
 
 pytestmark = pytest.mark.skipif(
     not int8._multiplies_exactly(), reason="this machine cannot multiply int8 exactly"

@@ -13,7 +13,7 @@ from conftest import LEASE, RECIPE
 from torch import Tensor
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
-from sedem.answering.decoding import question_ids
+from sedem.backbone.prompts import question_ids
 from sedem.engine.interface import AnswerInputs
 from sedem.engine.kept import Kept, KeptBudget, KeptLevel
 from sedem.engine.static import Static, open_engine

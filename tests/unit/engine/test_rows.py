@@ -14,8 +14,7 @@ from conftest import LEASE, POSITIONS, RECIPE
 from torch import Tensor
 
 from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
-from sedem.answering import requests
-from sedem.answering.requests import Request
+from sedem.answering import inputs
 from sedem.engine import rows as engine_rows
 from sedem.engine.batch import Bucket, StaticBatch
 from sedem.engine.device import resident_bytes, round_up, watched
@@ -23,6 +22,7 @@ from sedem.engine.interface import AnswerInputs
 from sedem.engine.kept import LEAST_FOR_REQUESTS, KeptBudget, half_of_memory
 from sedem.engine.rows import FIRST_STEPS, StaticRows, needed_bytes
 from sedem.errors import ConfigError, NoRoomError
+from sedem.selecting.plan import Request
 
 QUESTIONS = ["Pets?", "What is the rent?", "How long is notice? " * 6]
 ROWS = 3
@@ -338,7 +338,7 @@ def test_a_row_that_could_not_be_copied_is_empty(
 def test_k_goes_beyond_the_positions_of_the_decoder(
     config: SedemConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "WIDE", 4000)
+    monkeypatch.setattr(inputs, "WIDE", 4000)
     wide, step = set[int](), StaticRows.step
     monkeypatch.setattr(StaticRows, "step", lambda r, ids: wide.add(len(r.wide)) or step(r, ids))
     model, eager = (opened(config, n, block_context="independent") for n in ("static", "eager"))

@@ -17,7 +17,6 @@ from conftest import LEASE, RECIPE
 from torch import Tensor
 
 from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
-from sedem.answering.requests import Request
 from sedem.backbone.loading import open_backbone
 from sedem.engine import fused, static
 from sedem.engine.batch import Bucket, StaticBatch
@@ -27,6 +26,7 @@ from sedem.engine.interface import AnswerInputs
 from sedem.engine.rows import FIRST_STEPS
 from sedem.engine.static import Static, open_engine
 from sedem.errors import ConfigError
+from sedem.selecting.plan import Request
 
 QUESTIONS = ["What is the rent?", "How many eggs?", "Pets?", "Who may leave?", "Plums?"]
 DOCUMENTS = [Document("lease.txt", LEASE), Document("recipe.txt", RECIPE)]

@@ -16,14 +16,15 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
-from sedem.answering.decoding import located_question, question_ids
-from sedem.answering.requests import Request, Scores, choose, encode_questions, inputs_of
+from sedem.answering.inputs import inputs_of
 from sedem.backbone.loading import open_backbone
-from sedem.bank import search
-from sedem.bank.search import score_questions
+from sedem.backbone.prompts import located_question, question_ids
 from sedem.engine.eager import start_decoding
 from sedem.evaluation.cost import Workload, count_flops
+from sedem.method import selector
 from sedem.method.injection import GrowingCache, step
+from sedem.selecting.plan import Request, Scores, plan_of
+from sedem.selecting.select import choose, encode_questions, score_questions
 
 HEAD, SEGMENT, SEGMENTS, K, ANSWER = 16, 16, 6, 2, 5
 QUESTION = "What is the rent?"
@@ -80,7 +81,7 @@ def test_reading(model: SeDeM) -> None:
 
 def test_selecting(model: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch) -> None:
     # Columns that only pad a small bank are left out.
-    monkeypatch.setattr(search, "COLUMNS", 1)
+    monkeypatch.setattr(selector, "COLUMNS", 1)
 
     def select() -> None:
         hidden_1QE, mask_1Q = encode_questions(model, model.engine, [QUESTION])
@@ -94,7 +95,7 @@ def test_selecting(model: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPat
 def test_selecting_by_a_question_that_is_read_once(
     config: SedemConfig, tiny_folder: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "COLUMNS", 1)
+    monkeypatch.setattr(selector, "COLUMNS", 1)
     folder = tiny_folder("llama", head_dim=HEAD)
     backbone = open_backbone(folder, attention="eager")
     shape = config.with_changes(encoder=folder, block_context="independent", read_once=True)
@@ -112,19 +113,21 @@ def test_selecting_by_a_question_that_is_read_once(
 
 
 def test_restoring(model: SeDeM, bank: MemoryBank) -> None:
-    chosen = choose(model, Request(bank, QUESTION, K), Scores(torch.arange(SEGMENTS).float()))
+    plan = plan_of(model, Request(bank, QUESTION, K))
+    chosen = choose(model, plan, Scores(torch.arange(SEGMENTS).float()))
     slots = bank.memory(chosen.memory).float()
     assert without_weights(model)["restore"] == counted(lambda: model.decompressor(slots))
 
 
 def test_prefilling_and_decoding(model: SeDeM, bank: MemoryBank) -> None:
-    prefix = torch.tensor(question_ids(model.decoder, QUESTION))
+    prefix = question_ids(model.decoder, QUESTION)
     states = K * model.config.slots * model.decompressor.states_per_slot
-    chosen = choose(model, Request(bank, QUESTION, K), Scores(torch.arange(SEGMENTS).float()))
+    plan = plan_of(model, Request(bank, QUESTION, K))
+    chosen = choose(model, plan, Scores(torch.arange(SEGMENTS).float()))
     caches: list[GrowingCache] = []
 
     def start() -> None:
-        caches.append(start_decoding(model, [inputs_of(bank, chosen, prefix)])[1])
+        caches.append(start_decoding(model, [inputs_of(model, plan, chosen, prefix)])[1])
 
     flops, lower = without_weights(model, len(prefix) - 1), model.config.inject_layer
     upper = model.decoder.depth - lower

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from sedem import Decoding, Document, MemoryBank, SeDeM
-from sedem.answering.decoding import context_prompt
-from sedem.answering.requests import Request
+from sedem.backbone.prompts import context_prompt
 from sedem.baselines.bm25 import BM25
 from sedem.baselines.full_context import FullContext
 from sedem.baselines.longllmlingua import LongLLMLingua
@@ -20,6 +19,7 @@ from sedem.errors import DataError
 from sedem.evaluation.config import MethodSettings
 from sedem.evaluation.readers import SedemMethod
 from sedem.evaluation.run import evaluate
+from sedem.selecting.plan import Request
 
 QUESTION, SHORT = "What is the rent?", Decoding(max_new_tokens=4)
 

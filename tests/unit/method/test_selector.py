@@ -6,10 +6,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from unit.method.conftest import case
+from unit.method.conftest import case, unit
 
 from sedem.config import SedemConfig
-from sedem.method.selector import Selector, block_scores, build_selector, resolve_budget, select
+from sedem.method import selector as module
+from sedem.method.selector import (
+    Selector,
+    block_scores,
+    build_selector,
+    resolve_budget,
+    top_k,
+)
+from sedem.quantization import DTYPES, Quantized, quantize
 
 Vector = list[float]
 
@@ -44,6 +52,51 @@ def test_block_scores_equal_four_nested_loops(seed: int) -> None:
     tensors = case(seed)
     expected = [naive_score(*row) for row in zip(*(t.tolist() for t in tensors), strict=True)]
     torch.testing.assert_close(block_scores(*tensors), torch.tensor(expected))
+
+
+def test_a_padded_slot_never_beats_a_negative_cosine() -> None:
+    query_BQRH = torch.tensor([[[[1.0, 0.0]]]])
+    keys_BNJRH = torch.tensor([[[[[-1.0, 0.0]], [[0.0, 0.0]]]]])
+    masked = torch.tensor([[[True, False]]])
+    scores = block_scores(query_BQRH, torch.ones(1, 1, dtype=torch.bool), keys_BNJRH, masked)
+    assert scores.tolist() == [[-1.0]]
+
+
+def test_a_block_of_padding_alone_scores_minus_infinity() -> None:
+    assert block_scores(*case())[1, 3] == -torch.inf
+
+
+@pytest.mark.parametrize("in_cache", [True, False])
+@pytest.mark.parametrize("room", [1, 40, 2**16])
+@pytest.mark.parametrize("dtype", [None, *DTYPES])
+def test_blocks_for_all_questions_are_scored_in_parts_of_any_size(
+    dtype: str | None, room: int, in_cache: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_must_fit_cache", lambda _: in_cache)
+    query_BQRH, query_mask_BQ, keys_BNJRH, slot_mask_BNJ = case()
+    keys_1NJRH, slots_1NJ = keys_BNJRH[1:], slot_mask_BNJ[1:]
+    stored = Quantized(keys_1NJRH) if dtype is None else quantize(keys_1NJRH, dtype)
+    exact_BNJRH = stored.dequantize().float().expand_as(keys_BNJRH)
+    expected_BN = block_scores(
+        query_BQRH, query_mask_BQ, exact_BNJRH, slots_1NJ.expand_as(slot_mask_BNJ)
+    )
+    monkeypatch.setattr(module, "PRODUCTS", room)
+    monkeypatch.setattr(module, "PRODUCTS_ON_GPU", room)
+    found_BN = block_scores(query_BQRH, query_mask_BQ, stored.values, slots_1NJ, stored.scales)
+    torch.testing.assert_close(found_BN, expected_BN)
+    assert found_BN[:, 3].eq(-torch.inf).all(), "padding alone"
+
+
+@pytest.mark.parametrize("slots", [3, 8])
+def test_a_score_is_the_same_to_the_bit_in_any_part_of_a_bank(slots: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    query_1QRH, keys_1NJRH = unit(generator, 1, 7, 2, 32), unit(generator, 1, 300, slots, 2, 32)
+    mask_1Q = torch.ones(1, 7, dtype=torch.bool)
+    slots_1NJ = torch.rand(1, 300, slots, generator=generator) > 0.1
+    whole_1N = block_scores(query_1QRH, mask_1Q, keys_1NJRH, slots_1NJ)
+    for part in (slice(0, 1), slice(1, 150), slice(150, 299), slice(7, 300)):
+        found_1n = block_scores(query_1QRH, mask_1Q, keys_1NJRH[:, part], slots_1NJ[:, part])
+        assert torch.equal(found_1n, whole_1N[:, part])
 
 
 def test_scores_are_float32_of_bfloat16_vectors_and_under_autocast() -> None:
@@ -140,9 +193,16 @@ def test_a_selector_projects_from_both_widths_to_heads_of_the_dimension_that_is_
     assert narrow.keys(torch.randn(1, 8)).shape == (1, 2, 3)
 
 
+def test_select_gives_the_best_blocks_best_first() -> None:
+    scores = [0.5, -2.0, 3.0, 1.0, -torch.inf]
+    expected = sorted(range(5), key=lambda n: -scores[n])
+    for count in range(6):
+        assert top_k(torch.tensor(scores), count).tolist() == expected[:count]
+
+
 def test_ties_go_to_the_earlier_block() -> None:
     scores_N = torch.tensor([1.0, 2.0] * 50)
-    assert select(scores_N, 60).tolist() == [*range(1, 100, 2), *range(0, 20, 2)]
+    assert top_k(scores_N, 60).tolist() == [*range(1, 100, 2), *range(0, 20, 2)]
 
 
 @pytest.mark.parametrize(

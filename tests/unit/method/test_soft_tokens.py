@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from sedem import Document, SeDeM, SedemConfig
-from sedem.answering.decoding import Decoding, question_ids
+from sedem.answering.decoding import Decoding
 from sedem.backbone.decoder import Backbone
+from sedem.backbone.prompts import question_ids
 from sedem.engine.eager import start_decoding
 from sedem.engine.interface import AnswerInputs
 from sedem.errors import ConfigError

@@ -20,9 +20,8 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from synthetic import answer_or_error, decoding_of, synthetic_bank, synthetic_questions
 
 from sedem import MemoryBank, SeDeM
-from sedem.answering import requests, running
+from sedem.answering import inputs, running
 from sedem.answering.conversation import conversation_request
-from sedem.answering.requests import Request
 from sedem.answering.running import Estimate, Selected
 from sedem.backbone.decoder import Backbone
 from sedem.bank.file import BankFile
@@ -32,6 +31,7 @@ from sedem.config import SedemConfig
 from sedem.errors import BankError, SedemError
 from sedem.ray import replicas
 from sedem.ray.replicas import EngineReplica, OpenVersions, SelectorReplica, Version
+from sedem.selecting.plan import Request
 from sedem.serve.settings import Settings
 from sedem.types import Answer
 
@@ -152,7 +152,7 @@ def test_a_text_that_came_with_a_question_is_not_split(model: SeDeM, bank: Memor
 def test_an_engine_tells_how_long_an_answer_takes(
     config: SedemConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "WIDE", 20)
+    monkeypatch.setattr(inputs, "WIDE", 20)
     monkeypatch.setattr(running, "TELL", 0.0)
     monkeypatch.setattr(running, "MEASURED", 0.0)
     model = opened(config, "static", block_context="independent")

@@ -15,7 +15,7 @@ from serving import KEYS, READER, SCOPED, SECRET, bearer
 from unit.serve.conftest import read_all, send
 
 from sedem import Decoding, MemoryBank, SeDeM, SedemConfig
-from sedem.answering import requests, running
+from sedem.answering import inputs, running
 from sedem.answering.conversation import conversation_request
 from sedem.backbone.decoder import Backbone
 from sedem.engine.device import between_pieces
@@ -514,7 +514,7 @@ def test_a_stream_tells_how_long_it_takes(
     make_client: Callable[..., TestClient], lease: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module, name, value in (
-        (requests, "WIDE", 20), (running, "TELL", 0.0), (running, "MEASURED", 0.0)
+        (inputs, "WIDE", 20), (running, "TELL", 0.0), (running, "MEASURED", 0.0)
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(running.RunningAnswers, "_prefill", _told_first)

@@ -12,7 +12,7 @@ from unit.training.blocks import BLOCKS, HEADS, WIDTH, asked
 
 from sedem import SeDeM
 from sedem.data.examples import Evidence, ExampleSet
-from sedem.guidance.hops import SecondHop
+from sedem.guidance.queries import SecondHop
 from sedem.method.selector import Selector
 from sedem.training.calibration import (
     calibrate,

@@ -13,16 +13,18 @@ from torch import Tensor
 from unit.training.blocks import block_dataset, collator
 
 from sedem import SeDeM, SedemConfig
-from sedem.answering.decoding import answer_ids, question_ids
-from sedem.answering.requests import Request, Scores, choose, inputs_of, prefix_of
+from sedem.answering.inputs import inputs_of
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
+from sedem.backbone.prompts import answer_ids, question_ids
 from sedem.bank.blocks import partition
 from sedem.data.examples import Example, ExampleSet
 from sedem.engine.eager import start_decoding
 from sedem.method.encoder import encode
 from sedem.method.injection import prefill
 from sedem.method.segments import segment_text
+from sedem.selecting.plan import Request, Scores, plan_of
+from sedem.selecting.select import choose
 from sedem.training.stage2 import Stage2, Stage2Losses
 
 
@@ -347,14 +349,15 @@ def test_training_reads_as_answering_does(
     for example in examples.examples:
         bank = model.read(example.documents)
         scores = model.scores(bank, example.question)
-        request = Request(bank, example.question, 3)
-        chosen = choose(model, request, Scores(scores))
+        plan = plan_of(model, Request(bank, example.question, 3))
+        chosen = choose(model, plan, Scores(scores))
         assert len(chosen.texts) == {"text": min(3, len(bank)), "both": 1, "memory": 0}[condition]
         prompt = question_ids(model.decoder, example.question, chat=chat)
-        prefix = prefix_of(model, request, chosen, prompt)
+        start = inputs_of(model, plan, chosen, prompt)
+        prefix = start.prefix
         assert (258 in prefix) == chat
         target = torch.tensor(answer_ids(model.decoder, example.answers[0], chat=chat))
-        start = inputs_of(bank, chosen, torch.cat([prefix, target[:-1]]))
+        start = replace(start, prefix=torch.cat([prefix, target[:-1]]))
         # Logits after every prefix of the answer, each prefilled on its own.
         rows = [
             start_decoding(model, [replace(start, prefix=start.prefix[: len(prefix) + n])])[0][0]
@@ -383,11 +386,12 @@ def test_memory_learns_from_the_same_blocks_read_as_text(
         target = torch.tensor(answer_ids(model.decoder, example.answers[0]))
         logits = {}
         for condition in ("memory", "text"):
-            request = Request(bank, example.question, 3, condition=condition)
-            chosen = choose(model, request, Scores(scores))
+            plan = plan_of(model, Request(bank, example.question, 3, condition=condition))
+            chosen = choose(model, plan, Scores(scores))
             prompt = question_ids(model.decoder, example.question)
-            prefix = prefix_of(model, request, chosen, prompt)
-            start = inputs_of(bank, chosen, torch.cat([prefix, target[:-1]]))
+            start = inputs_of(model, plan, chosen, prompt)
+            prefix = start.prefix
+            start = replace(start, prefix=torch.cat([prefix, target[:-1]]))
             rows = [
                 start_decoding(model, [replace(start, prefix=start.prefix[: len(prefix) + n])])[0]
                 for n in range(len(target))

@@ -7,15 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from unit.method.conftest import case
 
 from sedem import Document, MemoryBank, SeDeM
-from sedem.answering.requests import Request, Scores, encode_questions, score_requests
-from sedem.bank import blocks, search
+from sedem.bank import blocks
 from sedem.bank.keys import prepare, save_keys
-from sedem.bank.search import key_scores
-from sedem.method.selector import block_scores
-from sedem.quantization import DTYPES, Quantized, quantize
+from sedem.selecting import candidates as search
+from sedem.selecting.plan import Request, Scores, plan_of
+from sedem.selecting.select import encode_questions, select
 
 RENT = "What is the rent?"
 
@@ -30,39 +28,8 @@ def bank(model: SeDeM, documents: list[Document], monkeypatch: pytest.MonkeyPatc
 
 
 def scored(model: SeDeM, *requests: Request) -> list[Scores]:
-    states = encode_questions(model, model.engine, [request.question for request in requests])
-    return score_requests(model, requests, *states)
-
-
-@pytest.mark.parametrize("way", ["_scores_head_by_head", "_scores_of_all_heads"])
-@pytest.mark.parametrize("room", [1, 40, 2**16])
-@pytest.mark.parametrize("dtype", [None, *DTYPES])
-def test_scores_are_those_of_the_blocks_in_parts_of_any_size(
-    dtype: str | None, room: int, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(search, "_scores_head_by_head", getattr(search, way))
-    query_BQRH, query_mask_BQ, keys_BNJRH, slot_mask_BNJ = case()
-    keys_NJRH, slot_mask_NJ = keys_BNJRH[1], slot_mask_BNJ[1]
-    quantized = Quantized(keys_NJRH) if dtype is None else quantize(keys_NJRH, dtype)
-    monkeypatch.setattr("sedem.bank.search.PRODUCTS", room)
-    padding_P = (~slot_mask_NJ).flatten().nonzero()[:, 0]
-    found_BN = key_scores(query_BQRH, query_mask_BQ, quantized, padding_P)
-    keys_BNJRH = quantized.dequantize().float().expand_as(keys_BNJRH)
-    slots_BNJ = slot_mask_NJ.expand_as(slot_mask_BNJ)
-    torch.testing.assert_close(
-        found_BN, block_scores(query_BQRH, query_mask_BQ, keys_BNJRH, slots_BNJ)
-    )
-    assert found_BN[:, 3].eq(-torch.inf).all(), "padding alone"
-
-
-def test_scores_are_float32_under_autocast() -> None:
-    query_BQRH, query_mask_BQ, keys_BNJRH, slot_mask_BNJ = case()
-    padding_P = (~slot_mask_BNJ[1]).flatten().nonzero()[:, 0]
-    arguments = query_BQRH, query_mask_BQ, Quantized(keys_BNJRH[1]), padding_P
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found_BN = key_scores(*arguments)
-    assert found_BN.dtype == torch.float32
-    assert torch.equal(found_BN, key_scores(*arguments))
+    plans = [plan_of(model, request) for request in requests]
+    return [found.scores for found in select(model, model.engine, plans)]
 
 
 @pytest.mark.parametrize("keys", ["made", "cached", "stored"])

@@ -13,28 +13,25 @@ from answers import QUESTIONS, RENT, SHORT, assert_same_sources, build, untimed
 from conftest import LEASE, POSITIONS
 
 from sedem import Auto, Document, MemoryBank, SeDeM, SedemConfig
-from sedem.answering.decoding import Decoding, question_ids
-from sedem.answering.requests import (
-    Request,
-    Scores,
-    check_fits,
-    choose,
-    encode_questions,
-    prefix_of,
-    score_requests,
-)
+from sedem.answering.decoding import Decoding
+from sedem.answering.inputs import check_fits, inputs_of
 from sedem.backbone.decoder import Backbone
-from sedem.bank import search
+from sedem.backbone.prompts import question_ids
 from sedem.errors import ConfigError, DataError, UnknownDocumentError
+from sedem.selecting import candidates as search
+from sedem.selecting.plan import Request, Scores, plan_of
+from sedem.selecting.select import choose, select
 
 
 def test_forcing_the_blocks_that_would_be_selected_changes_nothing(
     model: SeDeM, bank: MemoryBank
 ) -> None:
     best = model.scores(bank, RENT).argsort(descending=True).tolist()[:3]
-    assert untimed(model.answer(bank, RENT, k=3, decoding=SHORT)) == untimed(
-        model.answer(bank, RENT, k=1, blocks=best, decoding=SHORT)
-    )
+    for k, blocks in (("all", range(len(bank))), (3, best)):
+        selected = model.answer(bank, RENT, k=k, decoding=SHORT)
+        assert untimed(selected) == untimed(
+            model.answer(bank, RENT, k=1, blocks=blocks, decoding=SHORT)
+        )
 
 
 WITHOUT = "this model was trained without guidance"
@@ -130,11 +127,10 @@ def test_auto_scores_every_block_only_if_it_may_use_more_than_the_candidates(
     monkeypatch.setattr(search, "CANDIDATES", 7)
     monkeypatch.setattr(search, "CANDIDATES_ALONE", 7)
     bank = guided.read(documents)
-    states = encode_questions(guided, guided.engine, [RENT])
 
     def scored(k: Auto | str) -> int:
-        (scores,) = score_requests(guided, [Request(bank, RENT, k)], *states)
-        return int((scores.total > -torch.inf).sum())
+        [found] = select(guided, guided.engine, [plan_of(guided, Request(bank, RENT, k))])
+        return int((found.scores.total > -torch.inf).sum())
 
     assert scored("auto") == scored(Auto(most=7)) == 7
     assert scored(Auto(most=8)) == len(bank)
@@ -142,7 +138,7 @@ def test_auto_scores_every_block_only_if_it_may_use_more_than_the_candidates(
 
 def test_blocks_stand_in_document_order(model: SeDeM, bank: MemoryBank) -> None:
     scores = model.scores(bank, RENT)
-    selection = choose(model, Request(bank, RENT, k=6), Scores(scores))
+    selection = choose(model, plan_of(model, Request(bank, RENT, k=6)), Scores(scores))
     assert selection.ranked == scores.argsort(descending=True).tolist()[:6]
     assert selection.ranked != sorted(selection.ranked), "in this bank the two orders must differ"
     assert selection.memory == sorted(selection.ranked)
@@ -200,18 +196,19 @@ def test_the_condition_says_which_blocks_are_read_as_text(
     scores = torch.zeros(len(bank))
     scores[[3, 0, 2]] = torch.tensor([3.0, 2.0, 1.0])
     request = Request(bank, "What is the rent?", 3, condition=condition)
-    selection = choose(model, request, Scores(scores))
+    plan = plan_of(model, request)
+    selection = choose(model, plan, Scores(scores))
     assert (selection.ranked, selection.texts, selection.memory) == ([3, 0, 2], texts, memory)
     prompt = question_ids(model.decoder, request.question)
-    prefix = model.decoder.tokenizer.decode(prefix_of(model, request, selection, prompt)[1:])
+    prefix = model.decoder.tokenizer.decode(inputs_of(model, plan, selection, prompt).prefix[1:])
     before = "\n\n".join(bank.block_text(index).strip() for index in texts)
     assert prefix == f"{before}\n\nQuestion: What is the rent?\nAnswer:"
     answer = model.answer_requests([request], Decoding(3))[0]
-    own = choose(model, request, Scores(model.scores(bank, request.question)))
+    own = choose(model, plan, Scores(model.scores(bank, request.question)))
     assert answer.k == 3
     # What the decoder saw, whatever its form.
     states = int(bank.slot_tokens(own.memory).sum()) if own.memory else 0
-    assert answer.conditioning == states + len(prefix_of(model, request, own, prompt))
+    assert answer.conditioning == states + len(inputs_of(model, plan, own, prompt).prefix)
 
 
 # Questions to some documents of a bank: no block of another one is used or counts

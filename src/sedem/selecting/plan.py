@@ -1,0 +1,242 @@
+"""What is asked of a bank: a request as it is given, and the plan that a model makes of it.
+
+A request leaves most to the model. `plan_of` settles it once, so that nothing later asks for a
+default or checks a value again.
+
+Letters: N blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from torch import Tensor
+
+from sedem.bank.memory_bank import BankReader, Snapshot
+from sedem.bank.words import Words
+from sedem.config import WAYS, AnswerBy, Condition, Hops, SelectBy
+from sedem.errors import ConfigError
+from sedem.guidance.scores import AUTO, Auto, Budget, is_share
+from sedem.method.selector import resolve_budget
+from sedem.modules import SedemModules
+from sedem.validation import check_choice
+
+Settled = int | str | tuple[float, int, int]
+"""A number of blocks or "all"; of an adaptive budget, its mass, and the fewest and most blocks."""
+
+
+class Options(TypedDict, total=False):
+    """The options of a question; see `Request`."""
+
+    k: Budget | None
+    blocks: Sequence[int] | None
+    ranking: bool
+    condition: Condition | None
+    selection: SelectBy | None
+    hops: Hops | None
+    answer: AnswerBy | None
+    min_confidence: float | None
+    documents: Sequence[int | str] | None
+    context: str
+
+
+@dataclass(frozen=True)
+class Request:
+    """One question to one bank.
+
+    Attributes:
+        k: selection budget; None means the model's default.
+        blocks: use exactly these blocks instead of selecting (for training and controls).
+        ranking: whether the answer lists every block by score.
+        condition: the decoder reads the blocks as "memory", as "text", or "both": the best one as
+            text and the others as memory; None means the model's default.
+        selection: blocks are compared with the question by their "states", as in the paper, by its
+            "words", or by "both"; None means the model's default, or states if the bank has no
+            index of words. By words alone, there is no confidence.
+        hops: 2 selects a second time, by what the best block says, to find blocks that only it
+            leads to; "auto" does so if that block seems to leave something open. None means the
+            model's default. Forced blocks, and blocks by words alone, have one hop.
+        answer: "free" decodes any words, as in the paper; "span" quotes the selected blocks; "auto"
+            quotes them unless the question seems to need other words. None means the model's
+            default. Settings of sampling and stop strings apply to free answers alone.
+        min_confidence: if the confidence is below it, the request is declined; with 0 it never is.
+            None means the model's default, which spares forced blocks and best blocks that have
+            `COVERED` of the question's words.
+        documents: use only blocks of these documents, given by name or index; None means all. With
+            documents, every block of a large bank is scored, not only its candidates.
+        context: what was said before, such as the last question and its answer. If the question
+            refers back to it, its words help to find blocks; it is not read otherwise.
+        selected: the blocks, if they were selected elsewhere; then nothing is scored.
+        prompt: decoder tokens of a conversation in the chat template, whose last turn is the
+            question; None means those of the question alone.
+    """
+
+    bank: BankReader
+    question: str
+    k: Budget | None = None
+    blocks: Sequence[int] | None = None
+    ranking: bool = False
+    condition: Condition | None = None
+    selection: SelectBy | None = None
+    hops: Hops | None = None
+    answer: AnswerBy | None = None
+    min_confidence: float | None = None
+    documents: Sequence[int | str] | None = None
+    context: str = ""
+    selected: Selection | None = None
+    prompt: Sequence[int] | None = None
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How well each block of a bank suits a question; on the CPU.
+
+    Attributes:
+        total: what blocks are selected by `[N]`; -inf for non-candidates.
+        states: s_n, the selector's score `[N]`; None if it was not asked for.
+        words: the question's words in the bank; None if they were not asked for.
+    """
+
+    total: Tensor
+    states: Tensor | None = None
+    words: Words | None = None
+
+    def cited(self, block: int) -> dict[str, Any]:
+        """What a citation tells of why a block was selected."""
+        states, words = self.states, self.words
+        return {
+            "score": float(self.total[block]),
+            "state_score": None if states is None else float(states[block]),
+            "word_score": None if words is None else float(words.scores[block]),
+            "words": () if words is None else words.matching(block),
+        }
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The blocks that one question uses.
+
+    Attributes:
+        ranked: all of them, best first.
+        memory: those that the decoder reads as memory, in reading order.
+        texts: those that it reads as text, in reading order.
+        scores: scores of every block of the bank.
+        confidence: probability that the evidence is in the bank, or in the requested documents;
+            None if the model gives none.
+        declined: whether the confidence is below the request's minimum.
+    """
+
+    ranked: list[int]
+    memory: list[int]
+    texts: list[int]
+    scores: Scores
+    confidence: float | None = None
+    declined: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A request with all that it left to its model; attributes that are not listed are its own.
+
+    Attributes:
+        bank: the bank as it was when the plan was made.
+        k: the budget; it does not count if blocks are given.
+        min_confidence: the confidence below which the request is declined.
+        spares_covered: whether best blocks that have much of the question are answered anyhow.
+    """
+
+    bank: Snapshot
+    question: str
+    k: Settled
+    blocks: Sequence[int] | None
+    ranking: bool
+    condition: Condition
+    selection: SelectBy
+    hops: Hops
+    answer: AnswerBy
+    min_confidence: float
+    spares_covered: bool
+    documents: Sequence[int | str] | None
+    context: str
+    selected: Selection | None
+    prompt: Sequence[int] | None
+
+    @property
+    def most(self) -> int:
+        """The most blocks that the answer may use."""
+        if self.blocks is not None:
+            return len(self.blocks)
+        if isinstance(self.k, tuple):
+            return min(self.k[2], len(self.bank))
+        return resolve_budget(self.k, len(self.bank))
+
+
+def plan_of(model: SedemModules, request: Request) -> Plan:
+    """Settle a request: fill in what it leaves to the model, and check what it gives.
+
+    Raises:
+        BankMismatchError: another model made the bank.
+        ConfigError: a value is unknown, or the model or the bank lacks what it needs.
+    """
+    config, bank, least = model.config, request.bank.snapshot(), request.min_confidence
+    forced, chosen = request.blocks is not None, dict[str, Any]()
+    for name, known in WAYS.items():
+        usual, given = getattr(config, name), getattr(request, name)
+        if name == "selection" and not bank.has_words:
+            usual = "states"
+        chosen[name] = usual if given is None else given
+        check_choice(name, chosen[name], known)
+    plan = Plan(
+        bank=bank,
+        question=request.question,
+        k=0 if forced else budget_of(model, request.k),
+        blocks=request.blocks,
+        ranking=request.ranking,
+        **chosen,
+        min_confidence=least if least is not None else 0.0 if forced else config.min_confidence,
+        spares_covered=least is None,
+        documents=request.documents,
+        context=request.context,
+        selected=request.selected,
+        prompt=request.prompt,
+    )
+    if not is_share(plan.min_confidence):
+        raise ConfigError(f"min_confidence is {least!r}; it must be a number from 0 to 1")
+    # With 0 nothing is declined, so no confidence is needed.
+    if least and model.confidence is None:
+        raise ConfigError(
+            f"min_confidence is {least}, but this model gives no confidence; fit it with "
+            "'sedem calibrate', or leave min_confidence out"
+        )
+    if least and plan.selection == "words":
+        raise ConfigError(
+            f"min_confidence is {least}, but a confidence comes from the states of blocks, and "
+            "these would be selected by words alone; select by both, or leave min_confidence out"
+        )
+    if plan.hops != 1 and model.second_hop is None:
+        raise ConfigError(
+            f"hops is {plan.hops}, but this model has no second hop; give 1, or a model that was "
+            "calibrated for one"
+        )
+    bank.check_made_by(model.fingerprint())
+    return plan
+
+
+def budget_of(model: SedemModules, k: Budget | None) -> Settled:
+    """Return a budget that a model can use; None means its own.
+
+    Raises:
+        ConfigError: k is not a budget, or it is "auto" and the model has no guidance.
+    """
+    k = model.config.k if k is None else k
+    if k != AUTO and not isinstance(k, Auto):
+        resolve_budget(k, 1)
+        return k
+    if model.guidance is None:
+        raise ConfigError(
+            "k is 'auto', but this model was trained without guidance, which 'auto' needs; "
+            "give a number of blocks, or a model with guidance"
+        )
+    return (k if isinstance(k, Auto) else Auto()).filled(model.config)
