@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from sedem.method.encoder import LayerRunner
-from sedem.method.injection import Cache, Columns
+from sedem.method.injection import Cache, LayerColumns
 
 
 class Beside:
     """The columns of one row, and new ones after them that are not stored."""
 
-    def __init__(self, columns: Columns, row: int) -> None:
+    def __init__(self, columns: LayerColumns, row: int) -> None:
         self.columns, self.row = columns, slice(row, row + 1)
 
     def update(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
