@@ -24,6 +24,8 @@ from experiments.system.tables import Number, entries, metric_of, scores, study
 
 SETS = ("2wiki", "musique", "qasper", "hotpotqa")
 METRICS = ("f1", "rouge_l", "em")
+REPORTS = "govreport"
+"""The set of reports to summarize."""
 
 
 @study(
@@ -266,6 +268,38 @@ def ruler(scale: Scale) -> Iterator[Number]:
             value = known.get(printed, {}).get(key.removeprefix("ruler-"))
             cell = paper_cell(scale, method, main_model(scale, backbone), key)
             yield Number(printed, scale.sets[key].title, value, cell, "string_match")
+
+
+@study(
+    "Summaries of whole reports (GovReport)",
+    "The paper gives no numbers, and has no such set. SeDeM reads every block; for the reference, "
+    "text beyond its positions is cut off.",
+)
+def summaries(scale: Scale) -> Iterator[Number]:
+    """ROUGE-L of models that were trained for HotpotQA; at paper scale alone."""
+    if REPORTS not in scale.sets:
+        return
+    title = scale.sets[REPORTS].title
+    for row, method, k in (
+        ("SeDeM, every block", "sedem", "all"),
+        ("Full-context reference", "full-context", None),
+    ):
+        cell = answer_cell(scale, main_model(scale), REPORTS, method, k=k)
+        yield from scores(row, title, cell, ("rouge_l",))
+
+
+@study(
+    "An adaptive budget: as many blocks as their scores ask for",
+    "The paper gives no numbers. The model was trained with guided attention, which 'auto' needs.",
+)
+def adaptive(scale: Scale) -> Iterator[Number]:
+    """F1 and states that the decoder sees, by K; at paper scale alone."""
+    for k in (1, 2, 4, 8, "auto") if scale.name == "paper" else ():
+        for key in scale.ablation:
+            cell = answer_cell(scale, guided_model(scale), key, k=k, limit=scale.limit)
+            title = scale.sets[key].title
+            yield from scores(f"K={k}", title, cell)
+            yield Number(f"K={k}", f"{title} states", None, cell, "conditioning")
 
 
 @study("Transfer to a set that was not trained for (appendix OOD Transfer)")

@@ -295,6 +295,15 @@ PAPER = Scale(
         "qasper": Questions(
             "QASPER", "qasper", "qasper", k=8, max_new_tokens=128, split="validation"
         ),
+        "govreport": Questions(
+            "GovReport",
+            "govreport",
+            "govreport",
+            limit=200,
+            max_new_tokens=512,
+            split="validation",
+            trained_for="hotpotqa",
+        ),
         # The paper stops at 16K.
         **ruler("hotpotqa", tuple(2**power for power in range(12, 18)), 500, split="validation"),
     },

@@ -314,6 +314,10 @@ def _squad(rng: random.Random, number: int) -> dict[str, Any]:
     }
 
 
+def _report(rng: random.Random, number: int) -> dict[str, Any]:
+    return {"report": _words(rng, 200), "summary": _words(rng, 20)}
+
+
 def _page(rng: random.Random, number: int) -> dict[str, Any]:
     return {"text": _words(rng, TEXT_WORDS), "meta": {"redpajama_set_name": "made"}}
 
@@ -328,6 +332,7 @@ SCHEMAS = {
     "dgslibisey/MuSiQue": _musique,
     "allenai/qasper": _qasper,
     "rajpurkar/squad": _squad,
+    "ccdv/govreport-summarization": _report,
     "DKYoon/SlimPajama-6B": _page,
     "UniverseTBD/arxiv-abstracts-large": _abstract,
 }

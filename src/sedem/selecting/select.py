@@ -77,7 +77,6 @@ def select(
         ConfigError: a forced block or a document cannot be used.
         UnknownDocumentError: a bank has no document of a requested name.
         BankError: a bank is empty, or it has no index of words and a plan selects by words.
-        NoTextError: a bank does not hold the text of a block that a second hop starts from.
     """
     # Waiting for other machines would keep other answers from a GPU.
     lock = device_lock(model.device) if scoring is None else nullcontext()
