@@ -233,9 +233,9 @@ def test_asking_goes_on_while_documents_are_read(
 ) -> None:
     go_on, parse = threading.Event(), UploadBank._document
 
-    def slow(bank: UploadBank, name: str, path: Path, stop: threading.Event) -> Document:
+    def slow(bank: UploadBank, name: str, path: Path) -> Document:
         assert go_on.wait(60)
-        return parse(bank, name, path, stop)
+        return parse(bank, name, path)
 
     monkeypatch.setattr(UploadBank, "_document", slow)
     file = tmp_path / "later.txt"

@@ -69,12 +69,14 @@ def test_the_full_bank_is_trained_with_every_block_and_without_evidence(name: st
     assert (recipe.data.max_blocks, recipe.data.budgets, recipe.model.k) == ("all", ("all",), "all")
     assert not recipe.data.evidence_only
     assert (recipe.losses.select, recipe.losses.conditioning) == (0, "selected")
+    # The same steps, in batches that fit where the decoder sees every block.
+    steps = {"batch_size": 4, "accumulation": 4}
     rates = {**selects.optimization.learning_rates, "selector": 0}
     assert recipe == selects.with_changes(
         model=selects.model.with_changes(k="all"),
         data=selects.data.with_changes(evidence_only=False, budgets=("all",)),
         losses=selects.losses.with_changes(select=0.0),
-        optimization=selects.optimization.with_changes(learning_rates=rates),
+        optimization=selects.optimization.with_changes(learning_rates=rates, **steps),
         run=recipe.run,
     )
     assert recipe.run.eval_every == selects.run.eval_every

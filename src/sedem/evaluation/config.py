@@ -47,10 +47,17 @@ class MethodSettings(Settings):
     """Blocks to use: selected, gold, gold-documents, wrong or none."""
 
     condition: Condition | None = None
+    """Form in which SeDeM's decoder reads the blocks: memory, text or both. None means its own."""
+
     selection: SelectBy | None = None
+    """What SeDeM's blocks are selected by: states, words or both. None means its own."""
+
     hops: Hops | None = None
+    """How often SeDeM selects: 1, 2 (again, by what the best block says) or auto. None means its
+    own."""
+
     answer: AnswerBy | None = None
-    """How SeDeM reads, selects and answers, as `sedem ask` does; None means its own."""
+    """How SeDeM answers: free, span (quotes its blocks) or auto. None means its own."""
 
     max_new_tokens: WholeAbove0 | None = None
     """Limit of an answer in tokens. [default: the set's own]"""

@@ -79,7 +79,7 @@ def cost(name: str, workload: Workload | None = None, method: str | None = None)
         with the assumptions).
 
     Raises:
-        ConfigError: the name or the method is unknown.
+        ConfigError: the name or the method is unknown, or no model has such settings.
     """
     if method:
         flops = baseline_flops(method, name, workload=workload)
@@ -91,11 +91,15 @@ def cost(name: str, workload: Workload | None = None, method: str | None = None)
         # The maximum that "auto" may take, since the actual number depends on the question.
         own = {"all": blocks, "auto": config.auto_max}
         workload = Workload(k=own[config.k] if isinstance(config.k, str) else config.k)
-    return {
-        "backbone": name,
-        "parameters": count_parameters(config, encoder, decoder),
-        "flops": count_flops(config, encoder, decoder, workload),
-    }
+    try:
+        return {
+            "backbone": name,
+            "parameters": count_parameters(config, encoder, decoder),
+            "flops": count_flops(config, encoder, decoder, workload),
+        }
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"the settings of '{name}' do not fit each other: {reason}") from None
 
 
 # Parameters

@@ -22,6 +22,7 @@ from sedem.evaluation.metrics import (
     token_f1,
 )
 from sedem.types import Answer, Citation, Span
+from sedem.validation import WholeAbove0, WholeFrom0
 
 Record = dict[str, Any]
 
@@ -60,16 +61,16 @@ class Prediction(BaseModel):
     references: Annotated[list[str], Field(min_length=1)]
     labelled: bool
     selected: list[Block]
-    evidence_ranks: list[Annotated[int, Field(ge=1)]] | None
-    k: int
-    blocks: int
+    evidence_ranks: list[WholeAbove0] | None
+    k: WholeFrom0
+    blocks: WholeFrom0
     finish_reason: str
     cut: list[str]
     timings: dict[str, float]
     conditioning: float | None
     stored_bytes: float | None
     context_tokens: float | None
-    batch: Annotated[int, Field(ge=1)]
+    batch: WholeAbove0
 
 
 def to_record(example: Example, answer: Answer, batch: int = 1) -> Record:
