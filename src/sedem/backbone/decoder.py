@@ -62,6 +62,10 @@ JOINED = {
 """The joined matrix that contains each one, in layouts that join several (Phi-3)."""
 
 
+FORMS = 64
+"""Most compiled forms of a layer."""
+
+
 class Backbone(nn.Module):
     """A decoder whose layers can be run one by one, and its tokenizer.
 
@@ -91,6 +95,7 @@ class Backbone(nn.Module):
         self.checkpointing = False
         """Whether training keeps only the input of each layer, and runs the layer again for its
         gradient: less memory, a third more work, the same numbers."""
+        self.compiled = False
         self._entered: tuple[Callable[[], AbstractContextManager[None]], ...] = ()
         self.tokenizer = tokenizer
         self.name = name
@@ -256,39 +261,45 @@ class Backbone(nn.Module):
                 use_cache=cache is not None,
                 position_embeddings=ropes[self._rope_kind(index)],
             )
-            if self.checkpointing and torch.is_grad_enabled():
-                hidden_BPD = self._checkpointed(layer, index, hidden_BPD, cache)
+            if torch.is_grad_enabled() and (self.checkpointing or self.compiled):
+                hidden_BPD = self._trained(layer, index, hidden_BPD, cache)
             else:
                 hidden_BPD = layer(hidden_BPD, past_key_values=cache)
         if only_BQ is not None:
             hidden_BPD = torch.take_along_dim(hidden_BPD, only_BQ[..., None], 1)
         return hidden_BPD
 
-    def _checkpointed(
+    def _trained(
         self,
         layer: Callable[..., Tensor],
         index: int,
         hidden_BPD: Tensor,
         cache: KeyValues | None,
     ) -> Tensor:
-        """Run a layer and keep only its input; it runs again in the backward pass."""
-        # The second run must find what the first one found: not what the cache has by then, and
-        # the same adapters and hooks.
+        """Run a layer that sees its own part of the cache alone.
+
+        With checkpointing, only its input is kept, and it runs again in the backward pass.
+        """
+        # A second run must find what the first one found: not what the cache has by then, and the
+        # same adapters and hooks. A compiled layer would be compiled anew for a cache that has
+        # grown by another layer.
         past = None if cache is None else _LayerCache(cast(Growing, cache).stored.get(index, ()))
 
         def run(hidden_BPD: Tensor) -> tuple[Tensor, ...]:
             after_BPD = layer(hidden_BPD, past_key_values=past)
-            return (after_BPD,) if past is None else (after_BPD, *past.new)
+            return (after_BPD,) if past is None else (after_BPD, *past.all)
 
         def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
             return nullcontext(), _all_of(entered)
 
         entered = self._entered
-        after_BPD, *new = checkpoint(run, hidden_BPD, use_reentrant=False, context_fn=contexts)
+        if self.checkpointing:
+            found = checkpoint(run, hidden_BPD, use_reentrant=False, context_fn=contexts)
+        else:
+            found = run(hidden_BPD)
         if cache is not None:
-            keys, values = new
-            cache.update(keys, values, index)
-        return after_BPD
+            cast(Growing, cache).stored[index] = found[1], found[2]
+        return cast(Tensor, found[0])
 
     @contextmanager
     def within(self, context: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
@@ -311,11 +322,16 @@ class Backbone(nn.Module):
             logits = torch.tanh(logits / cap) * cap
         return logits
 
-    def compile_layers(self, backend: str = "inductor") -> None:
+    def compile_layers(self, backend: str | Callable[..., Any] = "inductor") -> None:
         """Let torch.compile fuse each layer at its first call; weight names do not change.
 
         Batch shapes vary, so they are compiled as dynamic. Calling it again does nothing.
         """
+        self.compiled = True
+        # All layers share one code, of which there is a form for each kind of mask, of cache and of
+        # adapters; beyond the limit, torch would run the others uncompiled.
+        limits = torch._dynamo.config
+        limits.recompile_limit = max(limits.recompile_limit, FORMS)
         for layer in self.model.get_decoder().layers:
             if layer._compiled_call_impl is None:
                 layer.compile(dynamic=True, backend=backend)
@@ -504,15 +520,14 @@ class _LayerCache:
     """One layer of a cache as it was before a call: every run of the layer extends it anew."""
 
     def __init__(self, past: tuple[Tensor, ...]) -> None:
-        self.past = past
-        self.new: tuple[Tensor, ...] = ()
+        self.past = self.all = past
 
     def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, ...]:
         """All keys and values, as the layer's attention asks for them."""
-        self.new = keys, values
-        if not self.past:
-            return self.new
-        return tuple(torch.cat(pair, dim=-2) for pair in zip(self.past, self.new, strict=True))
+        self.all = keys, values
+        if self.past:
+            self.all = torch.cat([self.past[0], keys], 2), torch.cat([self.past[1], values], 2)
+        return self.all
 
 
 @contextmanager

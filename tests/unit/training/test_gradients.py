@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 from unit.training.blocks import block_dataset, check_checkpointing, collator
 
 from sedem import SeDeM, SedemConfig
@@ -159,3 +160,19 @@ def test_compiled_layers_train_the_same_and_keep_their_names(mixed: SeDeM) -> No
     assert all(layer._compiled_call_impl for layer in mixed.decoder.model.get_decoder().layers)
     assert list(mixed.state_dict()) == names
     assert_same(trained(stage, windows()), expected)
+
+
+def test_layers_of_a_compiled_model_share_their_forms(
+    mixed: SeDeM, examples: ExampleSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mixed.config = mixed.config.with_changes(block_context="independent")
+    batches = collator(block_dataset(mixed, examples), budgets=(2,))
+    batch = batches([batches.dataset[index] for index in range(3)])
+    stage = Stage2(mixed, Stage2Losses(), batches).train()
+    expected = trained(stage, batch)
+    counter = CompileCounter()
+    torch.compiler.reset()
+    mixed.decoder.compile_layers(backend=counter)
+    assert_same(trained(stage, batch), expected)
+    # Not one for each layer, of a cache that has grown by another layer.
+    assert 0 < counter.frame_count < 2 * mixed.decoder.depth
