@@ -1,6 +1,6 @@
 """GovReport (Huang et al., 2021): reports of agencies, each to be summarized from all of its text.
 
-No part of a report is the evidence, so it measures what reads everything: `k` "all", by ROUGE.
+No part of a report is the evidence, so it measures what reads everything: `k` "all", by `rouge_l`.
 """
 
 from __future__ import annotations
