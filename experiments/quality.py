@@ -128,7 +128,7 @@ def constant(questions: str, answer: str = "") -> Cell:
 def constant_answers(scale: Scale) -> Iterator[Number]:
     """The answer chosen on training questions, its score there, and its score in evaluation."""
     for key, questions in scale.sets.items():
-        if questions.schema == "ruler-qa2":  # no training questions
+        if questions.schema in ("ruler-qa2", REPORTS):  # no training questions
             continue
         cell, row = constant(key), questions.title
         columns: list[tuple[Any, ...]] = [("constant answer", "settings.answer")]
