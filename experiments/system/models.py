@@ -471,7 +471,7 @@ def budget(folder: Path) -> dict[str, Any]:
         "all_tokens_seen": None if tokens is None or earlier is None else tokens + earlier,
         "seconds": summary["seconds"],
         "trained_parameters": sum(summary["trained_parameters"].values()),
-        "log": [entry for entry in summary["log"] if "train_runtime" not in entry],
+        "log": summary["log"],
         "before": before,
     }
 

@@ -23,8 +23,8 @@ from sedem.cli.options import (
     WeightsOption,
     budget,
     hops_of,
+    option_of,
     parse_options,
-    setting_option,
 )
 from sedem.config import DEFAULT_MODEL
 from sedem.errors import ConfigError
@@ -42,7 +42,7 @@ HEADINGS = {
     "bytes_per_token": "B/token",
     "ttft_ms": "TTFT ms",
 }
-_flag = partial(setting_option, EvaluationConfig)
+_flag = partial(option_of, EvaluationConfig)
 DEFAULTS: dict[str, Any] = {
     name: field.default for name, field in EvaluationConfig.model_fields.items()
 }

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from sedem.model import SeDeM
-    from sedem.validation import Settings
 
 RESERVED = ("records", "revision", "schema", "source", "split", "streaming")
 """Names that say which data is opened; they are not options of a reader."""
@@ -116,13 +115,6 @@ OptionEntries = Annotated[
         help="Option of the data, such as length=4096; repeatable.",
     ),
 ]
-
-
-def setting_option(
-    settings: type[Settings], name: str, metavar: str | None = None, *flags: str
-) -> Any:
-    """Return an option whose help is the docstring of a setting."""
-    return typer.Option(*flags, metavar=metavar, help=settings.model_fields[name].description)
 
 
 def hops_of(text: str | None) -> int | str | None:

@@ -442,8 +442,8 @@ class Run:
             return None
         if not (folder / STATE).is_file():
             raise CheckpointError(
-                f"'{folder}' is of an earlier version of sedem, which ends the training itself; "
-                "set run.output to another folder to train anew"
+                f"'{folder}' was written by an earlier version of sedem, whose runs cannot be "
+                "resumed; finish it with that version, or set run.output to another folder"
             )
         self._load(folder)
         for name, value in json.loads((folder / STATE).read_text(encoding="utf-8")).items():

@@ -392,7 +392,7 @@ def test_a_run_of_an_earlier_version_is_not_resumed(stopped: Stage2Recipe) -> No
     for folder in Path(stopped.run.output).glob("checkpoint-*"):
         (folder / "state.json").unlink()
         seal(folder)
-    with pytest.raises(CheckpointError, match="is of an earlier version of sedem"):
+    with pytest.raises(CheckpointError, match="was written by an earlier version of sedem"):
         train(stopped)
 
 
