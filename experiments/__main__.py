@@ -51,7 +51,8 @@ def run(
     gpu_memory: Annotated[
         float | None,
         typer.Option(
-            help="GiB of a GPU: a dry run fails if a training needs more. [default: prints for 80]"
+            min=1,
+            help="GiB of a GPU: a dry run fails if a training needs more. [default: prints for 80]",
         ),
     ] = None,
     changes: Annotated[
@@ -71,6 +72,8 @@ def run(
     if (small or dry_run) and scale != PAPER.name:
         option = "--stand-in" if small else "--dry-run"
         raise typer.BadParameter(f"{option} is of the scale {PAPER.name}, not of {scale}")
+    if gpu_memory is not None and not dry_run:
+        raise typer.BadParameter("--gpu-memory is of a dry run; give --dry-run, too")
     wanted = stand_in(_scale(scale)) if small else _scale(scale)
     wanted = replace(wanted, changes=tuple(changes or ()))
     if small:
@@ -79,8 +82,8 @@ def run(
         from experiments.system.needs import print_needs
 
         words = ["python", "-m", "experiments", *sys.argv[1:]]
-        command = shlex.join(word for word in words if word != "--dry-run")
-        size = int(gpu_memory or 80) * 2**30
+        command = re.sub(r" --(dry-run|gpu-memory[ =]\S+)", "", shlex.join(words))
+        size = int((gpu_memory or 80) * 2**30)
         fits = print_needs(map(_study, found), wanted, data, command, size)
         raise typer.Exit(gpu_memory is not None and not fits)
     number, count = _part(part)

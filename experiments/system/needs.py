@@ -18,7 +18,7 @@ from typing import Any
 import typer
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
+from rich.table import Column, Table
 
 from experiments.system import paper
 from experiments.system.cells import Cell, answer_tokens, trainings
@@ -234,7 +234,7 @@ def print_memory(runs: Iterable[Planned], gpu_memory: int) -> bool:
         step, checkpointing = longest_step(longest[key], gpu_memory)
         found = step.peak_bytes, checkpointing, longest_question(longest[key]).context
         largest[key[0]] = max(found, largest.get(key[0], found))
-    shown = Table("recipe", "tokens of a context", "peak, GiB", "checkpointing")
+    shown = Table(Column("recipe", overflow="fold"), "tokens", "peak, GiB", "checkpointing")
     for name, (peak, checkpointing, context) in largest.items():
         flag = "on" if checkpointing else "off"
         shown.add_row(name, f"{context:,}" if context else "windows", f"{peak / GIB:.1f}", flag)

@@ -136,6 +136,16 @@ def test_no_training_of_the_paper_is_done_twice(runs: dict[Path, Planned]) -> No
     assert len(set(started)) == len(started)
 
 
+def test_the_memory_of_a_gpu_is_of_a_dry_run_and_not_of_the_commands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    words = ["run", "parameters", "--scale", "paper", "--gpu-memory", "1.5"]
+    assert "--gpu-memory is of a dry run" in CliRunner().invoke(app, words).output
+    monkeypatch.setattr("sys.argv", ["experiments", *words, "--dry-run"])
+    found = CliRunner().invoke(app, [*words, "--dry-run"]).output
+    assert "one GPU: python -m experiments run parameters --scale paper\n" in found
+
+
 @pytest.mark.parametrize("option", ["--dry-run", "--stand-in"])
 def test_only_the_paper_has_a_dry_run_and_stand_ins(option: str) -> None:
     found = CliRunner().invoke(app, ["run", option])
