@@ -13,12 +13,12 @@ import sys
 from pathlib import Path
 
 from sedem import Document
-from sedem.data.examples import Evidence, Example
 from sedem.demo import DOCUMENTS
-from sedem.evaluation.compare import compare
-from sedem.evaluation.config import MethodSettings
-from sedem.evaluation.readers import open_method
-from sedem.evaluation.run import evaluate, read_predictions
+from sedem_lab.data.examples import Evidence, Example
+from sedem_lab.evaluation.compare import compare
+from sedem_lab.evaluation.config import MethodSettings
+from sedem_lab.evaluation.readers import open_method
+from sedem_lab.evaluation.run import evaluate, read_predictions
 
 FACTS = (
     ("What is the weight of shipment HK-2093?", "3175 kg"),

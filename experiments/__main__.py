@@ -148,7 +148,7 @@ def probe(
     """Choose layers and a compression for a new backbone by short runs of stage 1."""
     from experiments.system.probe import ProbeSettings, kept
     from experiments.system.probe import probe as run_probe
-    from sedem.data.corpus import read_texts
+    from sedem_lab.data.corpus import read_texts
 
     for path in documents:
         if not path.exists():

@@ -18,7 +18,7 @@ from experiments.system.models import (
 )
 from experiments.system.scales import Scale
 from experiments.system.tables import SCORES, Number, entries, scores, study
-from sedem.training.recipe import read_entries
+from sedem_lab.training.recipe import read_entries
 
 Row = tuple[str, Variant, Mapping[str, float | None]]
 """A label, its variant, and the paper's scores by set and metric, such as "hotpotqa f1"."""

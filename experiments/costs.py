@@ -11,7 +11,7 @@ from experiments.system.cells import PEERS, SELECTING, Cell, answer_cell
 from experiments.system.models import equal_budget, main_model
 from experiments.system.scales import Scale
 from experiments.system.tables import Number, entries, ratio_of, study
-from sedem.baselines.registry import METHODS, TRAINED
+from sedem_lab.baselines.registry import METHODS, TRAINED
 
 
 @study(

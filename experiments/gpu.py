@@ -27,9 +27,9 @@ from sedem import SeDeM
 from sedem.demo import DOCUMENTS, QUESTIONS
 from sedem.engine.static import ENGINES
 from sedem.errors import ConfigError
-from sedem.evaluation.results import write_json
-from sedem.provenance import provenance
 from sedem.reading.documents import read_documents
+from sedem_lab.evaluation.results import write_json
+from sedem_lab.provenance import provenance
 
 
 class Step(StrEnum):

@@ -20,7 +20,7 @@ from experiments.system.models import (
 )
 from experiments.system.scales import Scale, recipe_exists
 from experiments.system.tables import Number, entries, scores, study
-from sedem.baselines.registry import TRAINED
+from sedem_lab.baselines.registry import TRAINED
 
 
 @study(

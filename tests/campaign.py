@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
-from sedem.provenance import provenance
+from sedem_lab.provenance import provenance
 
 
 @dataclass

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from serving import KEYS
 
 from sedem import SeDeM
-from sedem.serve.app import create_app
-from sedem.serve.run import Server, listen
-from sedem.serve.service import Service
-from sedem.serve.settings import Settings
+from sedem_serve.server.app import create_app
+from sedem_serve.server.run import Server, listen
+from sedem_serve.server.service import Service
+from sedem_serve.server.settings import Settings
 
 SECONDS = 240.0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sedem.serve.keys import Key, KeyRing, digest_of
+from sedem_serve.server.keys import Key, KeyRing, digest_of
 
 SECRET = "sedem-secret-of-the-tests"
 READER = "sedem-secret-of-a-reader"

@@ -15,7 +15,7 @@ from serving import SECRET
 
 from sedem import Document, SeDeM
 from sedem.demo import DOCUMENTS
-from sedem.serve.settings import Settings
+from sedem_serve.server.settings import Settings
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 Run = Callable[..., str]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from experiments.system.scales import HOUSEHOLD
 from experiments.tools.household import examples
-from sedem.data.question_sets import open_examples
+from sedem_lab.data.question_sets import open_examples
 
 
 def test_the_questions_about_the_papers_are_those_that_are_measured() -> None:

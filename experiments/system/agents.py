@@ -17,8 +17,8 @@ from typing import Any
 from experiments.system.cells import Cell, checkpoint_of
 from experiments.system.scales import ROOT, Scale
 from sedem import Document, MemoryBank, SeDeM
-from sedem.bench.contexts import context, demo_text
 from sedem.selecting.select import encode_questions
+from sedem_lab.bench.contexts import context, demo_text
 
 PAPERS = ROOT / "tests" / "household"
 TOKENS, COPIES = 8_000, 16

@@ -20,27 +20,27 @@ from experiments.system.models import FORMS, PAPER_FORM, budget, recipe_of
 from experiments.system.scales import ROOT, SHIPPED, Scale
 from experiments.system.stand_in import SHORTER, fitted
 from sedem import SeDeM
-from sedem.baselines.registry import TRAINED
 from sedem.checkpoint.folder import embedded
 from sedem.config import Hops
-from sedem.data.examples import Example
-from sedem.data.labels import gold_documents
-from sedem.data.question_sets import identify, open_examples, sniff
-from sedem.data.tokenizer import open_tokenizer
-from sedem.evaluation.command import run_evaluation
-from sedem.evaluation.compare import compare
-from sedem.evaluation.config import EvaluationConfig, MethodSettings
-from sedem.evaluation.metrics import normalize, summarize, token_f1
-from sedem.evaluation.readers import SedemMethod, evaluate_reader, open_sedem
-from sedem.evaluation.records import Record, measure, to_record
 from sedem.guidance.scores import Budget
 from sedem.method.segments import paragraphs
-from sedem.training.calibration import hop_questions, read_examples
-from sedem.training.hops import all_found
-from sedem.training.recipe import DataSource, load_recipe, read_entries
-from sedem.training.sources import located
-from sedem.training.stages import Stage2Recipe
 from sedem.types import Answer, Document
+from sedem_lab.baselines.registry import TRAINED
+from sedem_lab.data.examples import Example
+from sedem_lab.data.labels import gold_documents
+from sedem_lab.data.question_sets import identify, open_examples, sniff
+from sedem_lab.data.tokenizer import open_tokenizer
+from sedem_lab.evaluation.command import run_evaluation
+from sedem_lab.evaluation.compare import compare
+from sedem_lab.evaluation.config import EvaluationConfig, MethodSettings
+from sedem_lab.evaluation.metrics import normalize, summarize, token_f1
+from sedem_lab.evaluation.readers import SedemMethod, evaluate_reader, open_sedem
+from sedem_lab.evaluation.records import Record, measure, to_record
+from sedem_lab.training.calibration import hop_questions, read_examples
+from sedem_lab.training.hops import all_found
+from sedem_lab.training.recipe import DataSource, load_recipe, read_entries
+from sedem_lab.training.sources import located
+from sedem_lab.training.stages import Stage2Recipe
 
 BUDGETS: tuple[Budget, ...] = (1, 2, 4, 8, "all")
 BATCH = 16

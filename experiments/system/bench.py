@@ -1,4 +1,4 @@
-"""The bench of the studies: `sedem.bench` with peers, floors, memory, and building by stage.
+"""The bench of the studies: `sedem_lab.bench` with peers, floors, memory, and building by stage.
 
 It measures times, memory and floors, never quality.
 """
@@ -27,18 +27,18 @@ from experiments.system.scales import SHIPPED, SMOL, Scale
 from experiments.system.stand_in import backbone
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
-from sedem.baselines.registry import METHODS as EVERY
-from sedem.bench import measure
-from sedem.bench.measure import Trial, spread
-from sedem.bench.subjects import Opener, plan_of
 from sedem.config import SMALL_MODEL, SedemConfig
 from sedem.demo import QUESTIONS
 from sedem.engine.device import Clock
-from sedem.evaluation.readers import BoundSedem
 from sedem.method.segments import segment_text
 from sedem.model import SeDeM
 from sedem.reading.encoding import batches
 from sedem.types import Document, Reader
+from sedem_lab.baselines.registry import METHODS as EVERY
+from sedem_lab.bench import measure
+from sedem_lab.bench.measure import Trial, spread
+from sedem_lab.bench.subjects import Opener, plan_of
+from sedem_lab.evaluation.readers import BoundSedem
 
 # What is measured, by scale
 

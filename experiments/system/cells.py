@@ -23,9 +23,9 @@ from experiments.system.models import (
     run_of_stage,
 )
 from experiments.system.scales import Scale, recipe_exists
-from sedem.baselines.registry import METHODS, TRAINED
-from sedem.data.examples import Example
-from sedem.evaluation.run import sample
+from sedem_lab.baselines.registry import METHODS, TRAINED
+from sedem_lab.data.examples import Example
+from sedem_lab.evaluation.run import sample
 
 RESULTS = Path(__file__).parents[1] / "results"
 

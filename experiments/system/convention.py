@@ -17,8 +17,8 @@ from transformers import PretrainedConfig
 
 from experiments.system.cells import Cell
 from experiments.system.scales import Scale
-from sedem.baselines.registry import TRAINED
-from sedem.evaluation import cost as counting
+from sedem_lab.baselines.registry import TRAINED
+from sedem_lab.evaluation import cost as counting
 
 
 def cost(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def all_pairs_flops(shape: PretrainedConfig, tokens: int, before: int = 0) -> in
 def counted_as_paper(backbone: str, flops: Mapping[str, Any]) -> dict[str, Any]:
     """Our FLOPs of SeDeM in the paper's two stages, and those of its convention.
 
-    `flops` is the result of `sedem.evaluation.cost.count_flops`. By stage (`encode`, `decode`,
+    `flops` is the result of `sedem_lab.evaluation.cost.count_flops`. By stage (`encode`, `decode`,
     `total`), `ours` and `convention` are under `flops.stages`.
     """
     convention = convention_flops(counting.backbone_shape(backbone))

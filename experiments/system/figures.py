@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.system.scales import Scale
-from sedem.pictures import pyplot_module, save
+from sedem_lab.pictures import pyplot_module, save
 
 Number = Any
 """`tables.Number`, which uses this module."""

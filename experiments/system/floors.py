@@ -28,15 +28,15 @@ from sedem.backbone.masks import KeyAxis
 from sedem.backbone.meta import META, backbone_of, counted
 from sedem.backbone.prompts import question_ids
 from sedem.bank.keys import cache_dtype
-from sedem.baselines.longllmlingua import LongLLMLingua
-from sedem.bench.subjects import Subject
 from sedem.demo import QUESTIONS
 from sedem.engine.device import Clock
-from sedem.evaluation.cost import Workload, count_flops
-from sedem.evaluation.readers import BoundSedem
-from sedem.evaluation.storage import BFLOAT16, kv_bytes_per_token
 from sedem.model import SeDeM
 from sedem.types import Answer
+from sedem_lab.baselines.longllmlingua import LongLLMLingua
+from sedem_lab.bench.subjects import Subject
+from sedem_lab.evaluation.cost import Workload, count_flops
+from sedem_lab.evaluation.readers import BoundSedem
+from sedem_lab.evaluation.storage import BFLOAT16, kv_bytes_per_token
 
 TRIES = 20
 

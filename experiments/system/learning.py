@@ -20,20 +20,20 @@ from experiments.system.scales import Scale, recipe_exists
 from experiments.system.stand_in import fitted
 from sedem import Document, SeDeM
 from sedem.backbone.prompts import context_prompt
-from sedem.baselines.icae import ICAE
-from sedem.data.corpus import hub_id, read_texts
-from sedem.data.examples import Example, ExampleSet
-from sedem.evaluation.continuation import continuation_losses
-from sedem.evaluation.metrics import summarize
-from sedem.evaluation.rank import block_slots, normalized_effective_rank
 from sedem.method.selector import resolve_budget
-from sedem.training.baseline import load_baseline_recipe
-from sedem.training.block_batch import BlockCollator, frozen_states
-from sedem.training.block_dataset import BlockDataset
-from sedem.training.recipe import load_recipe, read_entries
-from sedem.training.sources import open_windows
-from sedem.training.stage2 import Stage2, Stage2Losses
-from sedem.training.stages import Stage1Recipe
+from sedem_lab.baselines.icae import ICAE
+from sedem_lab.data.corpus import hub_id, read_texts
+from sedem_lab.data.examples import Example, ExampleSet
+from sedem_lab.evaluation.continuation import continuation_losses
+from sedem_lab.evaluation.metrics import summarize
+from sedem_lab.evaluation.rank import block_slots, normalized_effective_rank
+from sedem_lab.training.baseline import load_baseline_recipe
+from sedem_lab.training.block_batch import BlockCollator, frozen_states
+from sedem_lab.training.block_dataset import BlockDataset
+from sedem_lab.training.recipe import load_recipe, read_entries
+from sedem_lab.training.sources import open_windows
+from sedem_lab.training.stage2 import Stage2, Stage2Losses
+from sedem_lab.training.stages import Stage1Recipe
 
 
 def memory(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:

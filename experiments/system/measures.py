@@ -24,7 +24,7 @@ from experiments.system.scales import Scale
 from experiments.system.stand_in import records
 from experiments.system.tables import Study
 from sedem.durable_files import write_text
-from sedem.provenance import provenance
+from sedem_lab.provenance import provenance
 
 MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
     "answers": answers.answers,

@@ -34,16 +34,16 @@ from sedem.checkpoint.folder import (
 )
 from sedem.checkpoint.untrained import untrained
 from sedem.config import SedemConfig
-from sedem.data.articles import read_articles
-from sedem.data.question_sets import open_examples
 from sedem.guidance.scores import Guidance
 from sedem.modules import SedemModules
-from sedem.training.baseline import BaselineRecipe, load_baseline_recipe, train_baseline
-from sedem.training.recipe import DataSource, Optimization, load_recipe, read_entries
-from sedem.training.run_setup import processes
-from sedem.training.shipped_recipes import what_trains
-from sedem.training.sources import located
-from sedem.training.stages import STAGES, Stage1Recipe, Stage2Recipe
+from sedem_lab.data.articles import read_articles
+from sedem_lab.data.question_sets import open_examples
+from sedem_lab.training.baseline import BaselineRecipe, load_baseline_recipe, train_baseline
+from sedem_lab.training.recipe import DataSource, Optimization, load_recipe, read_entries
+from sedem_lab.training.run_setup import processes
+from sedem_lab.training.shipped_recipes import what_trains
+from sedem_lab.training.sources import located
+from sedem_lab.training.stages import STAGES, Stage1Recipe, Stage2Recipe
 
 PAPER_FORM = "joint"
 FORMS = {
@@ -511,7 +511,7 @@ def _adapted(kind: str, scale: Scale, data: Path) -> Path:
 
 def _without_labels(backbone: str, scale: Scale, data: Path, out: Path) -> Path:
     """The final checkpoint of `sedem adapt`, in the folder of its second stage."""
-    from sedem.training.adapt import Adaptation, adapt, finished, prepare, working_folder
+    from sedem_lab.training.adapt import Adaptation, adapt, finished, prepare, working_folder
 
     steps = ADAPTED_STEPS[scale.name]
     wanted = Adaptation(backbone=backbone, compression=ADAPTED_COMPRESSION, steps=steps)

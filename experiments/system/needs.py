@@ -26,9 +26,9 @@ from experiments.system.models import Planned
 from experiments.system.scales import Scale
 from experiments.system.tables import Study
 from experiments.system.training_steps import examples_of_run, measure, shape_of
-from sedem.data.hub import HOMES
 from sedem.durable_files import bytes_text
-from sedem.evaluation.cost import (
+from sedem_lab.data.hub import HOMES
+from sedem_lab.evaluation.cost import (
     COUNTED,
     PRESETS,
     Workload,
@@ -40,9 +40,9 @@ from sedem.evaluation.cost import (
     full_context_flops,
     shape_file,
 )
-from sedem.training.baseline import BaselineRecipe
-from sedem.training.memory import ROOM, Step
-from sedem.training.recipe import DataSource
+from sedem_lab.training.baseline import BaselineRecipe
+from sedem_lab.training.memory import ROOM, Step
+from sedem_lab.training.recipe import DataSource
 
 LICENCE = "Llama 3.2 Community License; accept it on the hub and log in (`hf auth login`)"
 SETS = {

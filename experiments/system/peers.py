@@ -45,16 +45,6 @@ from sedem.backbone.gguf import found_file, is_gguf
 from sedem.backbone.prompts import context_prompt, question_ids
 from sedem.bank.keys import prepare
 from sedem.bank.memory_bank import BankReader, MemoryBank, Snapshot
-from sedem.baselines.full_context import generate_timed, text_bytes
-from sedem.baselines.trained import TrainedReader
-from sedem.bench.subjects import (
-    NOTHING,
-    BenchPlan,
-    Opener,
-    Subject,
-    open_sedem,
-    with_random_baseline,
-)
 from sedem.config import BlockContext, SedemConfig
 from sedem.engine.device import Clock
 from sedem.engine.fused import FusedEncoder
@@ -62,14 +52,6 @@ from sedem.engine.interface import AnswerInputs
 from sedem.engine.kept import Kept
 from sedem.engine.static import Static, keeping_engine, open_engine
 from sedem.errors import ConfigError, DataError
-from sedem.evaluation.config import MethodSettings
-from sedem.evaluation.readers import (
-    BoundSedem,
-    decoding_of,
-    frozen_decoder,
-    open_method,
-    open_model,
-)
 from sedem.guidance.scores import Budget
 from sedem.method.encoder import encode
 from sedem.method.selector import ALL
@@ -78,6 +60,24 @@ from sedem.modules import SedemModules
 from sedem.selecting.plan import Request, plan_of
 from sedem.selecting.select import select
 from sedem.types import Answer, Document, check_documents
+from sedem_lab.baselines.full_context import generate_timed, text_bytes
+from sedem_lab.baselines.trained import TrainedReader
+from sedem_lab.bench.subjects import (
+    NOTHING,
+    BenchPlan,
+    Opener,
+    Subject,
+    open_sedem,
+    with_random_baseline,
+)
+from sedem_lab.evaluation.config import MethodSettings
+from sedem_lab.evaluation.readers import (
+    BoundSedem,
+    decoding_of,
+    frozen_decoder,
+    open_method,
+    open_model,
+)
 
 
 @runtime_checkable

@@ -21,21 +21,21 @@ from torch.utils.data import Subset
 from sedem.backbone.decoder import Backbone
 from sedem.checkpoint.folder import open_named
 from sedem.config import SedemConfig
-from sedem.data.corpus import TOKENIZED_TOGETHER, TokenizedCorpus
-from sedem.data.windows import Windows
 from sedem.errors import ConfigError, DataError
-from sedem.evaluation.continuation import continuation_losses
-from sedem.evaluation.results import claim, read_json, write_json
-from sedem.evaluation.storage import state_bytes_per_token
 from sedem.model import SeDeM
 from sedem.modules import check_layers
-from sedem.provenance import provenance
-from sedem.training.fit import fit
-from sedem.training.recipe import Optimization, RunSettings, TextSource
-from sedem.training.run_setup import backbone_options, start_run
-from sedem.training.stage1 import Stage1, Stage1Losses
-from sedem.training.stages import Stage1Recipe, calibrate
 from sedem.validation import NumberAbove0, Settings, WholeAbove0, WholeFrom0
+from sedem_lab.data.corpus import TOKENIZED_TOGETHER, TokenizedCorpus
+from sedem_lab.data.windows import Windows
+from sedem_lab.evaluation.continuation import continuation_losses
+from sedem_lab.evaluation.results import claim, read_json, write_json
+from sedem_lab.evaluation.storage import state_bytes_per_token
+from sedem_lab.provenance import provenance
+from sedem_lab.training.fit import fit
+from sedem_lab.training.recipe import Optimization, RunSettings, TextSource
+from sedem_lab.training.run_setup import backbone_options, start_run
+from sedem_lab.training.stage1 import Stage1, Stage1Losses
+from sedem_lab.training.stages import Stage1Recipe, calibrate
 
 LOSSES = Stage1Losses(reconstruct=0.5, regress=1.0, regress_first=0.6, recall=0.35)
 """The losses of the nano study: the regression teaches most in few steps, and costs least."""

@@ -16,8 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sedem.data.examples import Example
-from sedem.data.question_sets import open_examples
+from sedem_lab.data.examples import Example
+from sedem_lab.data.question_sets import open_examples
 
 ROOT = Path(__file__).parents[2]
 RUNS = Path("runs")
@@ -179,7 +179,7 @@ class Scale:
 def recipe_exists(path: Path) -> bool:
     """Whether a recipe can be read; it need not have a file of its own."""
     from sedem.errors import ConfigError
-    from sedem.training.recipe import read_entries
+    from sedem_lab.training.recipe import read_entries
 
     try:
         read_entries(path)

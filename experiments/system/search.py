@@ -33,17 +33,6 @@ from sedem.bank.file import BankFile
 from sedem.bank.keys import keys_of, save_keys, slot_mask
 from sedem.bank.rows import Meta
 from sedem.bank.words import POSTINGS, score_words
-from sedem.baselines.bm25 import bm25_scores, index_texts
-from sedem.data import labels
-from sedem.data.examples import Example
-from sedem.evaluation.metrics import (
-    RESAMPLES,
-    auroc,
-    calibration_error,
-    recall_at,
-    summarize,
-)
-from sedem.evaluation.run import sample
 from sedem.guidance.scores import FEATURES, Confidence
 from sedem.method.segments import segment_text
 from sedem.quantization import Quantized
@@ -54,7 +43,18 @@ from sedem.selecting.candidates import (
     bank_codes,
 )
 from sedem.selecting.select import encode_questions, scores_of
-from sedem.training.calibration import (
+from sedem_lab.baselines.bm25 import bm25_scores, index_texts
+from sedem_lab.data import labels
+from sedem_lab.data.examples import Example
+from sedem_lab.evaluation.metrics import (
+    RESAMPLES,
+    auroc,
+    calibration_error,
+    recall_at,
+    summarize,
+)
+from sedem_lab.evaluation.run import sample
+from sedem_lab.training.calibration import (
     read_examples,
     score_examples,
     with_and_without_evidence,

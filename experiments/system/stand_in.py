@@ -27,7 +27,7 @@ from transformers import PreTrainedTokenizerFast
 from experiments.system.scales import Questions, Scale
 from sedem.backbone.loading import empty_model
 from sedem.durable_files import build_once
-from sedem.evaluation.cost import shape_file
+from sedem_lab.evaluation.cost import shape_file
 
 TWO = 2
 """Steps, windows, questions, and records that are trained on or evaluated."""
@@ -184,7 +184,7 @@ def records(scale: Scale) -> Iterator[None]:
         dataset_info=lambda name, revision: SimpleNamespace(sha="0" * 40, siblings=())
     )
     with (
-        patch("sedem.data.hub._datasets", lambda: library),
+        patch("sedem_lab.data.hub._datasets", lambda: library),
         patch("huggingface_hub.HfApi", lambda: info),
     ):
         yield

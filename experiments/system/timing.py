@@ -25,15 +25,15 @@ from sedem.bank.blocks import BlockRow, Blocks, partition
 from sedem.bank.file import BankFile
 from sedem.bank.memory_bank import MemoryBank
 from sedem.bank.rows import Meta
-from sedem.bench.contexts import context, demo_text
 from sedem.config import SMALL_MODEL, Condition
-from sedem.data import labels
-from sedem.data.examples import Example, ExampleSet
 from sedem.method.segments import Segments, segment_text
 from sedem.quantization import Quantized
 from sedem.selecting.plan import Request
-from sedem.training.block_dataset import BlockDataset
 from sedem.types import Document
+from sedem_lab.bench.contexts import context, demo_text
+from sedem_lab.data import labels
+from sedem_lab.data.examples import Example, ExampleSet
+from sedem_lab.training.block_dataset import BlockDataset
 
 # Questions arriving at random times: a running batch compared with static batches. In static
 # batches, the questions that wait when a batch ends are answered in the next one. Both ways answer

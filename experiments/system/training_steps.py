@@ -14,28 +14,28 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from sedem.backbone.meta import META, backbone_of
-from sedem.baselines.registry import reader_class
 from sedem.checkpoint.folder import embedded
 from sedem.config import SedemConfig
-from sedem.data.hub import HOMES
-from sedem.data.question_sets import parse_records
 from sedem.errors import ConfigError
-from sedem.evaluation.cost import PRESETS, Workload, backbone_shape, model_of, shape_file
 from sedem.method.selector import resolve_budget
-from sedem.training.baseline import (
+from sedem_lab.baselines.registry import reader_class
+from sedem_lab.data.hub import HOMES
+from sedem_lab.data.question_sets import parse_records
+from sedem_lab.evaluation.cost import PRESETS, Workload, backbone_shape, model_of, shape_file
+from sedem_lab.training.baseline import (
     BaselineRecipe,
     QuestionTraining,
     RAGTraining,
     TextTraining,
     WindowSource,
 )
-from sedem.training.memory import Step, checkpoint_layers, measure_step
-from sedem.training.recipe import DataSource, TextSource
-from sedem.training.selection_losses import ConditionedLosses
-from sedem.training.stage1 import Stage1
-from sedem.training.stage2 import Stage2
-from sedem.training.stages import Stage1Recipe, Stage2Recipe
-from sedem.training.targets import targets
+from sedem_lab.training.memory import Step, checkpoint_layers, measure_step
+from sedem_lab.training.recipe import DataSource, TextSource
+from sedem_lab.training.selection_losses import ConditionedLosses
+from sedem_lab.training.stage1 import Stage1
+from sedem_lab.training.stage2 import Stage2
+from sedem_lab.training.stages import Stage1Recipe, Stage2Recipe
+from sedem_lab.training.targets import targets
 
 AnyRecipe = Stage1Recipe | Stage2Recipe | BaselineRecipe
 WORDS = 1000

@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 from experiments.system.scales import FACTS
-from sedem.data.articles import paragraphs, read_articles
-from sedem.data.custom_questions import to_entry
-from sedem.data.facts import generate
+from sedem_lab.data.articles import paragraphs, read_articles
+from sedem_lab.data.custom_questions import to_entry
+from sedem_lab.data.facts import generate
 
 EXAMPLES, FILLERS, SEED = 1000, 300, 0
 

@@ -6,9 +6,9 @@ import json
 import lzma
 
 from experiments.system.scales import HOUSEHOLD, ROOT
-from sedem.data.custom_questions import to_entry
-from sedem.data.examples import Evidence, Example
 from sedem.types import Document
+from sedem_lab.data.custom_questions import to_entry
+from sedem_lab.data.examples import Evidence, Example
 
 PAPERS = ROOT / "tests" / "household"
 

@@ -21,7 +21,7 @@ from serving import SECRET
 
 from sedem import Document, SeDeM
 from sedem.demo import DOCUMENTS
-from sedem.serve.settings import Settings
+from sedem_serve.server.settings import Settings
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
 CHARACTERS = 6000

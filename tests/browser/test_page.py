@@ -13,7 +13,7 @@ from browser.visitor import PHONE, Opener, Served, ask, fold, upload
 from playwright.sync_api import Locator, Page, Route, expect
 
 from sedem import Document
-from sedem.serve.served import UploadBank
+from sedem_serve.server.served import UploadBank
 
 QUESTION = "In what year was Ulysses launched?"
 PIES = "🥧🥧 Pies of the valley. 🥧 All of them are baked on Friday.\n\n" * 12

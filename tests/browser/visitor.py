@@ -9,7 +9,7 @@ from pathlib import Path
 from playwright.sync_api import Page
 
 from sedem import MemoryBank
-from sedem.serve.service import Service
+from sedem_serve.server.service import Service
 
 DESKTOP, PHONE = (1440, 900), (360, 740)
 Opener = Callable[..., Page]

@@ -14,8 +14,8 @@ from fastapi.testclient import TestClient
 from serving import KEYS, SECRET, bearer
 
 from sedem import Document, SeDeM
-from sedem.serve.app import create_app
-from sedem.serve.settings import Settings
+from sedem_serve.server.app import create_app
+from sedem_serve.server.settings import Settings
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 RECORDED = json.loads((FIXTURES / "client-requests.json").read_text())

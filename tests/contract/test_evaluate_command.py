@@ -15,7 +15,7 @@ from conftest import RECIPE
 from safetensors.torch import load_file, save_file
 
 from sedem import SeDeM
-from sedem.evaluation.config import Control
+from sedem_lab.evaluation.config import Control
 
 
 @pytest.fixture(autouse=True)

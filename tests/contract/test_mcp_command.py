@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from commands import error_of
-from unit.serve.test_tools import VERSIONS, message
+from unit.server.test_tools import VERSIONS, message
 
-from sedem.cli import mcp
+from sedem_serve.commands import mcp
 
 COMMAND = [sys.executable, "-c", "from sedem.cli.main import app; app()", "mcp"]
 

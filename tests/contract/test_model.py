@@ -15,9 +15,9 @@ from conftest import LEASE, POSITIONS
 from tokenizers import normalizers
 
 from sedem import Answer, Decoding, Document, MemoryBank, Reader, SeDeM
-from sedem.baselines.bm25 import BM25
-from sedem.baselines.full_context import FullContext
 from sedem.errors import BankError, ConfigError, DataError
+from sedem_lab.baselines.bm25 import BM25
+from sedem_lab.baselines.full_context import FullContext
 
 # What is read
 

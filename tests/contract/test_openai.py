@@ -19,7 +19,7 @@ from serving import SECRET
 
 from sedem import Document, SeDeM
 from sedem.answering.running import RunningAnswers
-from sedem.serve.settings import Settings
+from sedem_serve.server.settings import Settings
 
 MODEL = "sedem-nano@lease"
 QUESTION = {"role": "user", "content": RENT}

@@ -14,7 +14,7 @@ CODE = '''
 import typer
 
 from sedem import Answer, Citation
-from sedem.baselines.full_context import FullContext
+from sedem_lab.baselines.full_context import FullContext
 from sedem.errors import DataError
 
 app = typer.Typer()

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from commands import error_of, sedem, succeeds
 
-from sedem.baselines.registry import TRAINED
+from sedem_lab.baselines.registry import TRAINED
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 BY_COMMAND = {

@@ -16,8 +16,8 @@ from commands import error_of, succeeds
 from typer.testing import CliRunner
 
 from sedem.cli.main import app
-from sedem.serve.keys import KeyRing, digest_of
-from sedem.serve.settings import LIMITS
+from sedem_serve.server.keys import KeyRing, digest_of
+from sedem_serve.server.settings import LIMITS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DOCS = Path(__file__).parents[2] / "docs" / "operate.md"
@@ -33,7 +33,7 @@ def test_a_missing_extra_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> Non
     def without_fastapi(name: str, package: str | None = None) -> ModuleSpec | None:
         return None if name == "fastapi" else found(name, package)
 
-    monkeypatch.setattr("sedem.cli.serve.find_spec", without_fastapi)
+    monkeypatch.setattr("sedem_serve.commands.serve.find_spec", without_fastapi)
     assert refused() == "`sedem serve` needs fastapi; run pip install 'sedem[serve]'"
 
 
@@ -81,7 +81,7 @@ def test_a_new_key_is_shown_once_and_works(tmp_path: Path) -> None:
 
 
 def flags_of_serve() -> set[str]:
-    command = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    command = typer.main.get_command(app).get_command(None, "serve")  # type: ignore[attr-defined]
     return {flag for parameter in command.params for flag in parameter.opts}
 
 
@@ -115,7 +115,7 @@ def test_every_flag_and_file_that_is_written_down_exists() -> None:
 
 
 def test_every_metric_is_explained_in_the_docs() -> None:
-    from sedem.serve.metrics import Metrics
+    from sedem_serve.server.metrics import Metrics
 
     text = DOCS.read_text(encoding="utf-8")
     named = re.findall(r"^# TYPE (\S+) ", Metrics().text().decode(), re.MULTILINE)

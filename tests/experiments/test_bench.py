@@ -39,19 +39,19 @@ from sedem import Answer, Document, SeDeM
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
 from sedem.backbone.prompts import question_ids
-from sedem.bench import measure as measuring
-from sedem.bench.measure import run_bench
-from sedem.bench.subjects import BenchPlan, Subject, checkpoint_of, open_subjects
 from sedem.engine import int8
 from sedem.engine.interface import AnswerInputs
 from sedem.errors import ConfigError
-from sedem.evaluation.config import MethodSettings
-from sedem.evaluation.readers import open_method
-from sedem.evaluation.storage import kv_bytes_per_token
 from sedem.guidance.independent import keys_values
 from sedem.method.encoder import encode
 from sedem.method.injection import Blocks, GrowingCache, prefill
 from sedem.selecting.select import encode_questions
+from sedem_lab.bench import measure as measuring
+from sedem_lab.bench.measure import run_bench
+from sedem_lab.bench.subjects import BenchPlan, Subject, checkpoint_of, open_subjects
+from sedem_lab.evaluation.config import MethodSettings
+from sedem_lab.evaluation.readers import open_method
+from sedem_lab.evaluation.storage import kv_bytes_per_token
 
 QUESTION = "What is the rent?"
 SMALL, SHAPE = stand_in(PAPER), "llama-3.2-1b"

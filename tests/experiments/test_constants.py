@@ -16,7 +16,7 @@ from experiments.system import answers, cells
 from experiments.system.answers import best_constant, training_questions
 from experiments.system.scales import NANO, ROOT, Questions
 from sedem import Document
-from sedem.data.examples import Example
+from sedem_lab.data.examples import Example
 
 FIXTURES = ROOT / "tests" / "fixtures"
 SMALL = replace(

@@ -17,14 +17,14 @@ from experiments.system.convention import (
     generation_flops,
 )
 from experiments.system.scales import NANO
-from sedem.baselines.hmt import HMTConfig
-from sedem.evaluation.cost import cost
+from sedem_lab.baselines.hmt import HMTConfig
+from sedem_lab.evaluation.cost import cost
 
 PRESETS = ("llama-3.2-1b", "llama-3.2-3b")
 
 
 def shape(preset: str) -> PretrainedConfig:
-    text = (files("sedem") / "shapes" / f"{preset}.json").read_text()
+    text = (files("sedem_lab") / "shapes" / f"{preset}.json").read_text()
     return AutoConfig.for_model(**json.loads(text))
 
 

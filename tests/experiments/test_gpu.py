@@ -15,8 +15,8 @@ from experiments.gpu import STAGES, app
 from experiments.speed import performance
 from experiments.system.scales import GPU
 from sedem.engine.static import ENGINES
-from sedem.training.recipe import read_entries
-from sedem.training.shipped_recipes import shipped_recipe, what_trains
+from sedem_lab.training.recipe import read_entries
+from sedem_lab.training.shipped_recipes import shipped_recipe, what_trains
 
 # In place of `sedem`: one whose regression hangs until there is a file "go".
 FAKE = """

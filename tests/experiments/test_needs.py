@@ -15,8 +15,8 @@ from experiments.system import measures, needs
 from experiments.system.cells import Cell, trainings
 from experiments.system.models import Planned, main_model
 from experiments.system.scales import PAPER, ROOT
-from sedem.baselines.registry import TRAINED
-from sedem.training.memory import Step
+from sedem_lab.baselines.registry import TRAINED
+from sedem_lab.training.memory import Step
 
 
 def test_a_table_says_what_it_needs_and_trains_nothing(

@@ -14,10 +14,10 @@ from experiments.system.cells import Cell
 from experiments.system.learning import best_rate, search
 from experiments.system.models import baseline_checkpoint, main_model, supervision
 from experiments.system.scales import NANO, PAPER, ROOT
-from sedem.baselines.registry import TRAINED
-from sedem.training.baseline import BaselineRecipe, load_baseline_recipe
-from sedem.training.recipe import Optimization, load_recipe
-from sedem.training.stages import Stage2Recipe
+from sedem_lab.baselines.registry import TRAINED
+from sedem_lab.training.baseline import BaselineRecipe, load_baseline_recipe
+from sedem_lab.training.recipe import Optimization, load_recipe
+from sedem_lab.training.stages import Stage2Recipe
 
 
 def examples_of_a_step(optimization: Optimization) -> int:

@@ -12,9 +12,9 @@ from experiments.system import cells
 from experiments.system.cells import SELECTING, Cell
 from experiments.system.models import BASE, Variant, main_model, recipe_of, without_selector
 from experiments.system.scales import NANO, PAPER, Scale
-from sedem.data.hub import HOMES
-from sedem.training.recipe import load_recipe
-from sedem.training.stages import STAGES, Stage2Recipe
+from sedem_lab.data.hub import HOMES
+from sedem_lab.training.recipe import load_recipe
+from sedem_lab.training.stages import STAGES, Stage2Recipe
 
 COMMITTED = pytest.mark.parametrize("scale", [NANO, PAPER], ids=lambda scale: scale.name)
 """The scales whose results are committed; the paper's has none yet."""

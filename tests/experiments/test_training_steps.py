@@ -14,15 +14,15 @@ from unit.training.blocks import full_batch
 from experiments.system.training_steps import examples_of_run, measure
 from sedem import SeDeM, SedemConfig
 from sedem.backbone.loading import open_backbone
-from sedem.baselines.registry import TRAINED, reader_class
 from sedem.errors import ConfigError
-from sedem.evaluation.cost import Workload
-from sedem.training.baseline import BaselineRecipe, QuestionData
-from sedem.training.recipe import DataSource, Optimization, RunSettings, TextSource, load_recipe
-from sedem.training.shipped_recipes import shipped_recipe
-from sedem.training.stage1 import Stage1, Stage1Losses
-from sedem.training.stage2 import Stage2, Stage2Losses
-from sedem.training.stages import Stage1Recipe, Stage2Data, Stage2Recipe
+from sedem_lab.baselines.registry import TRAINED, reader_class
+from sedem_lab.evaluation.cost import Workload
+from sedem_lab.training.baseline import BaselineRecipe, QuestionData
+from sedem_lab.training.recipe import DataSource, Optimization, RunSettings, TextSource, load_recipe
+from sedem_lab.training.shipped_recipes import shipped_recipe
+from sedem_lab.training.stage1 import Stage1, Stage1Losses
+from sedem_lab.training.stage2 import Stage2, Stage2Losses
+from sedem_lab.training.stages import Stage1Recipe, Stage2Data, Stage2Recipe
 
 BATCH, SEGMENT, AFTER, BLOCKS = 3, 16, 8, 5
 RATES = {"compressor": 1.0, "decompressor": 1.0, "selector": 1.0, "lora": 1.0}

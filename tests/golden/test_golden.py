@@ -17,10 +17,10 @@ import pytest
 from unit.training.runs import one_thread
 
 from sedem import SedemConfig
-from sedem.training.recipe import DataSource, Optimization, RunSettings, TextSource
-from sedem.training.stage1 import Stage1Losses
-from sedem.training.stage2 import Stage2Losses
-from sedem.training.stages import (
+from sedem_lab.training.recipe import DataSource, Optimization, RunSettings, TextSource
+from sedem_lab.training.stage1 import Stage1Losses
+from sedem_lab.training.stage2 import Stage2Losses
+from sedem_lab.training.stages import (
     Stage1Recipe,
     Stage2Data,
     Stage2Recipe,

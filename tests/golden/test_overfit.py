@@ -11,11 +11,11 @@ from unit.training.conftest import CAKE, RENT, SHIP, example
 from unit.training.runs import losses, one_thread, train
 
 from sedem import SeDeM, SedemConfig
-from sedem.data import custom_questions
-from sedem.training.recipe import DataSource, Optimization, RunSettings, TextSource
-from sedem.training.stage1 import Stage1Losses
-from sedem.training.stage2 import Stage2Losses
-from sedem.training.stages import Stage1Recipe, Stage2Data, Stage2Recipe
+from sedem_lab.data import custom_questions
+from sedem_lab.training.recipe import DataSource, Optimization, RunSettings, TextSource
+from sedem_lab.training.stage1 import Stage1Losses
+from sedem_lab.training.stage2 import Stage2Losses
+from sedem_lab.training.stages import Stage1Recipe, Stage2Data, Stage2Recipe
 
 EXAMPLES = [
     example("1", [RENT, CAKE], "What is the rent?", "900 euros"),

@@ -10,8 +10,8 @@ import pytest
 
 from sedem.config import llama_1b
 from sedem.errors import ConfigError
-from sedem.evaluation import cost as costs
-from sedem.evaluation.cost import Workload, cost
+from sedem_lab.evaluation import cost as costs
+from sedem_lab.evaluation.cost import Workload, cost
 
 WIDTHS = {"llama-3.2-1b": 2048, "llama-3.2-3b": 3072}
 

@@ -37,14 +37,14 @@ from hostile.test_server import HEAD, MANY, half_sent, headers
 from hostile.wire import exchange, watching
 from load.target import Target, serving
 from stored_banks import META, append, change
-from unit.serve.test_tools import VERSIONS, message
+from unit.server.test_tools import VERSIONS, message
 
 from sedem.bank.file import BankFile
 from sedem.checkpoint.folder import seal
 from sedem.checkpoint.manifest import MANIFEST
 from sedem.errors import SedemError
-from sedem.serve.guard import WRONG_KEYS, WRONG_KEYS_RATE
-from sedem.serve.tools import SESSIONS
+from sedem_serve.server.guard import WRONG_KEYS, WRONG_KEYS_RATE
+from sedem_serve.server.tools import SESSIONS
 
 HEALTH_SECONDS = 0.2
 """Median time in which /health is to answer during an attack."""

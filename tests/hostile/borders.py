@@ -17,22 +17,22 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from sedem.backbone.safetensors import load_weights
-from sedem.baselines.settings import method_of
 from sedem.checkpoint.model_card import summary_of
 from sedem.config import SedemConfig
-from sedem.data.corpus import read_texts
-from sedem.data.question_sets import identify, open_examples
-from sedem.data.tokenizer import open_tokenizer
 from sedem.errors import DataError
-from sedem.evaluation.cost import cost
-from sedem.evaluation.report import report
-from sedem.evaluation.results import read_json
 from sedem.reading.document_formats import parse
 from sedem.reading.documents import read_document, size_of
-from sedem.training.baseline import load_baseline_recipe
-from sedem.training.recipe import load_recipe
-from sedem.training.stages import Stage1Recipe
 from sedem.untrusted import DOCUMENT_BYTES, read_bytes
+from sedem_lab.baselines.settings import method_of
+from sedem_lab.data.corpus import read_texts
+from sedem_lab.data.question_sets import identify, open_examples
+from sedem_lab.data.tokenizer import open_tokenizer
+from sedem_lab.evaluation.cost import cost
+from sedem_lab.evaluation.report import report
+from sedem_lab.evaluation.results import read_json
+from sedem_lab.training.baseline import load_baseline_recipe
+from sedem_lab.training.recipe import load_recipe
+from sedem_lab.training.stages import Stage1Recipe
 
 QUESTION = {
     "id": "1",

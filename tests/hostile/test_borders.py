@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from sedem.answering.decoding import Decoding
 from sedem.cli.options import budget, parse_options
-from sedem.data.question_sets import parse_records
 from sedem.errors import ConfigError, SedemError
-from sedem.training.recipe import load_recipe
-from sedem.training.stages import Stage1Recipe
+from sedem_lab.data.question_sets import parse_records
+from sedem_lab.training.recipe import load_recipe
+from sedem_lab.training.stages import Stage1Recipe
 
 CASES = int(os.environ.get("SEDEM_HOSTILE_CASES", "25"))
 SECONDS, MEGABYTES = 2, 200

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from sedem.errors import ConfigError
-from sedem.ray.cluster import connected
+from sedem_serve.ray.cluster import connected
 
 CLUSTER = """
 import json, os, subprocess, sys
 from hostile.sockets import listening
-from sedem.ray.cluster import connected
+from sedem_serve.ray.cluster import connected
 
 with connected("local"):
     import ray

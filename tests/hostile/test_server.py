@@ -18,8 +18,8 @@ from serving import SECRET, bearer
 from starlette.requests import Request
 
 from sedem import SeDeM
-from sedem.serve import body_limit, connections
-from sedem.serve.settings import Settings
+from sedem_serve.server import body_limit, connections
+from sedem_serve.server.settings import Settings
 
 HEAD = b"GET /v1/models HTTP/1.1\r\nHost: a\r\n"
 SECONDS = 60.0
@@ -124,7 +124,7 @@ def half_sent(url: str, count: int) -> Iterator[None]:
 def test_half_sent_requests_make_room_for_others(
     tmp_path: Path, model: SeDeM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sedem.serve.run._allow_open_files", lambda: 64)
+    monkeypatch.setattr("sedem_serve.server.run._allow_open_files", lambda: 64)
     with serving(Settings(folder=tmp_path), model) as served, half_sent(served.url, 64):
         assert len(served.server.server_state.connections) <= 17
         for _ in range(20):
@@ -222,8 +222,8 @@ def test_a_full_disk_is_one_line_of_the_log(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("sedem.serve.library.os.fsync", full)
-    monkeypatch.setattr(logging.getLogger("sedem.serve"), "propagate", True)
+    monkeypatch.setattr("sedem_serve.server.library.os.fsync", full)
+    monkeypatch.setattr(logging.getLogger("sedem_serve.server"), "propagate", True)
     files = {"file": ("a.txt", b"The rent is 900 euros.")}
     url = f"{served.api}/banks/a/documents"
     told = httpx.post(url, files=files, headers=bearer(SECRET), timeout=SECONDS)

@@ -22,7 +22,7 @@ from sedem.engine.static import open_engine
 from sedem.errors import ConfigError
 from sedem.guidance.independent import KeysValues, keys_values
 from sedem.method.injection import Blocks, GrowingCache, prefill, step
-from sedem.training.stage1 import Stage1, Stage1Losses
+from sedem_lab.training.stage1 import Stage1, Stage1Losses
 
 WINDOW = 6
 LAYERS = ["sliding_attention", "full_attention"] * 2

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sedem.training.recipe import BACKBONES, read_entries, variants
+from sedem_lab.training.recipe import BACKBONES, read_entries, variants
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 FILES = sorted(path for path in RECIPES.rglob("*.yaml") if path.parent.name != BACKBONES)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from sedem.training.baseline import BaselineRecipe, load_baseline_recipe
-from sedem.training.recipe import load_recipe
-from sedem.training.run_setup import share_of_batches
-from sedem.training.shipped_recipes import backbones_of, shipped_recipe, shipped_recipes
-from sedem.training.stages import STAGES, Stage1Recipe, Stage2Recipe
+from sedem_lab.training.baseline import BaselineRecipe, load_baseline_recipe
+from sedem_lab.training.recipe import load_recipe
+from sedem_lab.training.run_setup import share_of_batches
+from sedem_lab.training.shipped_recipes import backbones_of, shipped_recipe, shipped_recipes
+from sedem_lab.training.stages import STAGES, Stage1Recipe, Stage2Recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "paper"
 NAMES = [name.removeprefix("paper/") for name in shipped_recipes() if name.startswith("paper/")]

@@ -9,17 +9,17 @@ import pytest
 from unit.training.small_recipes import load, train_small
 
 from sedem import SedemConfig
-from sedem.baselines.registry import TRAINED
 from sedem.checkpoint.folder import EXTRA_ENTRIES, locate
 from sedem.config import FITTED
-from sedem.training.recipe import as_yaml
-from sedem.training.shipped_recipes import (
+from sedem_lab.baselines.registry import TRAINED
+from sedem_lab.training.recipe import as_yaml
+from sedem_lab.training.shipped_recipes import (
     backbones_of,
     shipped_recipe,
     shipped_recipes,
     what_trains,
 )
-from sedem.training.stages import Stage1Recipe, Stage2Recipe
+from sedem_lab.training.stages import Stage1Recipe, Stage2Recipe
 
 RECIPES = [(name, None) for name in shipped_recipes() if not backbones_of(name)]
 RECIPES += [(name, one) for name in shipped_recipes() for one in backbones_of(name)]

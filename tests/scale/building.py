@@ -11,9 +11,9 @@ from scale.hosts import Cluster
 from sedem import Document, MemoryBank, SeDeM
 from sedem.backbone.loading import open_backbone
 from sedem.bank.parts import Place, store_at
-from sedem.ray.build import Workers, build_on_ray
-from sedem.ray.sources import Sources
 from sedem.reading import building as building
+from sedem_serve.ray.build import Workers, build_on_ray
+from sedem_serve.ray.sources import Sources
 
 CHARACTERS = 3000
 """Of each document."""

@@ -31,9 +31,9 @@ from scale.serving import Counts, Machines, compare, kill_replica, killed_host, 
 from sedem import SeDeM
 from sedem.bank.file import BankFile
 from sedem.bank.parts import Parts
-from sedem.ray.build import Workers, build_on_ray
-from sedem.ray.sources import Sources
 from sedem.reading import building
+from sedem_serve.ray.build import Workers, build_on_ray
+from sedem_serve.ray.sources import Sources
 
 COMMIT = 10_000
 """Characters of a piece in builds with losses, so that small ones have many."""
@@ -42,8 +42,8 @@ import os, signal, sys
 from pathlib import Path
 from sedem import SeDeM
 from sedem.reading import building
-from sedem.ray.build import Workers, build_on_ray
-from sedem.ray.sources import Sources
+from sedem_serve.ray.build import Workers, build_on_ray
+from sedem_serve.ray.sources import Sources
 address, checkpoint, bank, folder, commits = sys.argv[1:]
 building.COMMIT = {COMMIT}
 seen = []

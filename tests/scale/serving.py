@@ -25,10 +25,10 @@ from synthetic import WORDS, synthetic_bank
 
 from sedem import MemoryBank, SeDeM
 from sedem.answering.decoding import Decoding
-from sedem.ray.serving import Machines, serving
-from sedem.serve.run import listen
-from sedem.serve.settings import Settings
 from sedem.types import Answer
+from sedem_serve.ray.serving import Machines, serving
+from sedem_serve.server.run import listen
+from sedem_serve.server.settings import Settings
 
 MODEL = "sedem-nano"
 BANK = "register"

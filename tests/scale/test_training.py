@@ -13,7 +13,7 @@ from conftest import save_tiny, small_config
 from scale.hosts import ENVIRONMENT
 from unit.training.conftest import stage1_recipe_in
 
-from sedem.training.recipe import as_yaml
+from sedem_lab.training.recipe import as_yaml
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_on_ray.py"
 

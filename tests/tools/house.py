@@ -19,7 +19,8 @@ from types import FrameType
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "src" / "sedem"
+SOURCE = ROOT / "src"
+PACKAGES = [SOURCE / name for name in ("sedem", "sedem_serve", "sedem_lab")]
 EQUATIONS = ("compress", "block_scores", "decompress", "prefill")
 """Functions that compute equations 4 to 8, and the prefill."""
 
@@ -39,11 +40,11 @@ def words() -> int:
 def crossings() -> int:
     """Imports of one room by another."""
     found = 0
-    for path in PACKAGE.rglob("*.py"):
-        room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    for path in SOURCE.rglob("*.py"):
+        package, room = (part.removesuffix(".py") for part in path.relative_to(SOURCE).parts[:2])
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sedem."):
-                found += (node.module or "").split(".")[1] != room
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sedem"):
+                found += (node.module or "").split(".")[:2] != [package, room]
     return found
 
 
@@ -55,7 +56,7 @@ def loaded() -> int:
 
 
 class Walk:
-    """The files and functions of the package that ran, and how deep each equation was called."""
+    """The files and functions of the core that ran, and how deep each equation was called."""
 
     def __init__(self) -> None:
         self.files: set[str] = set()
@@ -97,10 +98,13 @@ def walk(*arguments: str) -> Walk:
 
 def rows() -> Iterator[tuple[str, str]]:
     """Yield the names and values of all figures."""
-    count, modules = lines(PACKAGE)
+    count, modules = lines(SOURCE)
     yield "source, lines (modules)", f"{count:,} ({modules})"
-    for room in sorted(path for path in PACKAGE.iterdir() if (path / "__init__.py").exists()):
-        yield f"of which {room.name}", f"{lines(room)[0]:,}"
+    for package in PACKAGES:
+        count, modules = lines(package)
+        yield f"of which {package.name}", f"{count:,} ({modules})"
+        for room in sorted(path.parent for path in package.glob("*/__init__.py")):
+            yield f"{package.name}, {room.name}", f"{lines(room)[0]:,}"
     count, modules = lines(ROOT / "experiments")
     yield "experiments, lines (modules)", f"{count:,} ({modules})"
     yield "recipes, files", str(len([*(ROOT / "recipes").rglob("*.yaml")]))
@@ -110,7 +114,7 @@ def rows() -> Iterator[tuple[str, str]]:
     yield "modules that `from sedem import SeDeM` loads", str(loaded())
     with tempfile.TemporaryDirectory() as folder:
         bank = f"{folder}/a.bank"
-        document = PACKAGE / "demo" / "harbour-register.txt"
+        document = PACKAGES[0] / "demo" / "harbour-register.txt"
         for _ in range(2):  # what is imported by the first run is not counted
             built = walk("build", bank, str(document))
             asked = walk("ask", bank, "Who is the mayor of Belholm?")

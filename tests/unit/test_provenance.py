@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sedem.provenance import provenance
+from sedem_lab.provenance import provenance
 
 
 def test_the_named_device_is_the_one_that_ran(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The `sedem` command: demo, build and ask; the other commands have modules of their own.
+"""The `sedem` command: demo, build, ask, init and bank; other packages add the others.
 
 Each command imports what it needs when it runs, so `--help` is fast.
 """
@@ -14,19 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from sedem.cli import (
-    adapt,
-    bench,
-    checkpoint,
-    cost,
-    data,
-    evaluate,
-    mcp,
-    output,
-    serve,
-    train,
-)
 from sedem.cli import bank as bank_commands
+from sedem.cli import init, output
 from sedem.cli.options import (
     AnswerOption,
     BankPlace,
@@ -61,8 +50,10 @@ INTERRUPTED = 130
 """Exit status of a command that Ctrl-C has ended."""
 
 
-PLUGINS = "sedem.commands"
-"""The group of entry points by which other packages add commands: a Typer app each."""
+COMMANDS = "sedem.commands"
+"""The group of entry points by which packages add commands: a function or a Typer app each."""
+BUILDERS = "sedem.builders"
+"""The group of those that read documents on other machines."""
 
 
 class Commands(TyperGroup):
@@ -70,21 +61,29 @@ class Commands(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the commands in the order of the help, those of others last."""
-        own = sorted(super().list_commands(ctx), key=ORDER.index)
-        return own + sorted(entry_points(group=PLUGINS).names - set(own))
+        names = {*super().list_commands(ctx), *entry_points(group=COMMANDS).names}
+        known = [name for name in ORDER if name in names]
+        return known + sorted(names.difference(known))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command; names of sedem take precedence."""
-        command = super().get_command(ctx, cmd_name)
-        for point in () if command else entry_points(group=PLUGINS, name=cmd_name):
+        """Return a command; those of this distribution take precedence."""
+        if (command := super().get_command(ctx, cmd_name)) is not None:
+            return command
+        points = entry_points(group=COMMANDS, name=cmd_name)
+        for point in sorted(points, key=lambda point: getattr(point.dist, "name", "") != "sedem"):
             try:
-                command = typer.main.get_command(point.load())
+                found = point.load()
             except Exception as error:  # whatever the code of others raises
                 raise ConfigError(
                     f"command '{cmd_name}' cannot be imported from '{point.value}' "
                     f"({first_line(error)}); update or uninstall its package"
                 ) from None
-        return command
+            if not isinstance(found, typer.Typer):
+                alone = typer.Typer(rich_markup_mode=None)
+                alone.command()(found)
+                found = alone
+            return typer.main.get_command(found)
+        return None
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
@@ -109,18 +108,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(bank_commands.bank_app, name="bank")
-app.add_typer(data.data_app, name="data")
-app.add_typer(train.train_app, name="train")
-app.add_typer(evaluate.eval_app, name="eval")
-app.command()(checkpoint.init)
-app.command()(adapt.adapt)
-app.command()(checkpoint.calibrate)
-app.command()(checkpoint.seal)
-app.command()(checkpoint.push)
-app.command()(bench.bench)
-app.command()(cost.cost)
-app.command()(serve.serve)
-app.command()(mcp.mcp)
+app.command()(init.init)
 
 
 def _show_version(wanted: bool) -> None:
@@ -270,7 +258,7 @@ def build(
             report, gone = _build_here(bank, sources, files, record, model, options, prune)
         else:
             limits = {"most": workers, "cpus": worker_cpus or 1}
-            report = _build_on_ray(ray, limits, bank, files, model, options)
+            report = _on_ray().build(ray, limits, bank, files, model, options)
     except DataError:
         if files.sizes or not files.failed:
             raise
@@ -302,9 +290,7 @@ def _files(sources: list[str], reading: dict[str, Any], record: Record, on_ray: 
     from sedem.reading.documents import DocumentFiles
 
     if on_ray:
-        from sedem.ray.sources import Sources
-
-        return Sources(sources, **reading)
+        return _on_ray().Sources(sources, **reading)
     for source in filter(is_remote, sources):
         raise DataError(
             f"'{source}' is in an object store; read it with --ray, such as --ray local"
@@ -350,34 +336,10 @@ def _build_here(
     return report, gone
 
 
-def _build_on_ray(
-    address: str,
-    limits: dict[str, Any],
-    bank: str,
-    files: Any,
-    model: str | None,
-    options: dict[str, Any],
-) -> Report:
-    """Build on the workers of a cluster, whose address is tried before the model is opened."""
-    from sedem.ray.cluster import connected
-
-    with connected(address):
-        from sedem.ray.build import Workers, build_on_ray
-
-        name = model or model_of(bank)
-        opened = open_model(name)
-        # A worker has another working folder.
-        checkpoint = os.path.abspath(name) if os.path.exists(name) else name
-        with output.progress("reading", of_bytes=True, speed="tokens/s") as report_progress:
-            return build_on_ray(
-                opened,
-                Workers(address, checkpoint, **limits),
-                bank,
-                files,
-                report_progress,
-                source=opened.source,
-                **options,
-            )
+def _on_ray() -> Any:
+    """The module that builds on the machines of a cluster, of another package."""
+    (builder,) = entry_points(group=BUILDERS, name="ray")
+    return builder.load()
 
 
 @app.command()

@@ -10,5 +10,5 @@
     losses        section 4    eq. 9 to 11 and 13; appendix Selection Supervision, eq. 16 to 18
 
 Elsewhere: blocks of N_B slots (section 3.2) in `bank.blocks`, the objectives of both stages (eq. 12
-and 14) in `training.stage1` and `training.stage2`, LoRA (eq. 15) in `backbone.decoder`.
+and 14) in `sedem_lab.training.stage1` and `stage2`, LoRA (eq. 15) in `backbone.decoder`.
 """

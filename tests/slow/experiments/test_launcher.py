@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from experiments.system.scales import ROOT
-from sedem.training.shipped_recipes import launch_file
+from sedem_lab.training.shipped_recipes import launch_file
 
 pytestmark = pytest.mark.slow
 

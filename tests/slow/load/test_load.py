@@ -21,7 +21,7 @@ from serving import SECRET
 
 from sedem import Document, SeDeM, SedemConfig
 from sedem.backbone.loading import open_backbone
-from sedem.serve.settings import Settings
+from sedem_serve.server.settings import Settings
 
 pytestmark = pytest.mark.slow
 

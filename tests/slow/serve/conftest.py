@@ -1,5 +1,5 @@
-"""The fixtures of tests/unit/serve."""
+"""The fixtures of tests/unit/server."""
 
-from unit.serve.conftest import settings
+from unit.server.conftest import settings
 
 __all__ = ["settings"]

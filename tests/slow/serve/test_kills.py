@@ -11,12 +11,12 @@ import pytest
 from conftest import LEASE, RECIPE
 from faults.crashes import full, kill
 from faults.tracing import WORKS, Decide, Fate, Trace, go_on, trace
-from unit.serve.conftest import finish, opened, upload
-from unit.serve.test_served import stored_names
+from unit.server.conftest import finish, opened, upload
+from unit.server.test_served import stored_names
 
 from sedem import SeDeM
 from sedem.bank.file import BankFile
-from sedem.serve.settings import Settings
+from sedem_serve.server.settings import Settings
 
 pytestmark = pytest.mark.slow
 traced = pytest.mark.skipif(not WORKS, reason="processes are traced on Linux on x86-64 alone")

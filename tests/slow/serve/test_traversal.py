@@ -14,11 +14,11 @@ import pytest
 from load.wire import Shot, Wire
 from servers import serving
 from serving import SECRET, bearer
-from unit.serve.conftest import read_all, send
+from unit.server.conftest import read_all, send
 
 from sedem import SeDeM
-from sedem.serve.library import _BANK
-from sedem.serve.settings import Settings
+from sedem_serve.server.library import _BANK
+from sedem_serve.server.settings import Settings
 
 pytestmark = pytest.mark.slow
 

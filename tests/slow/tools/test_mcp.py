@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from unit.tools.test_mcp import backend, fuzz, in_a_loop
 
-from sedem.tools.mcp import LocalBackend
+from sedem_serve.tools.mcp import LocalBackend
 
 pytestmark = pytest.mark.slow
 __all__ = ["backend"]

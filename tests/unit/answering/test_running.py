@@ -18,7 +18,6 @@ from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.answering.decoding import UNANSWERABLE
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.prompts import question_ids
-from sedem.baselines.full_context import FullContext
 from sedem.engine import eager
 from sedem.engine.device import Replay
 from sedem.engine.interface import AnswerInputs
@@ -27,6 +26,7 @@ from sedem.errors import ConfigError, DataError
 from sedem.method import selector
 from sedem.quantization import Quantized
 from sedem.selecting.plan import Request
+from sedem_lab.baselines.full_context import FullContext
 
 
 def test_padded_slots_change_neither_scores_nor_answers(model: SeDeM) -> None:

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from sedem.answering.decoding import Decoding
 from sedem.backbone.loading import open_backbone
-from sedem.baselines.registry import TRAINED, reader_class
-from sedem.baselines.trained import TrainedReader
-from sedem.training.baseline import BaselineRecipe, QuestionData, WindowSource
-from sedem.training.recipe import DataSource, Optimization, RunSettings
+from sedem_lab.baselines.registry import TRAINED, reader_class
+from sedem_lab.baselines.trained import TrainedReader
+from sedem_lab.training.baseline import BaselineRecipe, QuestionData, WindowSource
+from sedem_lab.training.recipe import DataSource, Optimization, RunSettings
 
 SMALL: dict[str, dict[str, Any]] = {
     "full-context-tuned": {"lora_rank": 4, "lora_alpha": 8},

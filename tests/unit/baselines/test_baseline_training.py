@@ -15,11 +15,11 @@ from torch import Tensor
 from unit.training.runs import killed_in_step
 
 from sedem.errors import ConfigError
-from sedem.evaluation.command import run_evaluation
-from sedem.evaluation.config import EvaluationConfig
-from sedem.training.baseline import BaselineRecipe, load_baseline_recipe, train_baseline
-from sedem.training.fit import Run
-from sedem.training.recipe import as_yaml
+from sedem_lab.evaluation.command import run_evaluation
+from sedem_lab.evaluation.config import EvaluationConfig
+from sedem_lab.training.baseline import BaselineRecipe, load_baseline_recipe, train_baseline
+from sedem_lab.training.fit import Run
+from sedem_lab.training.recipe import as_yaml
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 

@@ -16,10 +16,10 @@ from unit.baselines.conftest import SMALL, make, tokens
 
 from sedem import Document
 from sedem.backbone.decoder import FAMILIES, Backbone
-from sedem.baselines.beacon import ActivationBeacon, BeaconConfig
 from sedem.errors import ConfigError
-from sedem.training.baseline import TextTraining
-from sedem.training.targets import targets
+from sedem_lab.baselines.beacon import ActivationBeacon, BeaconConfig
+from sedem_lab.training.baseline import TextTraining
+from sedem_lab.training.targets import targets
 
 
 @pytest.fixture

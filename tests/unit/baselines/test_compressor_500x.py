@@ -17,9 +17,9 @@ from unit.baselines.waves import fill
 
 from sedem import Document
 from sedem.backbone.loading import open_backbone
-from sedem.baselines.compressor_500x import Compressor500x, Compressor500xConfig
 from sedem.errors import ConfigError, DataError
-from sedem.training.targets import targets
+from sedem_lab.baselines.compressor_500x import Compressor500x, Compressor500xConfig
+from sedem_lab.training.targets import targets
 
 
 @pytest.fixture

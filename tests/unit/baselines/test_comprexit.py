@@ -13,14 +13,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 from unit.baselines.conftest import make, naive_loss, tokens
 
-from sedem.baselines.comprexit import (
+from sedem_lab.baselines.comprexit import (
     ComprExIT,
     ComprExITConfig,
     LayerFusion,
     Transport,
     transport_plan,
 )
-from sedem.training.targets import targets
+from sedem_lab.training.targets import targets
 
 OFFICIAL = {
     "query_fusion_weights": "fusion.mixture",

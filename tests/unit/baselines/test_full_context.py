@@ -14,10 +14,10 @@ from unit.baselines.conftest import make, naive_loss, tokens
 from sedem import Document, SeDeM
 from sedem.answering.decoding import Decoding
 from sedem.backbone.loading import open_backbone
-from sedem.baselines.bm25 import BM25
-from sedem.baselines.full_context import FullContext
 from sedem.errors import ConfigError, DataError
-from sedem.training.targets import targets
+from sedem_lab.baselines.bm25 import BM25
+from sedem_lab.baselines.full_context import FullContext
+from sedem_lab.training.targets import targets
 
 
 def test_full_context_reads_documents_in_their_order(model: SeDeM) -> None:

@@ -17,10 +17,10 @@ from unit.baselines.conftest import make, tokens
 from unit.baselines.waves import fill
 
 from sedem.backbone.loading import open_backbone
-from sedem.baselines.hmt import HMT, HMTConfig
 from sedem.errors import ConfigError, DataError
-from sedem.training.baseline import BaselineRecipe, TextTraining, train_baseline
-from sedem.training.targets import targets
+from sedem_lab.baselines.hmt import HMT, HMTConfig
+from sedem_lab.training.baseline import BaselineRecipe, TextTraining, train_baseline
+from sedem_lab.training.targets import targets
 
 SEGMENT_TOKENS = 32
 """New tokens of a segment at the small settings."""

@@ -14,10 +14,10 @@ from unit.baselines.conftest import make, naive_loss, tokens
 from unit.baselines.waves import fill
 
 from sedem.backbone.loading import open_backbone
-from sedem.baselines.icae import ICAE, ICAEConfig, SegmentSlots
-from sedem.baselines.trained import generator_for
 from sedem.errors import ConfigError
-from sedem.training.targets import targets
+from sedem_lab.baselines.icae import ICAE, ICAEConfig, SegmentSlots
+from sedem_lab.baselines.trained import generator_for
+from sedem_lab.training.targets import targets
 
 
 @pytest.fixture

@@ -13,17 +13,17 @@ from torch import Tensor
 from sedem import Document
 from sedem.answering.decoding import Decoding
 from sedem.backbone.loading import open_backbone
-from sedem.baselines import longllmlingua
-from sedem.baselines.longllmlingua import (
+from sedem.errors import DataError
+from sedem_lab.baselines import longllmlingua
+from sedem_lab.baselines.longllmlingua import (
     RESTRICTIVE_STATEMENT,
     CachedScorer,
     LongLLMLingua,
     plan_windows,
     prune_tokens,
 )
-from sedem.baselines.paragraphs import split
-from sedem.data.question_sets import open_examples
-from sedem.errors import DataError
+from sedem_lab.baselines.paragraphs import split
+from sedem_lab.data.question_sets import open_examples
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 OFFICIAL = json.loads((FIXTURES / "longllmlingua.json").read_text(encoding="utf-8"))["examples"]

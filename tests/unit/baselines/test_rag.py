@@ -15,20 +15,20 @@ from unit.baselines.test_baseline_training import assert_resumes_equal
 
 from sedem import Document
 from sedem.backbone.prompts import context_prompt, question_ids
-from sedem.baselines.paragraphs import split
-from sedem.baselines.rag import RAG
-from sedem.data.question_sets import open_examples
 from sedem.errors import ConfigError
-from sedem.evaluation.command import run_evaluation
-from sedem.evaluation.config import EvaluationConfig, MethodSettings
-from sedem.evaluation.readers import TrainedMethod
 from sedem.guidance.independent import keys_values
 from sedem.method.injection import Blocks, GrowingCache, prefill
-from sedem.training import baseline
-from sedem.training.baseline import BaselineRecipe, RAGTraining, blocks_of, train_baseline
-from sedem.training.block_batch import BlockCollator
-from sedem.training.block_dataset import BlockDataset
-from sedem.training.selection_losses import ConditionedLosses
+from sedem_lab.baselines.paragraphs import split
+from sedem_lab.baselines.rag import RAG
+from sedem_lab.data.question_sets import open_examples
+from sedem_lab.evaluation.command import run_evaluation
+from sedem_lab.evaluation.config import EvaluationConfig, MethodSettings
+from sedem_lab.evaluation.readers import TrainedMethod
+from sedem_lab.training import baseline
+from sedem_lab.training.baseline import BaselineRecipe, RAGTraining, blocks_of, train_baseline
+from sedem_lab.training.block_batch import BlockCollator
+from sedem_lab.training.block_dataset import BlockDataset
+from sedem_lab.training.selection_losses import ConditionedLosses
 
 RENT = "What is the rent?"
 TEXTS = [

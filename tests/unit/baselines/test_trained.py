@@ -19,18 +19,18 @@ from unit.training.blocks import check_checkpointing
 from sedem import Document, SeDeM
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.prompts import answer_ids, context_prompt, question_ids
-from sedem.baselines.registry import TRAINED, reader_class
-from sedem.baselines.settings import ReaderConfig
-from sedem.baselines.trained import ContextMemory, TrainedReader
-from sedem.data.examples import Example, ExampleSet
-from sedem.data.labels import gold_documents, some_documents
-from sedem.data.question_sets import open_examples
 from sedem.errors import CheckpointError, ConfigError, DataError
-from sedem.evaluation.command import run_evaluation
-from sedem.evaluation.config import EvaluationConfig, MethodSettings
-from sedem.evaluation.readers import TrainedMethod, open_method
-from sedem.training.baseline import QuestionTraining, TextTraining
-from sedem.training.question_dataset import QuestionDataset, collate_questions
+from sedem_lab.baselines.registry import TRAINED, reader_class
+from sedem_lab.baselines.settings import ReaderConfig
+from sedem_lab.baselines.trained import ContextMemory, TrainedReader
+from sedem_lab.data.examples import Example, ExampleSet
+from sedem_lab.data.labels import gold_documents, some_documents
+from sedem_lab.data.question_sets import open_examples
+from sedem_lab.evaluation.command import run_evaluation
+from sedem_lab.evaluation.config import EvaluationConfig, MethodSettings
+from sedem_lab.evaluation.readers import TrainedMethod, open_method
+from sedem_lab.training.baseline import QuestionTraining, TextTraining
+from sedem_lab.training.question_dataset import QuestionDataset, collate_questions
 
 INVISIBLE = Document("invisible", "\u200b")
 RENT, EGGS = "What is the rent?", "How many eggs?"

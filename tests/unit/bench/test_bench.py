@@ -13,18 +13,18 @@ from transformers import AutoConfig
 from sedem import Document
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
-from sedem.baselines.icae import ICAEConfig
-from sedem.baselines.registry import TRAINED
-from sedem.baselines.trained import TrainedReader
-from sedem.bench import measure
-from sedem.bench.contexts import DOCUMENT, context, demo_text
-from sedem.bench.measure import run_bench, spread
-from sedem.bench.report import HEADINGS, draw, lines
-from sedem.bench.subjects import BenchPlan, checkpoint_of, open_subjects, plan_of
 from sedem.checkpoint.folder import locate
 from sedem.checkpoint.portable import BACKBONE
 from sedem.errors import ConfigError, DataError
-from sedem.evaluation import cost
+from sedem_lab.baselines.icae import ICAEConfig
+from sedem_lab.baselines.registry import TRAINED
+from sedem_lab.baselines.trained import TrainedReader
+from sedem_lab.bench import measure
+from sedem_lab.bench.contexts import DOCUMENT, context, demo_text
+from sedem_lab.bench.measure import run_bench, spread
+from sedem_lab.bench.report import HEADINGS, draw, lines
+from sedem_lab.bench.subjects import BenchPlan, checkpoint_of, open_subjects, plan_of
+from sedem_lab.evaluation import cost
 
 METHODS = ("sedem", "full-context", "bm25")
 FIGURES = ("online_ttft_ms", "prebuilt_ttft_ms", "decode_tok_s", "build_tok_s")

@@ -19,7 +19,7 @@ from sedem.errors import ConfigError
 from sedem.guidance.independent import keys_values
 from sedem.method.encoder import encode
 from sedem.modules import SedemModules
-from sedem.training.stage1 import Stage1, Stage1Losses
+from sedem_lab.training.stage1 import Stage1, Stage1Losses
 
 T = 16
 

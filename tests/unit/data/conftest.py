@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sedem.backbone.decoder import Backbone
-from sedem.data.corpus import TokenizedCorpus
+from sedem_lab.data.corpus import TokenizedCorpus
 
 Write = Callable[[str, Any], Path]
 

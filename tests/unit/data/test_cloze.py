@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from sedem.data.articles import paragraphs, read_articles
-from sedem.data.cloze import LONGEST, SHORTEST, clozes
-from sedem.data.question_sets import open_examples
 from sedem.errors import DataError
+from sedem_lab.data.articles import paragraphs, read_articles
+from sedem_lab.data.cloze import LONGEST, SHORTEST, clozes
+from sedem_lab.data.question_sets import open_examples
 
 Write = Callable[[str, Any], Path]
 

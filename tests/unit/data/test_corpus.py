@@ -17,10 +17,10 @@ from processes import in_two_processes
 
 from sedem import durable_files
 from sedem.backbone.decoder import Backbone
-from sedem.data import corpus as tokenized_corpus
-from sedem.data.corpus import TokenizedCorpus, read_texts
-from sedem.data.windows import Windows
 from sedem.errors import ConfigError, DataError
+from sedem_lab.data import corpus as tokenized_corpus
+from sedem_lab.data.corpus import TokenizedCorpus, read_texts
+from sedem_lab.data.windows import Windows
 
 Write = Callable[[str, Any], Path]
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sedem import Document
-from sedem.data import custom_questions
-from sedem.data.examples import Evidence, Example, distinct_names
-from sedem.data.question_sets import open_examples
 from sedem.errors import DataError
+from sedem_lab.data import custom_questions
+from sedem_lab.data.examples import Evidence, Example, distinct_names
+from sedem_lab.data.question_sets import open_examples
 
 Write = Callable[[str, Any], Path]
 

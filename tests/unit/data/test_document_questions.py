@@ -7,9 +7,11 @@ import pytest
 from sedem import Document
 from sedem.backbone.decoder import Backbone
 from sedem.bank.blocks import BlockRow
-from sedem.data.cloze import DOCUMENTS as CONTEXT
-from sedem.data.cloze import Cloze
-from sedem.data.document_questions import (
+from sedem.demo import DOCUMENTS
+from sedem.errors import DataError
+from sedem_lab.data.cloze import DOCUMENTS as CONTEXT
+from sedem_lab.data.cloze import Cloze
+from sedem_lab.data.document_questions import (
     LONG_PIECE,
     SHORT_PIECE,
     blanks,
@@ -19,9 +21,7 @@ from sedem.data.document_questions import (
     split_documents,
     tokens_of,
 )
-from sedem.data.labels import from_answers, labelling_of
-from sedem.demo import DOCUMENTS
-from sedem.errors import DataError
+from sedem_lab.data.labels import from_answers, labelling_of
 
 TEXTS = [Document(path.name, path.read_text("utf-8")) for path in sorted(DOCUMENTS.glob("*.txt"))]
 

@@ -7,11 +7,11 @@ from typing import get_args
 
 import pytest
 
-from sedem.data.articles import paragraphs, read_articles
-from sedem.data.examples import Example
-from sedem.data.facts import Split, generate, split_of, templates
-from sedem.data.question_sets import open_examples
 from sedem.errors import DataError
+from sedem_lab.data.articles import paragraphs, read_articles
+from sedem_lab.data.examples import Example
+from sedem_lab.data.facts import Split, generate, split_of, templates
+from sedem_lab.data.question_sets import open_examples
 
 load = partial(open_examples, schema="exact-facts")
 

@@ -14,9 +14,9 @@ import pytest
 from datasets import Dataset
 from huggingface_hub.errors import OfflineModeIsEnabled
 
-from sedem.data.hub import HOMES
-from sedem.data.question_sets import identify, open_examples, sniff
 from sedem.errors import ConfigError, DataError
+from sedem_lab.data.hub import HOMES
+from sedem_lab.data.question_sets import identify, open_examples, sniff
 
 Write = Callable[[str, Any], Path]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -8,9 +8,10 @@ import pytest
 
 from sedem import Document
 from sedem.bank.blocks import BlockRow
-from sedem.data.corpus import holds_texts, read_texts
-from sedem.data.examples import Evidence, Example, ExampleSet
-from sedem.data.inspection import (
+from sedem.errors import ConfigError, DataError
+from sedem_lab.data.corpus import holds_texts, read_texts
+from sedem_lab.data.examples import Evidence, Example, ExampleSet
+from sedem_lab.data.inspection import (
     MOST_BINS,
     bins,
     blocks,
@@ -18,10 +19,9 @@ from sedem.data.inspection import (
     inspect_texts,
     plot,
 )
-from sedem.data.labels import from_evidence
-from sedem.data.question_sets import open_examples
-from sedem.data.tokenizer import Tokenizer, open_tokenizer
-from sedem.errors import ConfigError, DataError
+from sedem_lab.data.labels import from_evidence
+from sedem_lab.data.question_sets import open_examples
+from sedem_lab.data.tokenizer import Tokenizer, open_tokenizer
 
 
 @pytest.fixture

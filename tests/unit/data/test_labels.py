@@ -9,10 +9,10 @@ import torch
 from sedem import Document
 from sedem.backbone.decoder import Backbone
 from sedem.bank.blocks import BlockRow, partition
-from sedem.data.examples import Evidence, Example
-from sedem.data.labels import from_answers, from_evidence, labelling_of
-from sedem.data.question_sets import open_examples
 from sedem.method.segments import segment_text
+from sedem_lab.data.examples import Evidence, Example
+from sedem_lab.data.labels import from_answers, from_evidence, labelling_of
+from sedem_lab.data.question_sets import open_examples
 
 TEXT = "The rent is 900 euros. It is due in May. The deposit is 1,800 euros."
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sedem.data.examples import Example, ExampleSet
-from sedem.data.question_sets import open_examples
+from sedem_lab.data.examples import Example, ExampleSet
+from sedem_lab.data.question_sets import open_examples
 
 Write = Callable[[str, Any], Path]
 

@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from sedem.data.facts import Split, split_of
-from sedem.data.paperwork import MAKERS, PAPERS, REAL, SMALL, make, read, templates
-from sedem.data.records import Records
 from sedem.errors import DataError
+from sedem_lab.data.facts import Split, split_of
+from sedem_lab.data.paperwork import MAKERS, PAPERS, REAL, SMALL, make, read, templates
+from sedem_lab.data.records import Records
 
 
 def fillers(count: int = 9) -> Records:
@@ -64,7 +64,7 @@ def test_the_evidence_is_where_the_field_stands_though_its_value_is_part_of_anot
         "texts": ["Made on {date}.\nSold: {count} pieces."],
         "questions": {"count": ["How many pieces were sold?"]},
     }
-    monkeypatch.setattr("sedem.data.paperwork.templates", lambda: [kind])
+    monkeypatch.setattr("sedem_lab.data.paperwork.templates", lambda: [kind])
     before = 0
     for example in read(fillers(), count=300).examples:
         (evidence,) = example.evidence

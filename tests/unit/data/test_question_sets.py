@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sedem.data.question_sets import SETS, open_examples, parse_records, sniff
 from sedem.errors import ConfigError, DataError
+from sedem_lab.data.question_sets import SETS, open_examples, parse_records, sniff
 
 Write = Callable[[str, Any], Path]
 

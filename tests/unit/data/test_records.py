@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from sedem.data.records import first_field_names, open_text, read_records
 from sedem.errors import DataError
+from sedem_lab.data.records import first_field_names, open_text, read_records
 
 Write = Callable[[str, Any], Path]
 

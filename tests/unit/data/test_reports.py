@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from sedem.data import reports
-from sedem.data.question_sets import open_examples
 from sedem.errors import DataError
+from sedem_lab.data import reports
+from sedem_lab.data.question_sets import open_examples
 
 
 def read(*records: dict[str, Any]) -> Any:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from sedem.data.question_sets import open_examples
-from sedem.data.ruler import STEP, TEMPLATE
-from sedem.data.tokenizer import open_tokenizer
 from sedem.errors import ConfigError, DataError
+from sedem_lab.data.question_sets import open_examples
+from sedem_lab.data.ruler import STEP, TEMPLATE
+from sedem_lab.data.tokenizer import open_tokenizer
 
 Write = Callable[[str, Any], Path]
 

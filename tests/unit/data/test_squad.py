@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from sedem.data.examples import Example
-from sedem.data.question_sets import open_examples
 from sedem.errors import DataError
+from sedem_lab.data.examples import Example
+from sedem_lab.data.question_sets import open_examples
 
 load = partial(open_examples, schema="squad")
 load_papers = partial(open_examples, schema="covidqa")

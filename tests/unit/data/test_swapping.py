@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from sedem.data.examples import Evidence, Example
-from sedem.data.question_sets import open_examples
-from sedem.data.swapping import NOTHING, swapped
 from sedem.types import Document
+from sedem_lab.data.examples import Evidence, Example
+from sedem_lab.data.question_sets import open_examples
+from sedem_lab.data.swapping import NOTHING, swapped
 
 OTHER = "In 1877 the Lighthouse of Karin Holm had 1,385 steps; Holm counted them, not 1,385.5."
 

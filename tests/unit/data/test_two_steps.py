@@ -9,11 +9,11 @@ from typing import get_args
 
 import pytest
 
-from sedem.data.examples import Example
-from sedem.data.facts import Split
-from sedem.data.question_sets import open_examples
-from sedem.data.two_steps import ATTRIBUTES, OTHERS, REAL, RELATIONS
 from sedem.errors import DataError
+from sedem_lab.data.examples import Example
+from sedem_lab.data.facts import Split
+from sedem_lab.data.question_sets import open_examples
+from sedem_lab.data.two_steps import ATTRIBUTES, OTHERS, REAL, RELATIONS
 
 FILLER = "Nothing in this paragraph is about anybody, as it only has to be long enough. " * 4
 

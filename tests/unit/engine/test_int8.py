@@ -21,9 +21,9 @@ from sedem.engine.int8 import Int8Matrix
 from sedem.engine.interface import AnswerInputs
 from sedem.engine.static import open_engine
 from sedem.errors import ConfigError
-from sedem.evaluation import readers
-from sedem.evaluation.config import MethodSettings
 from sedem.selecting.plan import Request
+from sedem_lab.evaluation import readers
+from sedem_lab.evaluation.config import MethodSettings
 
 pytestmark = pytest.mark.skipif(
     not int8._multiplies_exactly(), reason="this machine cannot multiply int8 exactly"

@@ -8,8 +8,8 @@ import pytest
 
 from sedem import Answer, Citation, Document
 from sedem.backbone.decoder import Backbone
-from sedem.data.examples import Evidence, Example
 from sedem.errors import DataError
+from sedem_lab.data.examples import Evidence, Example
 
 
 def hill(number: int) -> Example:

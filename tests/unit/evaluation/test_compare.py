@@ -9,8 +9,8 @@ import pytest
 from unit.evaluation.conftest import Echo, hill
 
 from sedem.errors import DataError
-from sedem.evaluation.compare import compare
-from sedem.evaluation.records import to_record
+from sedem_lab.evaluation.compare import compare
+from sedem_lab.evaluation.records import to_record
 
 
 def run(right: list[bool], first: int = 0) -> list[dict[str, Any]]:

@@ -11,8 +11,8 @@ import pytest
 from unit.evaluation.conftest import Echo
 
 from sedem.errors import ConfigError
-from sedem.evaluation import command
-from sedem.evaluation.config import EvaluationConfig, MethodSettings, QuestionSettings
+from sedem_lab.evaluation import command
+from sedem_lab.evaluation.config import EvaluationConfig, MethodSettings, QuestionSettings
 
 ROOT = Path(__file__).parents[3]
 SQUAD = ROOT / "tests" / "fixtures" / "squad.json"

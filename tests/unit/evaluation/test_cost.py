@@ -16,10 +16,10 @@ from unit.baselines.conftest import SMALL
 from unit.evaluation.test_flops import counted
 
 from sedem.backbone.loading import open_backbone
-from sedem.baselines.registry import reader_class
-from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError
-from sedem.evaluation.cost import COUNTED, Workload, baseline_flops, baseline_parameters
+from sedem_lab.baselines.registry import reader_class
+from sedem_lab.baselines.trained import TrainedReader
+from sedem_lab.evaluation.cost import COUNTED, Workload, baseline_flops, baseline_parameters
 
 HEAD, ANSWER = 16, 5
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 
-from sedem.evaluation import metrics
-from sedem.evaluation.metrics import (
+from sedem_lab.evaluation import metrics
+from sedem_lab.evaluation.metrics import (
     bootstrap,
     evidence_recall_at,
     exact_match,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sedem import Document, SeDeM
-from sedem.evaluation.rank import block_slots, effective_rank, normalized_effective_rank
+from sedem_lab.evaluation.rank import block_slots, effective_rank, normalized_effective_rank
 
 
 def naive_rank(rows: torch.Tensor) -> float:

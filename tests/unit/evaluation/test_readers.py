@@ -11,15 +11,15 @@ import torch
 
 from sedem import Decoding, Document, MemoryBank, SeDeM
 from sedem.backbone.prompts import context_prompt
-from sedem.baselines.bm25 import BM25
-from sedem.baselines.full_context import FullContext
-from sedem.baselines.longllmlingua import LongLLMLingua
-from sedem.data.examples import Evidence, Example
 from sedem.errors import DataError
-from sedem.evaluation.config import MethodSettings
-from sedem.evaluation.readers import SedemMethod
-from sedem.evaluation.run import evaluate
 from sedem.selecting.plan import Request
+from sedem_lab.baselines.bm25 import BM25
+from sedem_lab.baselines.full_context import FullContext
+from sedem_lab.baselines.longllmlingua import LongLLMLingua
+from sedem_lab.data.examples import Evidence, Example
+from sedem_lab.evaluation.config import MethodSettings
+from sedem_lab.evaluation.readers import SedemMethod
+from sedem_lab.evaluation.run import evaluate
 
 QUESTION, SHORT = "What is the rent?", Decoding(max_new_tokens=4)
 

@@ -9,7 +9,7 @@ import pytest
 from unit.evaluation.conftest import Echo, hill
 
 from sedem import Citation
-from sedem.evaluation.records import ANSWERS, measure, to_record, values
+from sedem_lab.evaluation.records import ANSWERS, measure, to_record, values
 
 EXAMPLE = hill(1)
 ANSWER = Echo().answer([EXAMPLE])[0]

@@ -11,10 +11,10 @@ from xml.etree import ElementTree
 import pytest
 from unit.evaluation.conftest import Echo, hill
 
-from sedem.cli.evaluate import print_report
 from sedem.errors import ConfigError, DataError
-from sedem.evaluation.report import draw, name_of, report
-from sedem.evaluation.run import evaluate
+from sedem_lab.commands.evaluate import print_report
+from sedem_lab.evaluation.report import draw, name_of, report
+from sedem_lab.evaluation.run import evaluate
 
 
 def make(out: Path, count: int = 6, right: bool = True, bad: tuple[str, ...] = ()) -> Path:

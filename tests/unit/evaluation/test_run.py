@@ -12,11 +12,11 @@ import pytest
 from unit.evaluation.conftest import Echo, hill
 
 from sedem import Answer, Document
-from sedem.data.examples import Example
 from sedem.errors import ConfigError, DataError
-from sedem.evaluation import results
-from sedem.evaluation.readers import evaluate_reader
-from sedem.evaluation.run import evaluate
+from sedem_lab.data.examples import Example
+from sedem_lab.evaluation import results
+from sedem_lab.evaluation.readers import evaluate_reader
+from sedem_lab.evaluation.run import evaluate
 
 SETTINGS = {"method": "echo"}
 

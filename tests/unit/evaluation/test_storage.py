@@ -12,8 +12,8 @@ from unit.evaluation.conftest import Echo, hill
 
 from sedem.backbone.decoder import FAMILIES
 from sedem.backbone.loading import open_backbone
-from sedem.evaluation.run import evaluate
-from sedem.evaluation.storage import compression, kv_bytes_per_token, state_bytes_per_token
+from sedem_lab.evaluation.run import evaluate
+from sedem_lab.evaluation.storage import compression, kv_bytes_per_token, state_bytes_per_token
 
 
 @pytest.mark.parametrize("family", FAMILIES)

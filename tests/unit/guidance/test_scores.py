@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from sedem.config import SedemConfig
 from sedem.errors import ConfigError
-from sedem.evaluation.metrics import BINS, auroc, calibration_error
 from sedem.guidance.scores import (
     Auto,
     Confidence,
@@ -20,6 +19,7 @@ from sedem.guidance.scores import (
     confidence_features,
     guidance_bias,
 )
+from sedem_lab.evaluation.metrics import BINS, auroc, calibration_error
 
 
 def naive_features(scores: list[float], tokens: int) -> list[float]:

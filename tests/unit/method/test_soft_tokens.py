@@ -14,8 +14,8 @@ from sedem.engine.interface import AnswerInputs
 from sedem.errors import ConfigError
 from sedem.method.decompressor import SoftTokenDecompressor
 from sedem.method.injection import step
-from sedem.training.stage1 import Stage1, Stage1Losses
-from sedem.training.stage2 import Stage2, Stage2Losses
+from sedem_lab.training.stage1 import Stage1, Stage1Losses
+from sedem_lab.training.stage2 import Stage2, Stage2Losses
 
 QUESTION = "What is the rent?"
 NEXT_TOKEN = Stage1Losses(distill=0.0, reconstruct=0.0)

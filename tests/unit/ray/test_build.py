@@ -23,10 +23,10 @@ from sedem import Document, MemoryBank, SeDeM
 from sedem.bank.file import BankFile
 from sedem.bank.parts import Parts
 from sedem.errors import BankError, ConfigError, DataError, UnavailableError
-from sedem.ray import build
-from sedem.ray.build import Workers, build_on_ray, received
-from sedem.ray.sources import Sources
 from sedem.reading import building
+from sedem_serve.ray import build
+from sedem_serve.ray.build import Workers, build_on_ray, received
+from sedem_serve.ray.sources import Sources
 
 LONG = "\n\n".join([LEASE, RECIPE, LEASE[::-1], RECIPE.upper()])
 SMALL = [f"Room {n} of the house has {n + 2} windows and a door to the yard." for n in range(40)]

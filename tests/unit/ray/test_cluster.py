@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from sedem.cli.main import app
 from sedem.errors import ConfigError
-from sedem.ray.cluster import _reason, connected
+from sedem_serve.ray.cluster import _reason, connected
 
 
 def free_port() -> int:

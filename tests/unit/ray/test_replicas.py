@@ -29,11 +29,11 @@ from sedem.bank.memory_bank import Snapshot
 from sedem.bank.parts import PartFile, Parts
 from sedem.config import SedemConfig
 from sedem.errors import BankError, SedemError
-from sedem.ray import replicas
-from sedem.ray.replicas import EngineReplica, OpenVersions, SelectorReplica, Version
 from sedem.selecting.plan import Request
-from sedem.serve.settings import Settings
 from sedem.types import Answer
+from sedem_serve.ray import replicas
+from sedem_serve.ray.replicas import EngineReplica, OpenVersions, SelectorReplica, Version
+from sedem_serve.server.settings import Settings
 
 QUESTIONS = 48
 

@@ -33,8 +33,8 @@ from sedem import MemoryBank
 from sedem.answering.decoding import Decoding
 from sedem.cli.main import app
 from sedem.errors import ConfigError
-from sedem.ray import serving
-from sedem.ray.serving import Machines
+from sedem_serve.ray import serving
+from sedem_serve.ray.serving import Machines
 
 SECONDS = 120.0
 clustered = pytest.mark.slow

@@ -14,8 +14,8 @@ from pyarrow import parquet
 
 from sedem import Document
 from sedem.errors import DataError
-from sedem.ray import sources as reading
-from sedem.ray.sources import Row, SourceFile, Sources, rows_of
+from sedem_serve.ray import sources as reading
+from sedem_serve.ray.sources import Row, SourceFile, Sources, rows_of
 
 
 def file_at(path: Path) -> SourceFile:

@@ -20,9 +20,9 @@ from sedem.bank.file import BankFile
 from sedem.errors import BankError, DataError
 from sedem.reading import building, followed
 from sedem.reading.followed import FollowedBank, Follower, OpenBank, Reader
-from sedem.tools.banks import banks_at, reader_of
-from sedem.tools.toolbox import Toolbox
 from sedem.untrusted import StoppedError
+from sedem_serve.tools.banks import banks_at, reader_of
+from sedem_serve.tools.toolbox import Toolbox
 
 
 @pytest.fixture

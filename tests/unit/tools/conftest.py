@@ -11,7 +11,7 @@ from conftest import LEASE, RECIPE
 
 from sedem import Document, SeDeM
 from sedem.reading.followed import OpenBank
-from sedem.tools.toolbox import Toolbox
+from sedem_serve.tools.toolbox import Toolbox
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from llm import cli, plugins
 
 import sedem
 from sedem import Document, MemoryBank, SeDeM
-from sedem.tools import llm_plugin
-from sedem.tools.llm_plugin import Sedem
+from sedem_serve.tools import llm_plugin
+from sedem_serve.tools.llm_plugin import Sedem
 
 QUESTION = "What is the rent?"
 
@@ -43,7 +43,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SeDeM]:
 def test_one_entry_point_names_the_plugin() -> None:
     project = Path(sedem.__file__).parents[2] / "pyproject.toml"
     points = tomllib.loads(project.read_text("utf-8"))["project"]["entry-points"]
-    assert points == {"llm": {"sedem": llm_plugin.__name__}}
+    assert points["llm"] == {"sedem": llm_plugin.__name__}
 
 
 def test_the_command_asks_a_bank(plugin: SeDeM) -> None:

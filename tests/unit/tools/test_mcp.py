@@ -22,14 +22,14 @@ from conftest import LEASE
 from jsonschema import validate
 from mcp.client import Client
 from mcp.shared.exceptions import MCPError
-from unit.serve.conftest import in_a_loop
+from unit.server.conftest import in_a_loop
 
 from sedem import Document, MemoryBank, SeDeM
 from sedem.bank.file import BankFile
 from sedem.errors import CheckpointError, is_safe
 from sedem.reading.followed import FollowedBank, OpenBank, Reader
-from sedem.tools import mcp as served
-from sedem.tools.mcp import INSTRUCTIONS, LocalBackend, ToolServer
+from sedem_serve.tools import mcp as served
+from sedem_serve.tools.mcp import INSTRUCTIONS, LocalBackend, ToolServer
 
 QUESTION = "What is the rent?"
 READING = ["search", "ask", "read", "documents", "fetch"]
@@ -101,8 +101,8 @@ def test_the_tools_are_listed_before_torch_is_imported() -> None:
     code = (
         "import asyncio, sys\n"
         "from mcp.client import Client\n"
-        "from sedem.tools.banks import banks_at\n"
-        "from sedem.tools.mcp import LocalBackend, ToolServer\n"
+        "from sedem_serve.tools.banks import banks_at\n"
+        "from sedem_serve.tools.mcp import LocalBackend, ToolServer\n"
         "import sedem.cli.main\n"
         "async def main():\n"
         "    backend = LocalBackend(banks_at(['.'], __import__('pathlib').Path('h'), 'm'), None)\n"

@@ -7,7 +7,7 @@ import unicodedata
 
 import pytest
 
-from sedem.tools.names import Names
+from sedem_serve.tools.names import Names
 
 ROOT = os.path.abspath("papers")
 DOCUMENTS = [

@@ -12,8 +12,8 @@ import pytest
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCResponse, jsonrpc_message_adapter
 
-from sedem.tools import stdio
-from sedem.tools.stdio import OpenCalls
+from sedem_serve.tools import stdio
+from sedem_serve.tools.stdio import OpenCalls
 
 
 class Wire:

@@ -16,8 +16,8 @@ from conftest import LEASE, RECIPE
 from sedem import Document, MemoryBank, SeDeM
 from sedem.errors import BankError, ConfigError, DataError, UnknownDocumentError
 from sedem.reading.followed import OpenBank
-from sedem.tools import toolbox as tools
-from sedem.tools.toolbox import MOST, Toolbox
+from sedem_serve.tools import toolbox as tools
+from sedem_serve.tools.toolbox import MOST, Toolbox
 
 QUESTION = "What is the rent?"
 

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from sedem import SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
-from sedem.data.examples import ExampleSet
 from sedem.method.encoder import encode
 from sedem.method.selector import Selector
-from sedem.training.block_batch import BlockCollator
-from sedem.training.block_dataset import BlockDataset
+from sedem_lab.data.examples import ExampleSet
+from sedem_lab.training.block_batch import BlockCollator
+from sedem_lab.training.block_dataset import BlockDataset
 
 HEADS, WIDTH, BLOCKS = 2, 8, 6
 

@@ -12,10 +12,10 @@ import pytest
 from unit.training.runs import Recipe, copied, killed_in_step, one_thread, train
 
 from sedem import Document, SedemConfig
-from sedem.data.examples import Evidence, Example, ExampleSet
-from sedem.training.recipe import DataSource, Optimization, RunSettings, TextSource
-from sedem.training.stage1 import Stage1Losses
-from sedem.training.stages import Stage1Recipe, Stage2Data, Stage2Recipe
+from sedem_lab.data.examples import Evidence, Example, ExampleSet
+from sedem_lab.training.recipe import DataSource, Optimization, RunSettings, TextSource
+from sedem_lab.training.stage1 import Stage1Losses
+from sedem_lab.training.stages import Stage1Recipe, Stage2Data, Stage2Recipe
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 

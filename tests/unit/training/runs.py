@@ -19,9 +19,9 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sedem.training.recipe import as_yaml
-from sedem.training.shipped_recipes import launch_file
-from sedem.training.stages import Stage1Recipe, Stage2Recipe, train_stage1, train_stage2
+from sedem_lab.training.recipe import as_yaml
+from sedem_lab.training.shipped_recipes import launch_file
+from sedem_lab.training.stages import Stage1Recipe, Stage2Recipe, train_stage1, train_stage2
 
 Recipe = Stage1Recipe | Stage2Recipe
 
@@ -71,8 +71,8 @@ def killed_in_step(step: int) -> Iterator[None]:
 RANK = """
 import sys
 from pathlib import Path
-from sedem.training.recipe import load_recipe
-from sedem.training.stages import STAGES
+from sedem_lab.training.recipe import load_recipe
+from sedem_lab.training.stages import STAGES
 
 for path in map(Path, sys.argv[1:]):
     kind, train = STAGES[path.name.split("-")[0]]

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from sedem import Decoding, Document, SeDeM, SedemConfig
-from sedem.baselines.registry import reader_class
-from sedem.training.baseline import BaselineRecipe, load_baseline_recipe, train_baseline
-from sedem.training.recipe import DataSource, load_recipe
-from sedem.training.shipped_recipes import shipped_recipe, what_trains
-from sedem.training.stages import STAGES, Stage1Recipe, Stage2Recipe
+from sedem_lab.baselines.registry import reader_class
+from sedem_lab.training.baseline import BaselineRecipe, load_baseline_recipe, train_baseline
+from sedem_lab.training.recipe import DataSource, load_recipe
+from sedem_lab.training.shipped_recipes import shipped_recipe, what_trains
+from sedem_lab.training.stages import STAGES, Stage1Recipe, Stage2Recipe
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 RENT = Document("rent", "The rent is 900 euros a month.")

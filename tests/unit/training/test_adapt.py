@@ -13,8 +13,8 @@ from unit.training.runs import killed_in_step
 from sedem import Document, SeDeM, SedemConfig
 from sedem.demo import DOCUMENTS
 from sedem.errors import CheckpointError, ConfigError, DataError
-from sedem.training import adapt as adapting
-from sedem.training.adapt import (
+from sedem_lab.training import adapt as adapting
+from sedem_lab.training.adapt import (
     FEWEST,
     MOST,
     Adaptation,
@@ -26,8 +26,8 @@ from sedem.training.adapt import (
     steps_of,
     working_folder,
 )
-from sedem.training.recipe import load_recipe
-from sedem.training.stages import Stage2Recipe
+from sedem_lab.training.recipe import load_recipe
+from sedem_lab.training.stages import Stage2Recipe
 
 TEXTS = [
     Document(f"/home/ada/{path.name}", path.read_text("utf-8")[:1500])

@@ -10,11 +10,11 @@ from unit.training.blocks import block_dataset, collator, memory_of, model_of_sh
 
 from sedem import Document, SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
-from sedem.data.examples import Example, ExampleSet
 from sedem.method.encoder import encode
 from sedem.method.losses import IGNORED
-from sedem.training.block_dataset import BlockDataset, BlockItem
-from sedem.training.targets import targets
+from sedem_lab.data.examples import Example, ExampleSet
+from sedem_lab.training.block_dataset import BlockDataset, BlockItem
+from sedem_lab.training.targets import targets
 
 # Training batches have the memory of banks
 

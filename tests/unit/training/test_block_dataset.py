@@ -11,12 +11,12 @@ from unit.training.blocks import block_dataset, collator, model_of_shape
 from experiments.system.timing import one_by_one
 from sedem import SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
-from sedem.data.examples import ExampleSet
-from sedem.data.question_sets import open_examples
 from sedem.errors import ConfigError, DataError
 from sedem.method.compressor import slot_tokens
-from sedem.training import example_dataset
-from sedem.training.block_dataset import BlockDataset
+from sedem_lab.data.examples import ExampleSet
+from sedem_lab.data.question_sets import open_examples
+from sedem_lab.training import example_dataset
+from sedem_lab.training.block_dataset import BlockDataset
 
 
 def test_documents_and_repeated_examples_are_kept_once(model: SeDeM, examples: ExampleSet) -> None:

@@ -14,15 +14,15 @@ import torch
 
 from sedem import Document, SeDeM
 from sedem.bank.words import Word, Words
-from sedem.data.examples import Evidence, Example, ExampleSet
-from sedem.data.question_sets import open_examples
 from sedem.errors import ConfigError, DataError
-from sedem.evaluation.run import sample
 from sedem.guidance.scores import confidence_features
 from sedem.guidance.spans import FEATURES as SPAN_FEATURES
 from sedem.guidance.spans import SECOND_FEATURES, SecondReading, SpanScorer
-from sedem.training import calibration
-from sedem.training.calibration import (
+from sedem_lab.data.examples import Evidence, Example, ExampleSet
+from sedem_lab.data.question_sets import open_examples
+from sedem_lab.evaluation.run import sample
+from sedem_lab.training import calibration
+from sedem_lab.training.calibration import (
     MINIMUM,
     ScoredQuestion,
     calibrate,
@@ -32,8 +32,8 @@ from sedem.training.calibration import (
     recipe_examples,
     score_examples,
 )
-from sedem.training.recipe import DataSource
-from sedem.training.stages import Stage2Recipe
+from sedem_lab.training.recipe import DataSource
+from sedem_lab.training.stages import Stage2Recipe
 
 
 def scored(model: SeDeM, examples: Sequence[Example]) -> list[ScoredQuestion]:

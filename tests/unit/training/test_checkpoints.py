@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sedem.training import checkpoints
-from sedem.training.checkpoints import COMPLETE, is_complete, last_complete_checkpoint, seal
+from sedem_lab.training import checkpoints
+from sedem_lab.training.checkpoints import COMPLETE, is_complete, last_complete_checkpoint, seal
 
 
 @pytest.fixture

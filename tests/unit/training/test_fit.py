@@ -33,14 +33,14 @@ from unit.training.runs import (
 )
 
 from sedem import Document, SeDeM, SedemConfig
-from sedem.data.examples import ExampleSet
 from sedem.errors import CheckpointError, ConfigError
-from sedem.training import fit
-from sedem.training.checkpoints import COMPLETE, is_complete, seal
-from sedem.training.fit import TRAINED, Run
-from sedem.training.stage1 import Stage1, Stage1Losses
-from sedem.training.stage2 import Stage2, Stage2Losses
-from sedem.training.stages import Stage1Recipe, Stage2Recipe
+from sedem_lab.data.examples import ExampleSet
+from sedem_lab.training import fit
+from sedem_lab.training.checkpoints import COMPLETE, is_complete, seal
+from sedem_lab.training.fit import TRAINED, Run
+from sedem_lab.training.stage1 import Stage1, Stage1Losses
+from sedem_lab.training.stage2 import Stage2, Stage2Losses
+from sedem_lab.training.stages import Stage1Recipe, Stage2Recipe
 
 # Killed and resumed
 
@@ -437,7 +437,7 @@ def test_a_bar_has_the_name_of_its_run_and_the_loss_unless_lines_are_wanted(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO if lines else logging.WARNING, "sedem.training.fit")
+    caplog.set_level(logging.INFO if lines else logging.WARNING, "sedem_lab.training.fit")
     train(stage1_recipe)
     shown = capsys.readouterr().err
     assert "stage1: 100%" in shown

@@ -12,9 +12,9 @@ from unit.training.blocks import block_dataset, check_checkpointing, collator
 
 from sedem import SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
-from sedem.data.examples import ExampleSet
-from sedem.training.stage1 import Stage1, Stage1Losses
-from sedem.training.stage2 import Stage2, Stage2Losses
+from sedem_lab.data.examples import ExampleSet
+from sedem_lab.training.stage1 import Stage1, Stage1Losses
+from sedem_lab.training.stage2 import Stage2, Stage2Losses
 
 COMPRESSOR = {"model.mixture.logits", "model.compressor.w_in.weight"}
 DECOMPRESSOR = {

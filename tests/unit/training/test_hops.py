@@ -11,18 +11,18 @@ import torch
 from unit.training.blocks import BLOCKS, HEADS, WIDTH, asked
 
 from sedem import SeDeM
-from sedem.data.examples import Evidence, ExampleSet
 from sedem.guidance.queries import SecondHop
 from sedem.method.selector import Selector
-from sedem.training.calibration import (
+from sedem_lab.data.examples import Evidence, ExampleSet
+from sedem_lab.training.calibration import (
     calibrate,
     hop_questions,
     read_examples,
     training_examples,
 )
-from sedem.training.hops import HopQuestion, all_found, fit_second_hop
-from sedem.training.recipe import DataSource
-from sedem.training.stages import Stage2Recipe
+from sedem_lab.training.hops import HopQuestion, all_found, fit_second_hop
+from sedem_lab.training.recipe import DataSource
+from sedem_lab.training.stages import Stage2Recipe
 
 
 def made(count: int, turned: torch.Tensor, selector: Selector, seed: int) -> list[HopQuestion]:

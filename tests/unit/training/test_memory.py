@@ -16,12 +16,12 @@ from unit.training.blocks import block_dataset, collator, full_batch
 from sedem import SeDeM
 from sedem.backbone.meta import backbone_of
 from sedem.config import llama_1b, llama_3b
-from sedem.data.examples import ExampleSet
-from sedem.evaluation.cost import shape_file
-from sedem.training.memory import measure_step, set_checkpointing
-from sedem.training.recipe import Optimization
-from sedem.training.stage1 import Stage1, Stage1Losses
-from sedem.training.stage2 import Stage2, Stage2Losses
+from sedem_lab.data.examples import ExampleSet
+from sedem_lab.evaluation.cost import shape_file
+from sedem_lab.training.memory import measure_step, set_checkpointing
+from sedem_lab.training.recipe import Optimization
+from sedem_lab.training.stage1 import Stage1, Stage1Losses
+from sedem_lab.training.stage2 import Stage2, Stage2Losses
 
 
 class Alive(TorchDispatchMode):
@@ -123,7 +123,7 @@ def test_layers_are_checkpointed_if_the_longest_batch_would_not_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = SimpleNamespace(device=torch.device(device), num_processes=1)
-    monkeypatch.setattr("sedem.training.memory.processes", lambda: found)
+    monkeypatch.setattr("sedem_lab.training.memory.processes", lambda: found)
     size = SimpleNamespace(total_memory=memory)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: size)
     dataset = block_dataset(model, examples)

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from sedem.method.losses import IGNORED
-from sedem.training.predictions import Predictions
+from sedem_lab.training.predictions import Predictions
 
 WIDTH, VOCABULARY, ROWS, POSITIONS = 6, 50, 3, 7
 LABELS = torch.randint(0, VOCABULARY, (ROWS, POSITIONS), generator=torch.Generator().manual_seed(3))

@@ -12,13 +12,13 @@ from unit.training.blocks import BLOCKS, HEADS, WIDTH, asked
 
 from sedem import Document, SeDeM, SedemConfig
 from sedem.checkpoint.folder import copy_with_parts
-from sedem.data.examples import ExampleSet
 from sedem.errors import ConfigError
 from sedem.guidance.queries import Queries
 from sedem.method.selector import Selector, block_scores
-from sedem.training.calibration import calibrate, query_questions, read_examples
-from sedem.training.queries import QueryQuestion, fit_queries
-from sedem.training.stages import Stage2Recipe, open_model
+from sedem_lab.data.examples import ExampleSet
+from sedem_lab.training.calibration import calibrate, query_questions, read_examples
+from sedem_lab.training.queries import QueryQuestion, fit_queries
+from sedem_lab.training.stages import Stage2Recipe, open_model
 
 
 def made(count: int, turned: torch.Tensor, selector: Selector, seed: int) -> list[QueryQuestion]:

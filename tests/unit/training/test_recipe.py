@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from sedem.errors import ConfigError
-from sedem.training.recipe import as_yaml, load_recipe
-from sedem.training.stages import Stage1Recipe, Stage2Recipe
+from sedem_lab.training.recipe import as_yaml, load_recipe
+from sedem_lab.training.stages import Stage1Recipe, Stage2Recipe
 
 STAGE1: dict[str, Any] = {
     "model": {"encoder": "tiny", "extract_layers": [3], "inject_layer": 2},
@@ -330,7 +330,7 @@ def test_a_base_cannot_be_set(tmp_path: Path) -> None:
 def test_auto_is_bfloat16_only_where_the_machine_multiplies_it(
     save: Save, monkeypatch: pytest.MonkeyPatch, native: bool
 ) -> None:
-    monkeypatch.setattr("sedem.training.recipe.multiplies_bfloat16", lambda: native)
+    monkeypatch.setattr("sedem_lab.training.recipe.multiplies_bfloat16", lambda: native)
     given = changed(STAGE1, "optimization.backbone_dtype", "auto")
     optimization = load_recipe(Stage1Recipe, save(given)).optimization
     assert optimization.bf16 is native  # auto is the default

@@ -13,16 +13,16 @@ from unit.training.runs import train
 
 from sedem import SeDeM, SedemConfig
 from sedem.errors import ConfigError, DataError
-from sedem.training import run_setup
-from sedem.training.recipe import Optimization, as_yaml
-from sedem.training.run_setup import (
+from sedem_lab.training import run_setup
+from sedem_lab.training.recipe import Optimization, as_yaml
+from sedem_lab.training.run_setup import (
     backbone_options,
     check_start,
     share_of_batches,
     start_run,
 )
-from sedem.training.stage1 import Stage1, Stage1Losses
-from sedem.training.stages import Stage1Recipe
+from sedem_lab.training.stage1 import Stage1, Stage1Losses
+from sedem_lab.training.stages import Stage1Recipe
 
 
 def test_a_run_writes_its_recipe_and_seeds_random_numbers(stage1_recipe: Stage1Recipe) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sedem.errors import ConfigError
-from sedem.training.selection_losses import (
+from sedem_lab.training.selection_losses import (
     ConditionedLosses,
     SelectionLosses,
     choose_blocks,

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from accelerate.commands.config.config_args import load_config_from_file
 
-from sedem.baselines.registry import TRAINED
 from sedem.checkpoint.folder import embedded
 from sedem.errors import ConfigError
-from sedem.training.recipe import read_entries
-from sedem.training.shipped_recipes import (
+from sedem_lab.baselines.registry import TRAINED
+from sedem_lab.training.recipe import read_entries
+from sedem_lab.training.shipped_recipes import (
     backbones_of,
     launch_file,
     shipped_recipe,

@@ -10,12 +10,12 @@ import pytest
 
 from sedem import SeDeM
 from sedem.backbone.decoder import Backbone
-from sedem.data.windows import Windows
 from sedem.errors import ConfigError, DataError
-from sedem.training import sources
-from sedem.training.block_dataset import BlockDataset
-from sedem.training.recipe import DataSource, Mixture, TextSource
-from sedem.training.sources import open_windows, read_mixture, read_source
+from sedem_lab.data.windows import Windows
+from sedem_lab.training import sources
+from sedem_lab.training.block_dataset import BlockDataset
+from sedem_lab.training.recipe import DataSource, Mixture, TextSource
+from sedem_lab.training.sources import open_windows, read_mixture, read_source
 
 # Text
 

@@ -14,7 +14,7 @@ from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
 from sedem.errors import ConfigError
 from sedem.method.injection import prefill
-from sedem.training.stage1 import Stage1, Stage1Losses
+from sedem_lab.training.stage1 import Stage1, Stage1Losses
 
 LENGTH, AFTER = 16, 5
 

@@ -18,14 +18,14 @@ from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
 from sedem.backbone.prompts import answer_ids, question_ids
 from sedem.bank.blocks import partition
-from sedem.data.examples import Example, ExampleSet
 from sedem.engine.eager import start_decoding
 from sedem.method.encoder import encode
 from sedem.method.injection import prefill
 from sedem.method.segments import segment_text
 from sedem.selecting.plan import Request, Scores, plan_of
 from sedem.selecting.select import choose
-from sedem.training.stage2 import Stage2, Stage2Losses
+from sedem_lab.data.examples import Example, ExampleSet
+from sedem_lab.training.stage2 import Stage2, Stage2Losses
 
 
 def staged(

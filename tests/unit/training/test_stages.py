@@ -16,9 +16,9 @@ from sedem import SeDeM
 from sedem.checkpoint.folder import copy_with_parts, open_backbones
 from sedem.errors import ConfigError, DataError
 from sedem.guidance.scores import Confidence
-from sedem.training import stages
-from sedem.training.recipe import DataSource
-from sedem.training.stages import Stage1Recipe, Stage2Recipe, open_model
+from sedem_lab.training import stages
+from sedem_lab.training.recipe import DataSource
+from sedem_lab.training.stages import Stage1Recipe, Stage2Recipe, open_model
 
 
 class StoppedError(Exception):

@@ -18,9 +18,9 @@ from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
 from sedem.errors import ConfigError
 from sedem.method.encoder import encode
-from sedem.training import state_cache
-from sedem.training.example_dataset import RaggedBuilder
-from sedem.training.state_cache import StateCache
+from sedem_lab.training import state_cache
+from sedem_lab.training.example_dataset import RaggedBuilder
+from sedem_lab.training.state_cache import StateCache
 
 LAYERS = (3, 1)
 

@@ -1,0 +1,1 @@
+"""Training, data, baselines and measurements of sedem, and their commands."""

@@ -1,0 +1,197 @@
+"""The commands that change or share a checkpoint: `sedem calibrate`, `seal` and `push`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sedem.cli import output
+from sedem.cli.options import (
+    EngineOption,
+    Json,
+    OptionEntries,
+    hops_of,
+    parse_options,
+)
+from sedem.config import WAYS
+from sedem.validation import check_choice
+from sedem_lab.commands.train import Overrides, RecipeFile, RecipeName, recipe_path
+
+if TYPE_CHECKING:
+    from sedem_lab.training.calibration import Calibration
+
+MOST = 2000
+"""Questions of a sample by default: a few parameters need no more, and reading takes time."""
+
+
+def calibrate(
+    checkpoint: Annotated[
+        str, typer.Argument(metavar="CHECKPOINT", help="Folder or hub id of a trained model.")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="DIR", help="Folder of the new checkpoint.")
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|FILE", help="Questions with evidence, or a public set."),
+    ] = None,
+    recipe: RecipeName = None,
+    config: RecipeFile = None,
+    overrides: Overrides = None,
+    schema: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Schema of the data. [default: detected]")
+    ] = None,
+    records: Annotated[
+        str | None, typer.Option(metavar="START:STOP", help="Records of the set.")
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Split of a set that has several.")
+    ] = None,
+    option: OptionEntries = None,
+    limit: Annotated[
+        int, typer.Option(metavar="N", help="Questions in a seeded sample of a set.")
+    ] = MOST,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the sample.")] = 0,
+    selection: Annotated[
+        str, typer.Option(metavar="NAME", help="What to select by: states, words or both.")
+    ] = "both",
+    answer: Annotated[
+        str, typer.Option(metavar="NAME", help="How to answer: free, span or auto.")
+    ] = "auto",
+    hops: Annotated[
+        str,
+        typer.Option(metavar="1|2|auto", help="How often to select, if a second hop is trained."),
+    ] = "1",
+    read_once: Annotated[
+        bool,
+        typer.Option("--read-once", help="Let the decoder's states of a question select, too."),
+    ] = False,
+    engine: EngineOption = "auto",
+    as_json: Json = False,
+) -> None:
+    """Fit the weight of words, a second hop, the confidence and the choice of quotations.
+
+    Every question is scored against its documents with and without those that have its evidence,
+    and answered. Give questions that neither training nor an evaluation uses, in a file or as
+    data.calibration of the recipe. The second hop is trained on data.hops of a recipe, if it has
+    any, and --read-once on its data.training. The last quarter is not fitted to; the figures are
+    measured on it.
+    """
+    from sedem.backbone.loading import hide_bars
+    from sedem.checkpoint.folder import copy_with_parts, locate
+    from sedem.model import SeDeM
+    from sedem_lab.data.examples import Example
+    from sedem_lab.data.question_sets import open_examples
+    from sedem_lab.evaluation.run import sample
+    from sedem_lab.training.calibration import calibrate as fit
+    from sedem_lab.training.calibration import recipe_examples, training_examples
+    from sedem_lab.training.recipe import load_recipe
+    from sedem_lab.training.stages import Stage2Recipe
+
+    ways: dict[str, Any] = {"selection": selection, "answer": answer, "hops": hops_of(hops)}
+    for name, value in ways.items():
+        check_choice(name, value, WAYS[name])
+    two_steps: list[Example] = []
+    taught: list[Example] = []
+    if data is None:
+        used = load_recipe(Stage2Recipe, recipe_path(recipe, config), overrides or ())
+        examples = recipe_examples(used, limit, seed)
+        two_steps = training_examples(used, used.data.hops, limit, seed)
+        if read_once:
+            taught = training_examples(used, used.data.training, limit, seed)
+    elif read_once:
+        raise typer.BadParameter("--read-once needs a recipe, from whose data.training it learns")
+    elif recipe is not None or config is not None:
+        raise typer.BadParameter("give either --data, or a recipe with --recipe or --config")
+    else:
+        opened = open_examples(data, schema, records=records, split=split, **parse_options(option))
+        examples = sample(opened.examples, limit, seed)
+    hide_bars()
+    folder = locate(checkpoint)
+    model = SeDeM.from_pretrained(folder, engine=engine)
+    with output.progress("reading, answering") as report_progress:
+        found = fit(
+            model, examples, progress=report_progress,
+            two_steps=two_steps, read_once=taught, **ways,
+        )  # fmt: skip
+    copy_with_parts(folder, out, found.parts, **found.settings)
+    output.report(
+        as_json,
+        {"checkpoint": str(out), **found.to_dict()},
+        f"{out}: fitted to {output.count(found.fitted, 'question')} with and without evidence",
+        *_figures(found),
+    )
+    if found.left_out and not as_json:
+        output.note(
+            f"{output.count(found.left_out, 'question')} left out: no evidence is labelled, or "
+            "all blocks have some"
+        )
+
+
+def _figures(found: Calibration) -> Iterator[str]:
+    from sedem_lab.training.calibration import K
+
+    yield (
+        f"on {output.count(found.held_out, 'other question')}: AUROC {found.auroc:.3f}, "
+        f"calibration error {found.calibration_error:.3f}"
+    )
+    shares = ", ".join(f"{share:.3f} {which}" for which, share in found.declined.items())
+    yield f"declined below {found.settings['min_confidence']}: {shares}"
+    shares = ", ".join(f"{share:.3f} by {by}" for by, share in found.recall.items())
+    yield f"the best block is evidence: {shares}"
+    if found.all_found:
+        shares = ", ".join(f"{share:.3f} with {hops}" for hops, share in found.all_found.items())
+        yield f"all evidence is among {K} blocks, by hops: {shares}"
+    if found.f1:
+        yield f"F1: {', '.join(f'{f1:.1f} {how}' for how, f1 in found.f1.items())}"
+
+
+LISTED = 10
+"""Names of files that `seal` lists."""
+
+
+def seal(
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Its folder.")],
+) -> None:
+    """Accept the files of a checkpoint as they are.
+
+    Their sizes and hashes are written to its manifest, against which every opening checks them.
+    Do this after a change by hand, and to a checkpoint that has no manifest.
+    """
+    from sedem.checkpoint.folder import seal
+    from sedem.checkpoint.manifest import MANIFEST
+
+    left_out = seal(checkpoint)
+    output.write(f"{checkpoint / MANIFEST}: written")
+    if left_out:
+        listed = ", ".join(left_out[:LISTED])
+        more = f" and {len(left_out) - LISTED:,} more" if left_out[LISTED:] else ""
+        output.note(f"no part of a checkpoint, so left out: {listed}{more}")
+
+
+def push(
+    checkpoint: Annotated[
+        str, typer.Argument(metavar="CHECKPOINT", help="Folder, such as runs/mine/final.")
+    ],
+    repository: Annotated[str, typer.Argument(metavar="REPO", help="As OWNER/NAME.")],
+    private: Annotated[
+        bool, typer.Option("--private", help="Make a new repository private.")
+    ] = False,
+    with_backbone: Annotated[
+        bool,
+        typer.Option("--with-backbone", help="Include a backbone that is a local folder."),
+    ] = False,
+) -> None:
+    """Upload a checkpoint to the Hugging Face hub, with a model card.
+
+    The card tells the budget, data and scores of its training. A card already in the folder or
+    repository is kept.
+    """
+    from sedem.checkpoint.folder import locate
+    from sedem.checkpoint.hub import push_folder
+
+    folder = locate(checkpoint)
+    output.write(push_folder(folder, repository, private=private, with_backbone=with_backbone))

@@ -1,0 +1,154 @@
+"""The command `sedem data inspect`: look at data before training or evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sedem.cli import output
+from sedem.cli.options import Json, OptionEntries, parse_options
+from sedem.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sedem_lab.data.inspection import Inspection
+
+LONGEST_BAR = 40
+"""Characters of the longest bar of a histogram."""
+
+data_app = typer.Typer(no_args_is_help=True, help="Look at data before training or evaluation.")
+
+
+@data_app.callback()
+def _group() -> None:
+    """Keep `inspect` a subcommand: typer would merge a single command into its group."""
+
+
+@data_app.command("inspect")
+def inspect(
+    source: Annotated[
+        str, typer.Argument(metavar="NAME|FILE", help="A public name, a file or a folder.")
+    ],
+    schema: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Schema. [default: detected]")
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Split of a public set, such as train.")
+    ] = None,
+    records: Annotated[
+        str | None, typer.Option(metavar="START:STOP", help="Read only these records.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Measure only the first N.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="Folder or hub id. [default: sedem-nano's]"),
+    ] = None,
+    options: OptionEntries = None,
+    streaming: Annotated[
+        bool, typer.Option("--streaming", help="Stop after --records, and keep no copy.")
+    ] = False,
+    picture: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw the histograms (.svg).")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Count and measure the examples of a set.
+
+    Shows what was left out and why, and lengths in tokens and blocks.
+    """
+    from sedem_lab.data.corpus import holds_texts
+    from sedem_lab.data.inspection import plot
+
+    chosen = parse_options(options)
+    with output.progress("counting") as report_progress:
+        if schema is None and holds_texts(source):
+            unused = {"split": split, "records": records, "option": chosen or None}
+            for name, value in unused.items():
+                if value is not None:
+                    raise ConfigError(f"--{name} is for questions; '{source}' is plain text")
+            found = _texts(source, tokenizer, limit, report_progress)
+        else:
+            chosen.update(records=records, split=split, streaming=streaming)
+            found = _examples(source, schema, chosen, tokenizer, limit, report_progress)
+    if picture is not None:
+        plot(found, picture)
+    if as_json:
+        output.print_json(found.to_dict())
+    else:
+        print_inspection(found)
+
+
+def print_inspection(found: Inspection) -> None:
+    """Write the counts, what was left out or repaired, and a histogram of each measure."""
+    from sedem_lab.data.inspection import bins, summary
+
+    output.write(f"{found.name}, tokens of {found.tokenizer}")
+    output.write()
+    reasons = {"left out": found.dropped, "repaired or odd": found.noted}
+    totals = {title: sum(counts.values()) for title, counts in reasons.items()}
+    output.print_facts({**found.counts, **totals}.items())
+    for title, counts in reasons.items():
+        rows = [
+            (f"{number:,}", reason, ", ".join(found.dropped_ids.get(reason, ())))
+            for reason, number in counts.items()
+        ]
+        if rows:
+            output.write()
+            output.print_table(rows, (title, "reason", "such as"), left=(1, 2))
+    for name, values in found.measures.items():
+        told = summary(values)
+        output.write()
+        output.write(
+            f"{name}: mean {told['mean']:,.1f}, median {told['median']:,.0f}, "
+            f"{told['min']:,} to {told['max']:,}"
+        )
+        _print_histogram(bins(values))
+
+
+def _print_histogram(bars: Sequence[tuple[int, int, int]]) -> None:
+    """Write a bar for each bin: its first and last number, how many values, and the bar."""
+    labels = [f"{low:,}" if low == high else f"{low:,}-{high:,}" for low, high, _ in bars]
+    width, mark = LONGEST_BAR, "#"
+    if (columns := output.terminal_width()) is not None:
+        taken = max(map(len, labels)) + max(len(f"{number:,}") for *_, number in bars)
+        width, mark = max(1, min(width, columns - taken - 2 * output.GAP)), "█"
+    most = max(number for *_, number in bars)
+    rows = [
+        # Every bin that is not empty has a bar.
+        (label, f"{number:,}", mark * (max(1, round(width * number / most)) if number else 0))
+        for label, (*_, number) in zip(labels, bars, strict=True)
+    ]
+    output.print_table(rows, left=(2,))
+
+
+def _texts(source: str, tokenizer: str | None, limit: int | None, progress: Any) -> Inspection:
+    from sedem_lab.data.corpus import read_texts
+    from sedem_lab.data.inspection import inspect_texts
+    from sedem_lab.data.tokenizer import open_tokenizer
+
+    counter = open_tokenizer(tokenizer)
+    return inspect_texts(source, read_texts(source), counter, limit=limit, progress=progress)
+
+
+def _examples(
+    source: str,
+    schema: str | None,
+    options: dict[str, Any],
+    tokenizer: str | None,
+    limit: int | None,
+    progress: Any,
+) -> Inspection:
+    from sedem_lab.data.inspection import inspect_examples
+    from sedem_lab.data.question_sets import counts_tokens, open_examples, sniff
+    from sedem_lab.data.tokenizer import open_tokenizer
+
+    name = schema or sniff(source)
+    if tokenizer is not None and counts_tokens(name):
+        options.setdefault("tokenizer", tokenizer)
+    examples = open_examples(source, name, **options)
+    counter = open_tokenizer(tokenizer)
+    return inspect_examples(examples, counter, limit=limit, progress=progress)

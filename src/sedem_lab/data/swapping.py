@@ -1,0 +1,62 @@
+"""Copies of questions whose answers are invented, so that nobody can know them without reading.
+
+A model that read the web may know that Ulysses was launched in 1990. In a copy, the answer is
+another name or number, in the question and in every document.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from sedem_lab.data.examples import Evidence, Example
+from sedem_lab.data.facts import make
+
+NOTHING = "no name or number to swap"
+"""The reason under which a question is dropped whose answer is neither, or is part of a word."""
+
+_YEAR = re.compile(r"1\d{3}|20\d\d")
+_NUMBER = re.compile(r"\d[\d,.]*\d|\d")
+_NAME = re.compile(r"[A-Z][a-z]{2,}(?: [A-Z][a-z]{2,})*")
+
+
+def swapped(example: Example) -> Example | None:
+    """A copy with an invented answer of the same kind; None if the answer has no such kind.
+
+    Evidence must be the answer itself, as in SQuAD.
+    """
+    swaps = _swaps(example.answers[0], random.Random(f"swap:{example.id}"))
+    if swaps is None:
+        return None
+    words = "|".join(map(re.escape, swaps))
+    pattern = re.compile(rf"(?<![\w,.])(?:{words})(?!\w|[,.]\d)")
+
+    def changed(text: str) -> str:
+        return pattern.sub(lambda found: swaps[found[0]], text)
+
+    documents = tuple(replace(one, text=changed(one.text)) for one in example.documents)
+    answer, evidence = changed(example.answers[0]), []
+    for span in example.evidence:
+        start = len(changed(example.documents[span.document].text[: span.start]))
+        evidence.append(Evidence(span.document, start, start + len(answer)))
+        if not documents[span.document].text.startswith(answer, start):
+            return None
+    question = changed(example.question)
+    return Example(example.id, documents, question, (answer,), tuple(evidence))
+
+
+def _swaps(answer: str, rng: random.Random) -> Mapping[str, str] | None:
+    """What replaces each part of an answer."""
+    if _YEAR.fullmatch(answer):
+        year = int(answer)
+        return {answer: str(rng.choice([n for n in range(year - 60, year + 20) if n != year]))}
+    if _NUMBER.fullmatch(answer):
+        drawn = answer
+        while drawn == answer:
+            drawn = re.sub(r"\d", lambda _: str(rng.randrange(1, 10)), answer)
+        return {answer: drawn}
+    if _NAME.fullmatch(answer):
+        return {word: make("place", "evaluation", rng) for word in answer.split()}
+    return None

@@ -1,0 +1,197 @@
+"""Batches of examples with blocks, and their frozen states.
+
+Letters: B batch, S segments of a batch, T tokens, N blocks, J slots of a block, Q question tokens,
+P prefix and answer tokens, A answer tokens, X extraction layers, E encoder width.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NotRequired, TypedDict
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from sedem.backbone.decoder import Backbone
+from sedem.config import Condition
+from sedem.errors import DataError
+from sedem.method.encoder import encode
+from sedem_lab.training.block_dataset import BlockDataset, BlockItem
+from sedem_lab.training.state_cache import StateCache
+from sedem_lab.training.targets import targets
+
+
+class BlockBatch(TypedDict):
+    """A batch of examples with blocks, passed to `forward` as keyword arguments."""
+
+    segment_ids: Tensor  # segments of all examples [S, T]
+    segment_mask: Tensor  # False where a token is padding [S, T]
+    slot_index: Tensor  # slots of each block, counted over all segments; -1 is padding [B, N, J]
+    slot_tokens: Tensor  # real tokens behind each slot [B, N, J]
+    blocks: Tensor  # False where a block is padding [B, N]
+    evidence: Tensor  # e_n, whether a block holds evidence [B, N]
+    question_ids: Tensor  # questions in encoder tokens [B, Q]
+    question_mask: Tensor  # False where a token is padding [B, Q]
+    ids: Tensor  # prefix and answer in decoder tokens, padded on the left [B, P]
+    valid: Tensor  # False where `ids` is padding [B, P]
+    labels: Tensor  # tokens to predict at the last positions [B, A]
+    coins: Tensor  # a random number from 0 to 1 for each example [B]
+    budget: int  # K
+    condition: Condition  # form in which the decoder reads the selected blocks
+    texts: list[list[str]]  # of each block, by example; empty if nothing reads them
+    states: NotRequired[Tensor]  # frozen states of the segments [X, S, T, E]
+    question_states: NotRequired[Tensor]  # frozen states of the questions [X, B, Q, E]
+
+
+def real_tokens(batch: Mapping[str, Tensor]) -> Tensor:
+    """Number of tokens of segments, questions (encoder), prompts and answers (decoder)."""
+    names = ("segment_mask", "question_mask", "valid")
+    return torch.stack([batch[name].sum() for name in names]).sum()
+
+
+class BlockCollator:
+    """Turns examples into a `BlockBatch`.
+
+    Args:
+        max_blocks: maximum blocks of one example; evidence blocks are kept, others are sampled.
+        budgets: K of a batch is drawn from these.
+        seed: seed of sampling. A sample depends only on the seed and the batch's examples, and in a
+            batch of one also on the epoch, so a resumed run draws the same samples.
+        cache: folder of frozen states; None computes them in every step.
+        conditions: weights with which a batch draws the form in which the decoder reads the
+            selected blocks.
+        texts: whether a batch has the texts of blocks that it reads as memory, too.
+
+    Raises:
+        DataError: the dataset is empty.
+    """
+
+    def __init__(
+        self,
+        dataset: BlockDataset,
+        *,
+        max_blocks: int,
+        budgets: Sequence[int],
+        seed: int,
+        cache: Path | None,
+        conditions: Mapping[Condition, float] = MappingProxyType({"memory": 1.0}),
+        texts: bool = False,
+    ) -> None:
+        if not len(dataset):
+            raise DataError("no example is left to train on; see what was dropped and why")
+        self.dataset = dataset
+        self.max_blocks = max_blocks
+        self.budgets = tuple(budgets)
+        self.conditions = dict(conditions)
+        self.texts = texts
+        self.seed = seed
+        self.states: tuple[StateCache, StateCache] | None = None
+        if cache is not None:
+            model = dataset.model
+            segments, questions = (
+                StateCache.open(
+                    model.encoder, model.config.extract_layers, dataset.arrays[name], cache, name
+                )
+                for name in ("segments", "questions")
+            )
+            self.states = segments, questions
+
+    def __call__(self, items: list[BlockItem], epoch: int = 0) -> dict[str, Any]:
+        """Return the entries of a `BlockBatch`; `epoch` counts the passes before this one."""
+        drawn_for = f"{self.seed}:{[item.question for item in items]}"
+        # Each epoch groups several examples differently, which already changes the draw. A single
+        # example would always get the same other blocks.
+        if len(items) == 1 and epoch:
+            drawn_for += f":{epoch}"
+        rng = random.Random(drawn_for)
+        sampled = [self._sample_blocks(item, rng) for item in items]
+        blocks = [
+            [item.blocks[i] for i in chosen] for item, chosen in zip(items, sampled, strict=True)
+        ]
+        segments_NJ, places_NJ, tokens_NJ = self.dataset.slots(
+            [pair for row in blocks for pair in row]
+        )
+        segments = np.unique(segments_NJ[segments_NJ >= 0])
+        compression = self.dataset.model.config.compression
+        rows = [self.dataset.segments[segment] for segment in segments.tolist()]
+        slots = -(-max(map(len, rows)) // compression)
+        index_NJ = np.searchsorted(segments, segments_NJ) * slots + places_NJ
+
+        def by_example(values_NJ: NDArray[np.int64], padding: int) -> Tensor:
+            own = torch.from_numpy(values_NJ).split([len(chosen) for chosen in sampled])
+            return pad_sequence(own, batch_first=True, padding_value=padding)
+
+        labels = [
+            torch.tensor([item.evidence[i] for i in chosen])
+            for item, chosen in zip(items, sampled, strict=True)
+        ]
+        batch: dict[str, Any] = {
+            "slot_index": by_example(np.where(tokens_NJ > 0, index_NJ, -1), -1),
+            "slot_tokens": by_example(tokens_NJ, 0),
+            "blocks": pad_sequence([torch.ones_like(own) for own in labels], batch_first=True),
+            "evidence": pad_sequence(labels, batch_first=True),
+            "budget": rng.choice(self.budgets),
+            "coins": torch.tensor([rng.random() for _ in items]),
+            "condition": rng.choices([*self.conditions], [*self.conditions.values()])[0],
+            "texts": [],
+        }
+        if self.texts or batch["condition"] != "memory":
+            batch["texts"] = [[self.dataset.block_text(*pair) for pair in row] for row in blocks]
+        batch["segment_ids"], batch["segment_mask"] = _padded(rows, slots * compression)
+        questions = [item.question for item in items]
+        batch["question_ids"], batch["question_mask"] = _padded(
+            [self.dataset.questions[question] for question in questions]
+        )
+        if self.states is not None:
+            states = self.states[0].batch(segments.tolist())
+            missing = slots * compression - states.shape[2]
+            batch["states"] = torch.nn.functional.pad(states, (0, 0, 0, missing))
+            batch["question_states"] = self.states[1].batch(questions)
+        return {**batch, **targets([(item.prefix, item.answer) for item in items])}
+
+    def _sample_blocks(self, item: BlockItem, rng: random.Random) -> list[int]:
+        """Positions of at most `max_blocks` blocks of an example, in document order."""
+        if len(item.blocks) <= self.max_blocks:
+            return list(range(len(item.blocks)))
+        positive = [i for i, label in enumerate(item.evidence) if label][: self.max_blocks]
+        rest = [i for i in range(len(item.blocks)) if i not in positive]
+        return sorted(positive + rng.sample(rest, self.max_blocks - len(positive)))
+
+
+def frozen_states(
+    batch: BlockBatch, encoder: Backbone, layers: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Frozen states of a batch; computed unless the batch contains them.
+
+    Returns:
+        States of the segments `[X, S, T, E]` and of the questions `[X, B, Q, E]`.
+    """
+    states, question_states = batch.get("states"), batch.get("question_states")
+    if states is None:
+        states = encode(encoder, batch["segment_ids"], layers)
+    if question_states is None:
+        question_states = encode(encoder, batch["question_ids"], layers)
+    return states, question_states
+
+
+def rows_at(rows_L: Tensor, index: Tensor) -> Tensor:
+    """Rows by index `[..., *row]`; index -1 gives a row of zeros."""
+    padded = torch.cat([rows_L, rows_L.new_zeros(1, *rows_L.shape[1:])])
+    return padded[index]
+
+
+def _padded(rows: Sequence[NDArray[Any]], length: int | None = None) -> tuple[Tensor, Tensor]:
+    """Token ids and mask, padded on the right."""
+    width = length or max(map(len, rows))
+    ids = torch.zeros(len(rows), width, dtype=torch.long)
+    mask = torch.zeros(len(rows), width, dtype=torch.bool)
+    for row, tokens in enumerate(rows):
+        ids[row, : len(tokens)] = torch.from_numpy(tokens.astype(np.int64))
+        mask[row, : len(tokens)] = True
+    return ids, mask

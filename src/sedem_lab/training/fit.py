@@ -1,0 +1,521 @@
+"""Training: one loop over the steps of a run, from its last complete checkpoint to its end.
+
+A trainable method is a module. Its `forward(**batch)` returns a dict with `loss` and its named
+parts, `parameter_groups()` names the trained parameters, and `collate` makes a batch.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence, Sized
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+from accelerate.utils import ProjectConfiguration, send_to_device
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from tqdm.auto import tqdm
+from transformers import get_scheduler
+
+from sedem.backbone.safetensors import check_weights, load_weights, save_tensors
+from sedem.checkpoint.hub import push_folder
+from sedem.checkpoint.model_card import SUMMARY_FILE
+from sedem.durable_files import write_text
+from sedem.errors import CheckpointError, ConfigError
+from sedem_lab.data.windows import Windows
+from sedem_lab.provenance import provenance
+from sedem_lab.training.checkpoints import (
+    checkpoints,
+    is_complete,
+    last_complete_checkpoint,
+    remove,
+    seal,
+)
+from sedem_lab.training.memory import set_checkpointing
+from sedem_lab.training.recipe import Recipe
+from sedem_lab.training.run_setup import (
+    FINAL,
+    averaging,
+    divided,
+    flat,
+    processes,
+    share_of_batches,
+)
+
+logger = logging.getLogger(__name__)
+
+TRAINED, OPTIMIZER, STATE = "trained.safetensors", "optimizer.safetensors", "state.json"
+"""Files of a checkpoint: trained weights; the optimizer's moments; counts and log."""
+RANDOM = "random-{}.safetensors"
+"""The random state of a process, by its number."""
+COUNTS = ("step", "examples", "tokens", "best", "lines")
+"""What a checkpoint keeps of a `Run` in STATE."""
+
+
+class Trainable(Protocol):
+    """A torch module that `fit` can train."""
+
+    progress: float
+    """Share of the training that is done; set before every step."""
+
+    epoch: int
+    """Passes over the data before this one; set before every pass."""
+
+    def parameter_groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
+        """Trained parameters by the name of their learning rate; a part may have none."""
+        ...
+
+    def collate(self, items: list[Any]) -> dict[str, Any]:
+        """Collate items of the dataset into the arguments of `forward`."""
+        ...
+
+    def tokens(self, batch: Mapping[str, Any]) -> int | Tensor:
+        """Number of tokens of text in a batch, without padding; on the batch's device."""
+        ...
+
+
+class Savable(Protocol):
+    """A model that can be written as a checkpoint."""
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write the model to a folder."""
+        ...
+
+
+def fit(
+    stage: nn.Module,
+    model: Savable,
+    recipe: Recipe,
+    output: Path,
+    training: Dataset[Any],
+    evaluation: Dataset[Any] | None,
+    *,
+    data_summary: Mapping[str, Any] | None = None,
+    best: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> Path:
+    """Train, evaluate, and write the final checkpoint and training.json.
+
+    Several processes share the batches of a step. Counts and logged losses cover all of them, and
+    only the first one writes and removes checkpoints.
+
+    Args:
+        stage: a `Trainable`.
+        model: the model that the final checkpoint is written from.
+        output: output folder, claimed by `start_run`.
+        data_summary: facts about the data for training.json, such as how much was left out.
+        best: if losses are evaluated during training (`run.eval_every`), write the weights with the
+            lowest evaluated loss; otherwise the last ones.
+        progress: called with the number of finished steps, instead of a bar and log lines; None
+            shows those.
+
+    Returns:
+        Folder of the final checkpoint.
+
+    Raises:
+        ConfigError: a part has no learning rate, or a learning rate has no part; or a tracker
+            cannot be used.
+        CheckpointError: the last checkpoint has other weights than the model.
+    """
+    started, own, trainable = time.time(), processes(), cast(Trainable, stage)
+    settings = recipe.run
+    if torch.cuda.device_count() > own.num_processes == 1:
+        logger.warning(
+            "%d GPUs are visible and one is used; to use all, start the command with "
+            "'torchrun --nproc-per-node %d --no-python'",
+            torch.cuda.device_count(),
+            torch.cuda.device_count(),
+        )
+    set_checkpointing(stage, recipe.optimization, training)
+    run = Run(stage, recipe, output, len(cast(Sized, training)), shown=progress is None)
+    resumed_from = run.resume()
+    if settings.push_to and own.is_main_process:
+        # Also before the first step, so that what the hub refuses is known in time.
+        _push(model, settings.push_to)
+
+    losses = Losses()
+    stage.train()
+    while run.step < run.steps:
+        # A pass over the data, without what was seen before a kill. Module and windows must know
+        # the pass before its first batch is made.
+        trainable.epoch, done = divmod(run.step, run.steps_of_epoch)
+        if isinstance(training, Windows):
+            training.epoch = trainable.epoch
+        left = run.order(trainable.epoch)[done:][: run.steps - run.step]
+        batches = iter(run.loader(training, [indices for step in left for indices in step]))
+        for step in left:
+            # The gradients of a step's batches are averaged; over processes with the last one.
+            trainable.progress = run.step / run.steps
+            for number in range(len(step)):
+                batch = run.on_device(next(batches))
+                waits = number + 1 < len(step)
+                with run.accelerator.no_sync(run.wrapped) if waits else nullcontext():
+                    parts = run.forward(batch)
+                    run.accelerator.backward(parts["loss"] / len(step))
+                losses.add(parts, 1 / len(step))
+                run.new_tokens = run.new_tokens + trainable.tokens(batch)
+            norm = run.accelerator.clip_grad_norm_(
+                [*run.trained.values()], recipe.optimization.max_grad_norm
+            )
+            for group in run.optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * run.rate(run.step)
+            run.optimizer.step()
+            run.optimizer.zero_grad()
+            run.step += 1
+            run.examples += own.num_processes * sum(map(len, step))
+
+            # Show, log, evaluate and save, each at its interval.
+            run.bar.update()
+            if progress is not None:
+                progress(run.step)
+            if run.step == 1 or run.step % settings.log_every == 0:
+                rate = run.optimizer.param_groups[0]["lr"]
+                others = {"grad_norm": float(norm), "learning_rate": rate}
+                run.note(losses.means(run.accelerator) | others)
+            saves = run.step == run.steps or run.step % settings.save_every == 0
+            every = settings.eval_every
+            if evaluation is not None and every and run.step % every == 0:
+                run.evaluate(evaluation)
+                # The best weights are needed at the end, so they are saved at once.
+                saves |= best and run.best[0] == run.step
+            if saves:
+                run.save(keeps_best=best)
+                if settings.push_to and own.is_main_process:
+                    try:
+                        _push(model, settings.push_to)
+                    except Exception as error:  # a hub that is away must not end a training
+                        logger.warning("step %d could not be pushed: %s", run.step, error)
+    run.bar.close()
+
+    # The last weights are kept, or the best evaluated ones.
+    metrics: dict[str, float] = {}
+    if evaluation is not None:
+        if not run.lines or "eval_loss" not in run.lines[-1]:
+            run.evaluate(evaluation)
+        metrics = run.lines[-1]
+        if best and settings.eval_every and run.best[0] != run.step:
+            metrics = run.load_best() or metrics
+    final = output / FINAL
+    run.count_tokens()
+    if own.is_main_process:
+        model.save_pretrained(final)
+        summary = {
+            "recipe": recipe.to_dict(),
+            "steps": run.step,
+            "final_step": metrics.get("step", run.step),
+            "processes": own.num_processes,
+            "examples_seen": run.examples,
+            "tokens_seen": run.tokens,
+            "data": dict(data_summary or {}),
+            "trained_parameters": {
+                name: sum(p.numel() for p in parameters)
+                for name, parameters in trainable.parameter_groups().items()
+                if parameters
+            },
+            "seconds": round(time.time() - started, 1),
+            "resumed_from": resumed_from,
+            "evaluation": metrics,
+            "log": run.lines,
+            **provenance(),
+        }
+        write_text(output / SUMMARY_FILE, json.dumps(summary, indent=1, default=str) + "\n")
+        if settings.push_to:
+            push_folder(final, settings.push_to, private=True)
+    for tracker in run.accelerator.trackers:
+        tracker.finish()
+    own.wait_for_everyone()
+    return final
+
+
+class Losses:
+    """Weighted sums of losses and of their parts.
+
+    They stay on the device until their means are needed: a step that reads a number waits for all
+    of its work.
+    """
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Tensor] = {}
+
+    def add(self, parts: Mapping[str, Tensor], weight: float) -> None:
+        """Add the losses of a batch."""
+        for name, value in parts.items():
+            pair = torch.stack(
+                [value.detach().double() * weight, value.new_full((), weight).double()]
+            )
+            self.sums[name] = self.sums[name] + pair if name in self.sums else pair
+
+    def means(self, accelerator: Accelerator) -> dict[str, float]:
+        """Means over all batches of all processes, which have the same parts; starts anew."""
+        sums = accelerator.reduce(torch.stack([*self.sums.values()]), "sum").tolist()
+        means = {name: total / of for name, (total, of) in zip(self.sums, sums, strict=True)}
+        self.sums.clear()
+        return means
+
+
+class Run:
+    """A training on its way: its modules, counts and log, its batches and its checkpoints.
+
+    Args:
+        count: examples of the training data.
+        shown: whether a bar and log lines show it.
+
+    Attributes:
+        step: finished steps, of `steps`.
+        rate: share of the learning rates at a step.
+        examples: examples of all steps so far.
+        tokens: tokens of all steps so far, without `new_tokens`, which are those of this process
+            since the last log line or checkpoint.
+        best: step and loss of the lowest evaluated loss.
+        lines: the log.
+    """
+
+    def __init__(
+        self, stage: nn.Module, recipe: Recipe, output: Path, count: int, shown: bool
+    ) -> None:
+        own, optimization = processes(), recipe.optimization
+        self.stage, self.recipe, self.output, self.count = stage, recipe, output, count
+        self.step, self.examples, self.tokens = 0, 0, 0
+        self.new_tokens: int | Tensor = 0
+        self.best: tuple[int, float] = (0, math.inf)
+        self.lines: list[dict[str, float]] = []
+        self.accelerator = Accelerator(
+            cpu=own.device.type == "cpu",
+            mixed_precision="no",  # `forward` decides, by the recipe alone
+            log_with=_trackers(recipe),
+            project_config=ProjectConfiguration(str(output), str(output / "trackers")),
+            kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
+        )
+        self.accelerator.init_trackers(
+            output.name, {name: str(value) for name, value in flat(recipe.to_dict()).items()}
+        )
+
+        # AdamW with one learning rate per part, and weight decay on matrices only.
+        groups, rates = cast(Trainable, stage).parameter_groups(), optimization.learning_rates
+        _check_rates(rates, groups)
+        stage.to(own.device)
+        self.trained = {name: p for name, p in stage.named_parameters() if p.requires_grad}
+        self.optimizer = torch.optim.AdamW(
+            {"params": chosen, "lr": rates[name], "weight_decay": decay}
+            for name, parameters in groups.items()
+            for matrices, decay in ((True, optimization.weight_decay), (False, 0.0))
+            if (chosen := [p for p in parameters if (p.dim() > 1) == matrices])
+        )
+        # Accelerate refuses to average gradients next to sharded weights, which have none here.
+        self.wrapped = averaging(stage) if divided(stage) else self.accelerator.prepare_model(stage)
+
+        # A step has the same examples for any number of processes, which fill up the last batches
+        # of a pass.
+        self.batches_of_step = share_of_batches(optimization, own.num_processes)
+        rounds = math.ceil(count / (optimization.batch_size * own.num_processes))
+        self.steps_of_epoch = math.ceil(rounds / self.batches_of_step)
+        epochs = optimization.epochs or 0.0
+        self.steps = optimization.steps or math.ceil(epochs * self.steps_of_epoch)
+        warmup = optimization.warmup or math.ceil(optimization.warmup_ratio * self.steps)
+        schedule = get_scheduler(optimization.schedule, self.optimizer, warmup, self.steps)
+        self.rate: Callable[[int], float] = schedule.lr_lambdas[0]
+        hidden = not (shown and own.is_main_process)
+        self.bar = tqdm(total=self.steps, desc=output.name, disable=hidden, dynamic_ncols=True)
+
+    def order(self, epoch: int) -> list[list[list[int]]]:
+        """The examples of a pass over the data: of each step, the batches of this process."""
+        own, optimization = processes(), self.recipe.optimization
+        drawn = torch.Generator().manual_seed(optimization.seed + epoch)
+        order = torch.randperm(self.count, generator=drawn).tolist()
+        size = optimization.batch_size
+        if own.num_processes > 1:
+            missing = -self.count % (size * own.num_processes)
+            order += [order[number % self.count] for number in range(missing)]
+        batches = [order[at : at + size] for at in range(0, len(order), size)]
+        batches = batches[own.process_index :: own.num_processes]
+        share = self.batches_of_step
+        return [batches[at : at + share] for at in range(0, len(batches), share)]
+
+    def loader(self, dataset: Dataset[Any], batches: list[list[int]]) -> DataLoader[Any]:
+        """Batches of a dataset; each is a list of indices."""
+        return DataLoader(
+            dataset,
+            batch_sampler=batches,
+            collate_fn=cast(Trainable, self.stage).collate,
+            num_workers=self.recipe.run.workers,
+            pin_memory=processes().device.type == "cuda",
+            generator=torch.Generator(),  # the random numbers of the training are not touched
+        )
+
+    def on_device(self, batch: Any) -> Any:
+        """Start to move a batch to this process's device."""
+        return send_to_device(batch, processes().device, non_blocking=True)
+
+    def forward(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Losses of a batch, in the precision of the recipe."""
+        mixed = self.recipe.optimization.bf16
+        with torch.autocast(processes().device.type, torch.bfloat16, enabled=mixed):
+            losses: dict[str, Tensor] = self.wrapped(**batch)
+        return losses
+
+    def evaluate(self, dataset: Dataset[Any]) -> None:
+        """Log the losses over the evaluation set, with the same batches in every epoch."""
+        own, trainable = processes(), cast(Trainable, self.stage)
+        epoch, trainable.epoch = trainable.epoch, 0
+        self.stage.eval()
+        size, indices = self.recipe.optimization.batch_size, range(len(cast(Sized, dataset)))
+        batches = [[*indices[at : at + size]] for at in range(0, len(indices), size)]
+        weights = [*map(len, batches)]
+        # Divided layers are gathered by all processes at once, so each runs as many batches; those
+        # that fill up do not count.
+        missing = -len(batches) % own.num_processes
+        batches, weights = batches + missing * batches[:1], weights + missing * [0]
+        mine = slice(own.process_index, None, own.num_processes)
+        losses = Losses()
+        shown = tqdm(
+            zip(self.loader(dataset, batches[mine]), weights[mine], strict=True),
+            f"{self.output.name}, evaluating",
+            len(batches[mine]),
+            leave=False,
+            disable=self.bar.disable,
+        )
+        with torch.no_grad():
+            for batch, weight in shown:
+                losses.add(self.forward(self.on_device(batch)), weight)
+        self.stage.train()
+        trainable.epoch = epoch
+        line = {f"eval_{name}": mean for name, mean in losses.means(self.accelerator).items()}
+        self.note(line)
+        self.best = min(self.best, (self.step, line["eval_loss"]), key=lambda pair: pair[1])
+
+    def note(self, line: Mapping[str, float]) -> None:
+        """Write a line of the log, also to the trackers."""
+        self.count_tokens()
+        self.accelerator.log(dict(line), step=self.step)
+        self.lines.append({**line, "epoch": self.step / self.steps_of_epoch, "step": self.step})
+        if not self.bar.disable and logger.isEnabledFor(logging.INFO):
+            rounded = {name: float(f"{value:.4g}") for name, value in self.lines[-1].items()}
+            self.bar.write(str(rounded), file=sys.stderr)
+        elif "loss" in line:
+            self.bar.set_postfix(loss=f"{line['loss']:.3f}", refresh=False)
+
+    def count_tokens(self) -> None:
+        """Add the new tokens of all processes to their count."""
+        new = torch.as_tensor(self.new_tokens, dtype=torch.int64, device=processes().device)
+        self.tokens += int(self.accelerator.reduce(new, "sum"))
+        self.new_tokens = 0
+
+    def save(self, keeps_best: bool) -> None:
+        """Write a checkpoint, sealed once it is complete, and remove old ones."""
+        own, folder = processes(), self.output / f"checkpoint-{self.step}"
+        self.count_tokens()
+        folder.mkdir(exist_ok=True)
+        # Each process writes its random state, and the seal covers all of them.
+        random = {"cpu": torch.get_rng_state()}
+        if own.device.type == "cuda":
+            random["cuda"] = torch.cuda.get_rng_state(own.device)
+        save_tensors(random, folder / RANDOM.format(own.process_index))
+        if own.is_main_process:
+            weights = {name: p.detach().contiguous() for name, p in self.trained.items()}
+            save_tensors(weights, folder / TRAINED)
+            moments = {
+                f"{number}.{name}": tensor
+                for number, state in self.optimizer.state_dict()["state"].items()
+                for name, tensor in state.items()
+            }
+            save_tensors(moments, folder / OPTIMIZER)
+            counts = {name: getattr(self, name) for name in COUNTS}
+            write_text(folder / STATE, json.dumps(counts, indent=1) + "\n")
+        own.wait_for_everyone()
+        if own.is_main_process:
+            seal(folder)
+            # Only now: a kill must never leave a run without a complete checkpoint.
+            for old in checkpoints(self.output)[self.recipe.run.keep :]:
+                if not (keeps_best and old.name == f"checkpoint-{self.best[0]}"):
+                    remove(old)
+
+    def resume(self) -> str | None:
+        """Go on from the last complete checkpoint, if there is one, and return its name."""
+        own = processes()
+        # The first process removes incomplete checkpoints and renames damaged ones before the
+        # others look for one.
+        with own.main_process_first():
+            folder = last_complete_checkpoint(self.output)
+        if folder is None:
+            return None
+        if not (folder / STATE).is_file():
+            raise CheckpointError(
+                f"'{folder}' was written by an earlier version of sedem, whose runs cannot be "
+                "resumed; finish it with that version, or set run.output to another folder"
+            )
+        self._load(folder)
+        for name, value in json.loads((folder / STATE).read_text(encoding="utf-8")).items():
+            setattr(self, name, value)
+        moments: dict[int, dict[str, Tensor]] = {}
+        for place, tensor in load_weights(folder / OPTIMIZER).items():
+            number, name = place.split(".")
+            moments.setdefault(int(number), {})[name] = tensor
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
+        # A run may go on with more processes than it had.
+        if (path := folder / RANDOM.format(own.process_index)).is_file():
+            random = load_weights(path)
+            torch.set_rng_state(random["cpu"])
+            if own.device.type == "cuda" and "cuda" in random:
+                torch.cuda.set_rng_state(random["cuda"], own.device)
+        self.bar.update(self.step)
+        return folder.name
+
+    def load_best(self) -> dict[str, float] | None:
+        """Go back to the best evaluated weights and return their losses; None if damaged."""
+        folder = self.output / f"checkpoint-{self.best[0]}"
+        if not is_complete(folder):
+            logger.warning("the best checkpoint, '%s', is damaged; the last one is used", folder)
+            return None
+        self._load(folder)
+        evaluated = (line for line in self.lines if "eval_loss" in line)
+        return next(line for line in evaluated if line["step"] == self.best[0])
+
+    def _load(self, folder: Path) -> None:
+        weights = load_weights(folder / TRAINED)
+        check_weights(self.trained, weights, str(folder / TRAINED))
+        with torch.no_grad():
+            for name, parameter in self.trained.items():
+                parameter.copy_(weights[name])
+
+
+def _push(model: Savable, repo_id: str) -> None:
+    """Upload the weights as they are now."""
+    with tempfile.TemporaryDirectory() as temporary:
+        model.save_pretrained(Path(temporary) / FINAL)
+        push_folder(Path(temporary) / FINAL, repo_id, private=True)
+
+
+def _trackers(recipe: Recipe) -> list[str]:
+    """The trackers of a recipe, if accelerate knows them and they are installed."""
+    installed = {str(name) for name in get_available_trackers()}
+    for name in recipe.run.trackers:
+        if name not in LOGGER_TYPE_TO_CLASS:
+            known = ", ".join(LOGGER_TYPE_TO_CLASS)
+            raise ConfigError(f"run.trackers has '{name}', but accelerate knows {known}")
+        if name not in installed:
+            raise ConfigError(
+                f"run.trackers has '{name}', which is not installed; install it first"
+            )
+    return list(recipe.run.trackers)
+
+
+def _check_rates(rates: Mapping[str, float], groups: Mapping[str, Sequence[nn.Parameter]]) -> None:
+    given = f"optimization.learning_rates has {', '.join(rates)}"
+    missing = [name for name, parameters in groups.items() if parameters and name not in rates]
+    unknown = [name for name in rates if name not in groups]
+    if missing:
+        raise ConfigError(f"{given}, but not {', '.join(missing)}; every trained part needs one")
+    if unknown:
+        raise ConfigError(
+            f"{given}, but {', '.join(unknown)} is no part of this training; its parts are "
+            f"{', '.join(groups)}"
+        )

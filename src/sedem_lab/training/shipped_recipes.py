@@ -1,0 +1,95 @@
+"""The recipes that ship with sedem, by names such as "nano/stage1"."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sedem.checkpoint.portable import shipped_folders
+from sedem.errors import ConfigError
+from sedem.validation import nearest
+from sedem_lab.training.recipe import BACKBONES, read_entries, variants
+
+DEFAULT_BACKBONE = "llama-3.2-1b"
+"""The backbone of recipes that have several, unless another is named."""
+LAUNCH = "launch"
+"""The folder of files for `accelerate launch`, which set the number of training processes."""
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """The path of each recipe by its name, in alphabetical order; see `shipped_recipe`."""
+    names = {
+        path.relative_to(_folder()).with_suffix("").as_posix()
+        for file in _folder().rglob("*.yaml")
+        # Neither a shared base of recipes nor a file for accelerate is a recipe.
+        if file.parent.name not in (LAUNCH, BACKBONES)
+        for path in (file, *variants(file))
+        if not path.name.startswith("_")
+    }
+    return {name: _path(name, None) for name in sorted(names)}
+
+
+def backbones_of(name: str) -> list[str]:
+    """The backbones that a recipe can be trained on; empty if it names its own."""
+    path = _folder() / f"{name}.yaml"
+    kind = "baseline" if "method" in read_entries(path) else "sedem"
+    files = path.parent.joinpath(BACKBONES).glob("*.yaml")
+    return sorted(file.stem for file in files if kind in read_entries(file))
+
+
+def _folder() -> Path:
+    return shipped_folders("recipes")[0]
+
+
+def _path(name: str, backbone: str | None) -> Path:
+    path = _folder() / f"{name}.yaml"
+    if not (path.parent / BACKBONES).is_dir():
+        return path
+    return path.parent / (backbone or DEFAULT_BACKBONE) / path.name
+
+
+def launch_file(name: str) -> Path:
+    """The file with which `accelerate launch` starts a training run, such as "eight-gpus".
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    known = {path.stem: path for path in sorted((_folder() / LAUNCH).glob("*.yaml"))}
+    if name not in known:
+        raise ConfigError(f"there is no launch file '{name}'; there are {', '.join(known)}")
+    return known[name]
+
+
+def shipped_recipe(name: str, backbone: str | None = None) -> Path:
+    """The path of a recipe.
+
+    Args:
+        name: a name such as "nano/stage1"; "paper/llama-3.2-3b/stage1" also names a backbone.
+        backbone: one of `backbones_of` the recipe; None means that of the name, or the first.
+
+    Raises:
+        ConfigError: there is no such recipe, or it has no such backbone.
+    """
+    known = shipped_recipes()
+    parts = name.split("/")
+    if len(parts) == 3 and (common := f"{parts[0]}/{parts[2]}") in known:
+        name, backbone = common, backbone or parts[1]
+    if name not in known:
+        near = nearest(name, known)
+        hint = f"did you mean '{near}'?" if near else "'sedem train --list' lists those that do"
+        raise ConfigError(f"no recipe '{name}' ships with sedem; {hint}")
+    if backbone is None:
+        return known[name]
+    choices = backbones_of(name)
+    if not choices:
+        raise ConfigError(f"recipe '{name}' names its own backbone; change it with --set")
+    if backbone not in choices:
+        raise ConfigError(
+            f"recipe '{name}' has no backbone '{backbone}'; there are {', '.join(choices)}"
+        )
+    return _path(name, backbone)
+
+
+def what_trains(path: Path) -> str:
+    """The word after `sedem train` for a recipe: "stage1", "stage2" or a baseline."""
+    entries = read_entries(path)
+    return str(entries.get("method") or ("stage2" if "data" in entries else "stage1"))

@@ -1,0 +1,138 @@
+"""Frozen hidden states cached on disk, so that a CPU can train: each text is encoded only once.
+
+The folder is named by a hash of the encoder's fingerprint, its type, the layers and the texts.
+States are stored flat, one row per token, as bfloat16. An interrupted encoding resumes.
+
+Letters: S texts, T tokens of the longest of them, X extraction layers, E encoder width.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from tqdm.auto import tqdm
+
+from sedem.backbone.decoder import Backbone
+from sedem.durable_files import build_once, bytes_text, reserve, write_text
+from sedem.method.encoder import encode
+from sedem_lab.training.example_dataset import Ragged
+
+logger = logging.getLogger(__name__)
+
+BATCH = 32
+FLUSH = 64
+"""Number of batches after which progress is written to disk."""
+STATES = "states.bin"
+DONE = "done.json"
+
+
+class StateCache:
+    """Hidden states of many texts, memory-mapped from disk.
+
+    Args:
+        states: one row per token `[tokens, X, E]`, the bits of bfloat16 numbers.
+        bounds: the first row of each text, then the end of the last text.
+    """
+
+    def __init__(self, states: np.memmap[tuple[int, ...], np.dtype[np.int16]], bounds: list[int]):
+        self.states = states
+        self.bounds = bounds
+
+    @classmethod
+    def open(
+        cls,
+        backbone: Backbone,
+        layers: tuple[int, ...],
+        texts: Ragged,
+        cache: Path,
+        label: str,
+    ) -> StateCache:
+        """Map the states of texts, and encode those that no earlier run has encoded.
+
+        Args:
+            texts: token ids of each text.
+            cache: folder that contains a folder for every set of texts.
+            label: name of the texts on the progress bar.
+
+        Raises:
+            ConfigError: the disk is too full for the states.
+        """
+        key = hashlib.sha256(f"{backbone.digest} {backbone.dtype} {layers}".encode())
+        for ids in texts:
+            key.update(ids.astype(np.int32).tobytes() + b"|")
+        folder = cache / f"states-{key.hexdigest()[:16]}"
+        bounds = texts.bounds.tolist()
+        shape = (bounds[-1], len(layers), backbone.width)
+        size = math.prod(shape) * np.dtype(np.int16).itemsize
+        batches = _batches(texts)
+
+        def is_complete(folder: Path) -> bool:
+            path = folder / STATES
+            whole = path.is_file() and path.stat().st_size == size
+            return whole and _batches_done(folder) == len(batches)
+
+        def build(partial: Path) -> None:
+            if not (partial / STATES).is_file():
+                (partial / DONE).unlink(missing_ok=True)
+            room = f"{bytes_text(size)} for the frozen states of {bounds[-1]:,} tokens of {label}"
+            logger.info("%s, in '%s'", room, cache)
+            reserve(partial / STATES, size, f"data.cache_states ({room})")
+            states = np.memmap(partial / STATES, np.int16, "r+", shape=shape)
+            cls(states, bounds)._fill(backbone, layers, texts, batches, partial, label)
+
+        build_once(folder, is_complete, build, f"the frozen states of {label}")
+        return cls(np.memmap(folder / STATES, np.int16, "r", shape=shape), bounds)
+
+    def batch(self, indices: Sequence[int]) -> Tensor:
+        """States of texts by their indices `[X, S, T, E]`: bfloat16, zero-padded on the right."""
+        rows = [
+            torch.from_numpy(self.states[self.bounds[i] : self.bounds[i + 1]].copy())
+            for i in indices
+        ]
+        padded_STXE = pad_sequence([row.view(torch.bfloat16) for row in rows], batch_first=True)
+        return padded_STXE.permute(2, 0, 1, 3)
+
+    def _fill(
+        self,
+        backbone: Backbone,
+        layers: tuple[int, ...],
+        texts: Ragged,
+        batches: list[list[int]],
+        folder: Path,
+        label: str,
+    ) -> None:
+        """Encode the batches of texts that are not yet recorded as done."""
+        done = _batches_done(folder)
+        bar = tqdm(total=len(batches), initial=done, desc=f"encoding {label}")
+        for number in range(done, len(batches)):
+            rows = [torch.from_numpy(texts[i].astype(np.int64)) for i in batches[number]]
+            ids_ST = pad_sequence(rows, batch_first=True).to(backbone.device)
+            states_XSTE = encode(backbone, ids_ST, layers).to("cpu", torch.bfloat16)
+            for row, i in enumerate(batches[number]):
+                own_TXE = states_XSTE[:, row, : len(texts[i])].transpose(0, 1).contiguous()
+                self.states[self.bounds[i] : self.bounds[i + 1]] = own_TXE.view(torch.int16).numpy()
+            bar.update()
+            if (number + 1) % FLUSH == 0 or number + 1 == len(batches):
+                self.states.flush()
+                write_text(folder / DONE, json.dumps(number + 1))
+        bar.close()
+
+
+def _batches(texts: Ragged) -> list[list[int]]:
+    """Indices of the texts of each batch; similar lengths are grouped to reduce padding."""
+    order = sorted(range(len(texts)), key=lambda i: (-len(texts[i]), i))
+    return [order[at : at + BATCH] for at in range(0, len(order), BATCH)]
+
+
+def _batches_done(folder: Path) -> int:
+    note = folder / DONE
+    return json.loads(note.read_text()) if note.is_file() else 0

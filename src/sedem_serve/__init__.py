@@ -1,0 +1,1 @@
+"""The server, the tools for agents, and clusters, and their commands."""

@@ -1,0 +1,337 @@
+"""Build a bank on many machines: tasks of Ray read documents, this machine commits.
+
+Each task makes a bank of the documents that it is given. For a bank in one file, it sends that bank
+here, where it is appended. For a bank in parts, it uploads that bank as a part, and this machine
+only commits the part. Ray runs a task again if its process or its host is lost.
+
+Documents are grouped as in `sedem.reading.building`, and every task builds with it, so the memory
+is the same as on one machine. Groups are committed in the order of the sources. To resume a killed
+build, repeat it: it skips the documents that were committed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sedem.bank.database import WAIT
+from sedem.bank.file import BankFile
+from sedem.bank.memory_bank import Snapshot, append_to, copy_to
+from sedem.bank.parts import Entry, Parts, Place, is_remote, store_at
+from sedem.bank.rows import Meta
+from sedem.bank.view import View
+from sedem.errors import BankError, ConfigError, SedemError, UnavailableError, first_line
+from sedem.modules import SedemModules
+from sedem.reading.building import Report, Taken, add_documents, begin, commits, finish
+from sedem.types import Document
+from sedem_serve.ray.cluster import connected, import_ray
+from sedem_serve.ray.sources import READ_CPUS, Sources
+
+if TYPE_CHECKING:
+    from sedem.model import SeDeM
+
+AHEAD = 2
+"""Groups of documents in flight for each worker, so that the next one is there when one is done."""
+RETRIES = 3
+"""How often Ray repeats a task whose process was lost."""
+LOOK = 2.0
+"""Seconds between two checks of the machines of the cluster."""
+PATIENCE = 300.0
+"""Seconds without any worker after which a build is given up."""
+
+Progress = Callable[[int, int, float], None]
+"""Called with the bytes done, the total bytes, and the tokens read per second so far."""
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The workers that read.
+
+    Attributes:
+        address: address of the Ray cluster; see `connected`.
+        checkpoint: folder or hub id of the model, which every host can open.
+        most: maximum workers; None means one for each GPU, or for each `cpus` CPUs.
+        cpus: CPUs of a worker.
+    """
+
+    address: str
+    checkpoint: str
+    most: int | None = None
+    cpus: int = 1
+
+    def room(self) -> tuple[int, bool]:
+        """Return how many workers the cluster has room for, and whether they use its GPUs."""
+        hosts = [node["Resources"] for node in import_ray().nodes() if node["Alive"]]
+        gpus = int(sum(host.get("GPU", 0) for host in hosts))
+        return gpus or sum(int(host.get("CPU", 0) // self.cpus) for host in hosts), gpus > 0
+
+
+def build_on_ray(
+    model: SedemModules,
+    workers: Workers,
+    path: Place,
+    sources: Sources,
+    progress: Progress | None = None,
+    *,
+    source: str | None = None,
+    dtype: str | None = None,
+    keys: str | None = None,
+    words: bool = True,
+    wait: float = WAIT,
+) -> Report:
+    """Create or extend a bank with the workers of a Ray cluster.
+
+    The bank is the same as `sedem.reading.building.build_bank` makes from the same documents.
+
+    Args:
+        model: the model on this machine; the workers open theirs, which must be the same.
+        workers: the workers that read.
+        path: file of the bank, or its place if it is in parts, which every worker can write.
+        source: where the model was opened from, to be recorded in the bank.
+        dtype: type of the stored slots; None means the bank's, or bfloat16 in a new one.
+        keys: type in which to store the selector's keys of the whole bank; None stores none.
+        words: make a bank with an index of the words of its blocks.
+        wait: seconds to wait for another writer before each commit.
+
+    Raises:
+        ConfigError: there is no such cluster, it has no room, or a host lacks the model.
+        UnavailableError: the cluster has lost all workers, or some documents kill every worker.
+        SedemError: as in `build_bank`.
+    """
+    store = store_at(path, wait)
+    meta, stored = begin(model, store, source, dtype, keys, words)
+    taken = Taken(stored, lambda document: sources.sizes[document.name])
+    exists = store.exists()
+    if not isinstance(store, BankFile):
+        # A worker has another working folder.
+        place = path if is_remote(path) else Path(path).resolve()
+        job = Job(workers.checkpoint, workers.cpus, version("sedem"), meta, place)
+    else:
+        # The banks are appended, which indexes their words here.
+        appended = replace(meta, words=False)
+        job = Job(workers.checkpoint, workers.cpus, version("sedem"), appended, None)
+    with connected(workers.address):
+        started, tokens = time.monotonic(), 0
+        for group, made in _read_in_order(workers, job, _groups(taken, sources)):
+            if not isinstance(store, BankFile):
+                replaced = [one.name for one in group.documents if one.name in stored]
+                store.commit([made], replaced) if exists else store.start([made])
+                tokens += made.head.tokens
+            else:
+                part = received(*made)
+                append_to(store, part) if exists else copy_to(store, part, meta)
+                tokens += part.tokens
+            exists = True
+            if progress is not None:
+                speed = tokens / (time.monotonic() - started)
+                progress(group.done, max(sources.total, group.done), speed)
+    return finish(model, store, keys, taken)
+
+
+# On this machine
+
+
+@dataclass(frozen=True)
+class Group:
+    """Documents that one task reads; `done` counts the bytes of all documents up to their end."""
+
+    documents: list[Document]
+    done: int
+
+    def __str__(self) -> str:
+        names = [f"'{document.name}'" for document in self.documents]
+        return ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
+
+
+def _groups(taken: Taken, sources: Sources) -> Iterator[Group]:
+    """Yield what the bank lacks, in the order of the sources."""
+    changed = given = 0
+
+    def counted() -> Iterator[Document]:
+        nonlocal changed
+        for document in taken.changed(sources):
+            changed += sources.sizes[document.name]
+            yield document
+
+    for documents in commits(counted()):
+        given += sum(sources.sizes[document.name] for document in documents)
+        # Without a long document that was already taken but comes in the next group.
+        yield Group(documents, taken.total - (changed - given))
+
+
+def _read_in_order(
+    workers: Workers, job: Job, groups: Iterator[Group]
+) -> Iterator[tuple[Group, Any]]:
+    """Yield each group with what `encode` made of it, in order; few are in memory at a time.
+
+    If taking a group fails, those before it are yielded before the error is raised.
+    """
+    ray = import_ray()
+    room, on_gpus = workers.room()
+    if not room:
+        raise ConfigError(
+            f"no host of the cluster has a GPU or {workers.cpus} CPUs for a worker; give fewer "
+            "with --worker-cpus, or start Ray there with more"
+        )
+    options: dict[str, Any] = {"num_cpus": max(workers.cpus - READ_CPUS, 0)}
+    if on_gpus:
+        # A process keeps its model, so Ray must neither end it nor hide the other GPUs from it.
+        seen = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}
+        options |= {"num_gpus": 1, "max_calls": 0, "runtime_env": seen}
+    read = ray.remote(max_retries=RETRIES, scheduling_strategy="SPREAD", **options)(encode)
+    pending: deque[tuple[Group, Any]] = deque()
+    failure: Exception | None = None
+    taking = True
+    while taking or pending:
+        if taking and len(pending) < (workers.most or AHEAD * max(workers.room()[0], 1)):
+            try:
+                group = next(groups)
+                pending.append((group, read.remote(job, group.documents)))
+            except StopIteration:
+                taking = False
+            except Exception as error:
+                failure, taking = error, False
+        else:
+            group, reference = pending.popleft()
+            yield group, _result(workers, group, reference)
+    if failure is not None:
+        raise failure
+
+
+def _result(workers: Workers, group: Group, reference: Any) -> Any:
+    """Wait for the result of a task.
+
+    Raises:
+        SedemError: the task's own error.
+        UnavailableError: the task or the cluster is lost.
+    """
+    ray = import_ray()
+    seen = time.monotonic()
+    try:
+        while not ray.wait([reference], timeout=LOOK)[0]:
+            seen = time.monotonic() if workers.room()[0] else seen
+            if time.monotonic() - seen > PATIENCE:
+                raise UnavailableError(
+                    f"the cluster has had no worker for {PATIENCE / 60:.0f} minutes; run the same "
+                    "command again when its hosts are back to continue"
+                )
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        raise (error.cause if isinstance(error.cause, SedemError) else error) from None
+    except ray.exceptions.RayError as error:
+        raise UnavailableError(
+            f"{RETRIES + 1} workers died while they read {group} ({first_line(error)}); give them "
+            "more memory, or leave that out"
+        ) from None
+
+
+def received(content: bytes, sha256: str) -> Snapshot:
+    """Return the bank that a worker has sent, in RAM.
+
+    Raises:
+        BankError: it differs from what the worker sent.
+    """
+    # In RAM, SQLite does not check pages.
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise BankError(
+            "memory was damaged between a worker and this machine (its checksum differs); build "
+            "again, and check the network and the memory of both"
+        )
+    file = BankFile.of_bytes(content)
+    return Snapshot([View.newest(file)], file)
+
+
+# On the workers
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all tasks of a build share.
+
+    Attributes:
+        checkpoint: folder or hub id of the model.
+        threads: threads of torch on a CPU.
+        version: version of sedem on the machine that commits.
+        meta: metadata of the banks that tasks make.
+        place: the bank that they become parts of; None sends them to the machine that commits.
+    """
+
+    checkpoint: str
+    threads: int
+    version: str
+    meta: Meta
+    place: Place | None
+
+
+def encode(job: Job, documents: Sequence[Document]) -> tuple[bytes, str] | Entry:
+    """Read documents into a bank of their own.
+
+    Returns:
+        The file and its SHA-256, or its entry if it was uploaded as a part.
+
+    Raises:
+        ConfigError: this host cannot be used.
+        SedemError: the documents cannot be read.
+    """
+    import ray
+
+    gpus = ray.get_gpu_ids() if torch.cuda.is_available() else []
+    meta, device = job.meta, f"cuda:{gpus[0]}" if gpus else None
+    torch.set_num_threads(job.threads)
+    model = _opened(job.checkpoint, job.version, meta.fingerprint, job.place, device)
+    with TemporaryDirectory() as folder:
+        read, sent = Path(folder, "read.bank"), Path(folder, "sent.bank")
+        add_documents(model, model.engine, BankFile(read), meta, documents)
+        if job.place is not None:
+            return Parts(job.place).publish(BankFile(read))
+        # Without the log beside it, and without the connections that the build has left.
+        BankFile(read).copy_to(sent)
+        content = sent.read_bytes()
+        return content, hashlib.sha256(content).hexdigest()
+
+
+@lru_cache(1)
+def _opened(
+    checkpoint: str, wanted_version: str, wanted: str, place: Place | None, device: str | None
+) -> SeDeM:
+    """Open the model once per process, and check that this host can be used."""
+    from sedem.backbone.loading import hide_bars
+    from sedem.model import SeDeM
+
+    host = f"host '{os.uname().nodename}' of the cluster"
+    if (installed := version("sedem")) != wanted_version:
+        raise ConfigError(
+            f"{host} has sedem {installed}, this machine has {wanted_version}; install the same "
+            "version on all"
+        )
+    hide_bars()
+    try:
+        model = SeDeM.from_pretrained(checkpoint, device=device)
+    except (SedemError, OSError) as error:
+        raise ConfigError(
+            f"{host} cannot open '{checkpoint}' ({error}); put it where every host sees it "
+            "under the same path, or give a hub id"
+        ) from None
+    if (found := model.fingerprint()) != wanted:
+        raise ConfigError(
+            f"{host} has another model at '{checkpoint}' ({found[:12]}) than this machine "
+            f"({wanted[:12]}); give all hosts the same one"
+        )
+    # A bank in an object store appears with its first commit.
+    if place is not None and not is_remote(place) and not Parts(place).exists():
+        raise ConfigError(
+            f"{host} cannot use bank '{place}' (it does not exist there); put it where every "
+            "host sees it under the same path"
+        )
+    return model

@@ -1,0 +1,247 @@
+"""`sedem serve --ray`: the server as a Ray Serve application on a cluster.
+
+One replica is the HTTP application, on the node where the command was run, because the server's
+folder is there. Each part of the banks' keys is a deployment of selectors; all engines are another.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from sedem.checkpoint import folder as checkpoint
+from sedem.errors import ConfigError, first_line
+from sedem_serve.ray.cluster import check_installed, connected, import_ray
+from sedem_serve.server import logs
+from sedem_serve.server.keys import KeyRing, keys_of
+from sedem_serve.server.run import Announce, address_of, listen
+from sedem_serve.server.settings import Settings
+
+APPLICATION = "sedem"
+ONGOING = 10_000
+"""Requests that the HTTP application serves at once; it refuses more questions by itself."""
+SEARCHES = 256
+"""Questions that may be queued at one selector; they are scored one at a time."""
+LISTENING_SECONDS = 10.0
+STARTING_SECONDS = 1800.0
+"""Time limit for opening the model, the banks and their keys."""
+
+
+@dataclass(frozen=True)
+class Machines:
+    """How a server is spread over a cluster.
+
+    Attributes:
+        partitions: parts of each bank's blocks.
+        engines: replicas that answer.
+        copies: replicas of each part.
+        cpus: CPUs, and threads, of each replica except the HTTP application.
+
+    Raises:
+        ConfigError: a number is below 1.
+    """
+
+    partitions: int = 1
+    engines: int = 1
+    copies: int = 1
+    cpus: int = 1
+
+    def __post_init__(self) -> None:
+        for name, number in vars(self).items():
+            if number < 1:
+                raise ConfigError(f"{name} is {number}; it must be at least 1")
+
+
+def run(settings: Settings, machines: Machines, address: str, announce: Announce) -> None:
+    """Serve until SIGTERM or Ctrl-C, which let running answers finish.
+
+    Args:
+        address: address of the Ray cluster; see `cluster.connected`.
+        announce: called with the address of the page once questions can be answered.
+
+    Raises:
+        ConfigError: there is no such cluster, or it has too little room.
+        SedemError: the model or a bank cannot be opened.
+    """
+    check_installed()
+    checkpoint.locate(settings.model, None)
+    keys, secret = keys_of(settings.key_file)
+    logs.configure(settings.log_format, log_text=settings.log_text)
+    # Checked before anything starts, for a clear error if it is in use; a proxy binds it later.
+    listening = listen(settings.host, settings.port)
+    port, page = listening.getsockname()[1], address_of(listening)
+    listening.close()
+    settings = settings.with_changes(port=port)
+    with connected(address), serving(settings, machines, keys) as ingress:
+        announce(page, secret)
+        _wait(settings, ingress)
+
+
+@contextmanager
+def serving(settings: Settings, machines: Machines, keys: KeyRing) -> Iterator[Any]:
+    """Run the application on the cluster that this process is connected to, until the block ends.
+
+    Yields:
+        The handle of the HTTP application, once questions can be answered.
+
+    Raises:
+        ConfigError: the cluster has too little room.
+        SedemError: the model or a bank cannot be opened.
+    """
+    serve = _serve()
+    _check_room(machines)
+    serve.start(
+        proxy_location="EveryNode",
+        http_options={"host": settings.host, "port": settings.port},
+        logging_config={"log_level": "WARNING", "enable_access_log": False},
+    )
+    try:
+        try:
+            application = _application(settings, machines, keys)
+            ingress = serve.run(application, name=APPLICATION, route_prefix="/")
+        except Exception as error:
+            raise ConfigError(
+                f"the server did not start on the cluster ({first_line(error)}); the logs of Ray "
+                "Serve on its nodes have the reason"
+            ) from error
+        failed = ingress.opened.remote().result(timeout_s=STARTING_SECONDS)
+        if failed is not None:
+            raise failed
+        _check_address(settings)
+        yield ingress
+    finally:
+        serve.delete(APPLICATION)
+        if not serve.status().applications:
+            serve.shutdown()
+
+
+def _application(settings: Settings, machines: Machines, keys: KeyRing) -> Any:
+    """Return the deployments, each bound to those that it calls."""
+    from sedem_serve.ray.replicas import EngineReplica, Ingress, SelectorReplica
+
+    serve, gpus = _serve(), _gpus(machines)
+    ending = {"graceful_shutdown_timeout_s": settings.drain_seconds}
+
+    def deployment(kind: type, name: str, replicas: int, ongoing: int, gpu: float) -> Any:
+        actor = {"num_cpus": machines.cpus, "num_gpus": gpu}
+        return serve.deployment(
+            kind,
+            name=name,
+            num_replicas=replicas,
+            max_ongoing_requests=ongoing,
+            ray_actor_options=actor,
+            **ending,
+        )
+
+    parts = [
+        deployment(SelectorReplica, f"selector-{part}", machines.copies, SEARCHES, gpus[1]).bind(
+            settings, part, machines.partitions
+        )
+        for part in range(machines.partitions)
+    ]
+    # More than its rows and its queue hold; a full queue refuses by itself.
+    most = 2 * (settings.waiting + (settings.rows or 64))
+    engines = deployment(EngineReplica, "engine", machines.engines, most, gpus[0])
+    bound = engines.bind(settings, *parts)
+    ingress = serve.deployment(
+        serve.ingress()(Ingress),
+        name="http",
+        num_replicas=1,
+        max_ongoing_requests=ONGOING,
+        ray_actor_options={"num_cpus": 0, "resources": {_here(): 0.001}},
+        **ending,
+    )
+    here = settings.with_changes(device="cpu") if settings.device is None else settings
+    return ingress.bind(here, keys, machines.engines, bound, *parts)
+
+
+def _serve() -> Any:
+    """Return the module `ray.serve`."""
+    return import_module("ray.serve")
+
+
+def _here() -> str:
+    """Return the resource that only this node of the cluster has.
+
+    Raises:
+        ConfigError: this process is not on a node of the cluster.
+    """
+    ray = import_ray()
+    if ray.util.client.ray.is_connected():
+        raise ConfigError(
+            "the server's folder must be on a node of the cluster; start the server there, and "
+            "give HOST:PORT instead of ray://"
+        )
+    return f"node:{ray.util.get_node_ip_address()}"
+
+
+def _check_address(settings: Settings) -> None:
+    """Refuse a cluster whose Ray Serve listens elsewhere: it keeps the address of its first start.
+
+    Raises:
+        ConfigError: nothing listens at the address of the settings.
+    """
+    host = "127.0.0.1" if settings.host == "0.0.0.0" else settings.host
+    try:
+        socket.create_connection((host, settings.port), LISTENING_SECONDS).close()
+    except OSError:
+        raise ConfigError(
+            f"Ray Serve already runs on the cluster, but not at {settings.host}:{settings.port}; "
+            "give its --host and --port, or end it with 'serve shutdown'"
+        ) from None
+
+
+def _gpus(machines: Machines) -> tuple[float, float]:
+    """Return GPUs per engine and selector: one each if there are enough, engines first."""
+    free = import_ray().cluster_resources().get("GPU", 0)
+    selectors = machines.partitions * machines.copies
+    return float(free >= machines.engines), float(free >= machines.engines + selectors)
+
+
+def _check_room(machines: Machines) -> None:
+    """Refuse replicas that the cluster could never place, instead of waiting for room."""
+    has = import_ray().cluster_resources().get("CPU", 0)
+    replicas = machines.partitions * machines.copies + machines.engines
+    if replicas * machines.cpus > has:
+        raise ConfigError(
+            f"{machines.partitions} partitions of {machines.copies} copies and {machines.engines} "
+            f"engines need {replicas * machines.cpus} CPUs, the cluster has {has:g}; add nodes, or "
+            "give fewer"
+        )
+
+
+def _wait(settings: Settings, ingress: Any) -> None:
+    """Wait for a signal to end; SIGHUP reloads the keys."""
+    ended = threading.Event()
+
+    def reload(*_: object) -> None:
+        assert settings.key_file is not None
+        try:
+            ingress.change_keys.remote(KeyRing.load(settings.key_file)).result()
+        except ConfigError as error:
+            logs.log("keys kept", logging.ERROR, reason=error)
+        else:
+            logs.log("keys reloaded")
+
+    def end(*_: object) -> None:
+        ended.set()
+
+    handlers: dict[int, Callable[..., None]] = {signal.SIGTERM: end, signal.SIGINT: end}
+    if settings.key_file is not None:
+        handlers[signal.SIGHUP] = reload
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        # With a timeout, because an endless wait would not let a handler run.
+        while not ended.wait(0.5):
+            pass
+        logs.log("draining")
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,344 @@
+"""Answer the body of a request: find its question and its bank, check the limits.
+
+sedem answers one question from documents. The question is in the last message of the user. If no
+bank is named, the documents are in the messages. If there are none either, the model replies to the
+conversation, if it can chat. Messages that are not used are listed: nothing is lost silently.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from sedem.answering.conversation import (
+    Conversation,
+    conversation_request,
+    no_documents,
+    read_conversation,
+    unused_turn,
+)
+from sedem.answering.decoding import Decoding
+from sedem.answering.running import Estimate, Selected
+from sedem.bank.memory_bank import BankReader, Snapshot
+from sedem.config import WAYS
+from sedem.method.selector import ALL
+from sedem.selecting.plan import Request
+from sedem.types import Answer
+from sedem_serve.server.errors import bad_request, conflict, not_found, too_large
+from sedem_serve.server.guard import require_bank
+from sedem_serve.server.keys import Key
+from sedem_serve.server.logs import log
+from sedem_serve.server.service import Service
+from sedem_serve.server.settings import Settings
+from sedem_serve.server.shapes import AskBody
+
+SEPARATOR = "@"
+"""Separates the model's name from the bank's name in `model`."""
+SEED_BITS = 63
+LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-3, 2.0
+"""Colder sampling takes the likeliest token; the second is the limit of OpenAI's API."""
+LEAST_TOP_P = 1e-6
+ANSWER_SHARE = 4
+"""An answer takes at most this part, one in so many, of the decoder's positions."""
+
+
+@dataclass(frozen=True)
+class ResolvedQuestion:
+    """A question that can be answered.
+
+    Attributes:
+        body: the body of the request.
+        bank: name of the bank; None if the texts came with the question.
+        unused: one sentence for each message that is not used.
+        cached_tokens: tokens of documents that did not have to be read for this question.
+        reply: the answer, if it is known without the model.
+    """
+
+    request: Request
+    decoding: Decoding
+    body: AskBody
+    bank: str | None
+    unused: tuple[str, ...]
+    question_tokens: int
+    cached_tokens: int
+    reply: str | None = None
+
+
+@dataclass(frozen=True)
+class Answered:
+    """An answer, its question, and the blocks that it was conditioned on."""
+
+    asked: ResolvedQuestion
+    selected: Selected
+    answer: Answer
+
+
+async def to_ask(service: Service, key: Key, body: AskBody) -> ResolvedQuestion:
+    """Find or make the bank of a question, and check everything against the server's limits.
+
+    Raises:
+        ApiError: a field cannot be used, or there is no such bank or model.
+        QueueFullError: too many questions wait, or too many texts wait to be read.
+    """
+    name = bank_name(service, key, body)
+    settings, model = service.settings, service.model
+    decoding = decoding_of(body, settings, model.decoder.max_positions)
+    if name is not None:
+        # Checked first: a bank out of scope must look like one that does not exist.
+        require_bank(key, name)
+    # A refusal must be cheap: there may be many while the queue is full.
+    service.scheduler.require_room()
+    # In a thread, because a message may have millions of characters.
+    conversation = await asyncio.to_thread(
+        read_conversation, body.turns, with_bank=name is not None
+    )
+    if conversation is None:
+        raise bad_request("the messages have no text; end them with a user's question", "messages")
+    check_lengths(conversation, settings)
+    if conversation.reply is not None:
+        request, unused = Request(no_documents(model), ""), conversation.unused
+        return ResolvedQuestion(
+            request, decoding, body, name, unused, 0, 0, reply=conversation.reply
+        )
+    if name is None and not conversation.documents:
+        last = conversation.last
+        return await asyncio.to_thread(without_documents, service, body, last, decoding)
+    if name is None:
+        bank, cached = await service.online.bank(key.name, conversation.documents)
+    else:
+        bank = await asyncio.to_thread(bank_of, service, name)
+        cached = bank.tokens
+    request = Request(
+        bank,
+        conversation.question,
+        body.k,
+        ranking=body.ranking,
+        min_confidence=body.min_confidence,
+        documents=None if body.documents is None else [*body.documents],
+        context=conversation.context,
+        **{name: getattr(body, name) for name in WAYS},
+    )
+    check_selection(bank, body, settings, model.engine.most_blocks())
+    tokens = len(model.encoder.token_ids(request.question))
+    return ResolvedQuestion(request, decoding, body, name, conversation.unused, tokens, cached)
+
+
+def without_documents(
+    service: Service, body: AskBody, last: int, decoding: Decoding
+) -> ResolvedQuestion:
+    """Return a conversation that is to be answered without documents.
+
+    Args:
+        last: index of the last turn that asks.
+
+    Raises:
+        ApiError: 400, documents are asked for, or the decoder has no chat template.
+        ConfigError: the chat template rejects these turns, also folded.
+    """
+    needs_documents = body.documents is not None or body.min_confidence is not None
+    if needs_documents or not service.model.decoder.tokenizer.chat_template:
+        raise bad_request(
+            "there is nothing to answer from; ask a bank, as model 'NAME@BANK', or put the text "
+            "before the question, with a blank line between them",
+            "messages",
+            "no_documents",
+        )
+    turns = body.turns
+    said = {index: role for index, (role, words) in enumerate(turns) if words.strip()}
+    by_tool = ("tool", "function")
+    used = [i for i, role in said.items() if i <= last and role not in by_tool]
+    words = [(said[i].replace("developer", "system"), turns[i][1]) for i in used]
+    request, kept, changed = conversation_request(service.model, words, decoding.max_new_tokens)
+    positions = service.model.decoder.max_positions
+    why = dict.fromkeys(said, "it comes from a tool, or after the last question")
+    why |= dict.fromkeys(used, f"newer ones fill the decoder's {positions:,} positions")
+    for turn in kept:
+        del why[used[turn]]
+    unused = tuple(unused_turn(index, said[index], reason) for index, reason in why.items())
+    unused += tuple(f"message {used[i] + 1} ({said[used[i]]}) {how}" for i, how in changed.items())
+    tokens = len(request.prompt or ())
+    return ResolvedQuestion(request, decoding, body, None, unused, tokens, 0)
+
+
+async def answering(
+    service: Service, asked: ResolvedQuestion
+) -> AsyncGenerator[Selected | Estimate | str | Answered, None]:
+    """Answer a question.
+
+    Yields:
+        The blocks of the answer, how long it takes if that is long, its text in pieces, then the
+        complete answer. Closing the generator cancels the question.
+
+    Raises:
+        QueueFullError: too many questions wait.
+        SedemError: as in `Scheduler.submit`.
+    """
+    if asked.reply is not None:
+        nothing = Selected((), (), None, False)
+        yield nothing
+        yield asked.reply
+        told = Answer(asked.reply, (), 0, 0, {"total_ms": 0.0}, "end", asked.body.model)
+        yield Answered(asked, nothing, told)
+        return
+    reply = service.scheduler.stream(asked.request, asked.decoding)
+    try:
+        selected = await reply.selection()
+        yield selected
+        async for part in reply.parts():
+            if isinstance(part, Estimate):
+                log("long answer", bank=asked.bank, blocks=part.blocks, seconds=round(part.seconds))
+            yield part
+        answer = reply.answer
+        assert answer is not None
+        times = answer.timings
+        seconds = (times["total_ms"] - times["ttft_ms"]) / 1e3
+        service.metrics.answered(answer, answer.answer_tokens or 0, seconds)
+        if service.settings.log_text:
+            log("answered", bank=asked.bank, question=asked.request.question, answer=answer.text)
+        yield Answered(asked, selected, answer)
+    except (asyncio.CancelledError, GeneratorExit):
+        if reply.answer is None:
+            service.metrics.cancelled.inc()
+        raise
+    finally:
+        reply.cancel()
+
+
+async def choices(
+    service: Service, asked: ResolvedQuestion, count: int = 1
+) -> AsyncGenerator[tuple[int, Selected | Estimate | str | Answered], None]:
+    """Answer a question several times, one after the other; greedy answers are all the same.
+
+    Yields:
+        The number of the answer, and what `answering` yields.
+    """
+    parts: list[Selected | Estimate | str | Answered] = []
+    for number in range(count):
+        if number and not asked.decoding.temperature:
+            for part in parts:
+                yield number, part
+            continue
+        decoding = replace(asked.decoding, seed=(asked.decoding.seed + number) % 2**SEED_BITS)
+        async with aclosing(answering(service, replace(asked, decoding=decoding))) as answer:
+            async for part in answer:
+                parts.append(part)
+                yield number, part
+
+
+def bank_name(service: Service, key: Key, body: AskBody) -> str | None:
+    """Return the name of the bank that a body addresses; None if it addresses none.
+
+    Raises:
+        ApiError: there is no such model, or two banks are named.
+    """
+    model, separator, name = body.model.partition(SEPARATOR)
+    if model != service.model.name:
+        if body.model not in service.library.names(key):
+            raise not_found(
+                f"there is no model '{body.model[:100]}'; this server has '{service.model.name}', "
+                f"and '{service.model.name}{SEPARATOR}BANK' for each bank",
+                "model",
+                "model_not_found",
+            )
+        name = body.model
+    elif not separator:
+        return body.bank
+    if body.bank not in (None, name):
+        raise bad_request("'model' and 'bank' name different banks; leave one of them out", "bank")
+    return name
+
+
+def bank_of(service: Service, name: str) -> Snapshot:
+    """Return a bank as it is now.
+
+    Raises:
+        ApiError: there is no such bank, or it is empty.
+    """
+    snapshot = service.library.get(name).current
+    if snapshot is None or not len(snapshot):
+        raise conflict(
+            f"bank '{name}' holds no documents yet; upload some, or wait until they are read",
+            "bank_empty",
+        )
+    return snapshot
+
+
+def decoding_of(body: AskBody, settings: Settings, positions: int) -> Decoding:
+    """Return the decoding settings of a request, within the limits of the server.
+
+    Args:
+        positions: number of positions of the decoder.
+
+    Raises:
+        ConfigError: a value cannot be used.
+    """
+    most = min(settings.max_tokens, max(1, positions // ANSWER_SHARE))
+    limit = Decoding.max_new_tokens if body.max_tokens is None else body.max_tokens
+    temperature = min(body.temperature or 0.0, MOST_TEMPERATURE)
+    seed = secrets.randbits(SEED_BITS) if body.seed is None else body.seed % 2**SEED_BITS
+    return Decoding(
+        min(limit, most) if limit >= 1 else most,
+        temperature=temperature if temperature >= LEAST_TEMPERATURE else 0.0,
+        top_k=min(max(body.top_k or 0, 0), 2**31 - 1),
+        top_p=1.0 if body.top_p is None else min(max(body.top_p, LEAST_TOP_P), 1.0),
+        stop=body.stop,
+        seed=seed,
+        logprobs=body.alternatives,
+    )
+
+
+def check_lengths(conversation: Conversation, settings: Settings) -> None:
+    """Reject more text than the server accepts with a question, with 400 or 413."""
+    length, most = len(conversation.question), settings.max_question_characters
+    if length > most:
+        raise bad_request(
+            f"the question has {length:,} characters, this server allows at most {most:,}; put "
+            "long text before the question, with a blank line between them, or into a bank",
+            "messages",
+            "question_too_long",
+        )
+    count, most = len(conversation.documents), settings.max_documents
+    if count > most:
+        raise bad_request(
+            f"the messages hold {count:,} documents, this server allows at most {most:,}",
+            "messages",
+        )
+    size = sum(len(document.text) for document in conversation.documents)
+    if size > settings.max_online_characters:
+        raise too_large(
+            f"the messages hold {size:,} characters, this server reads at most "
+            f"{settings.max_online_characters:,} with a question; upload the text to a bank",
+            "messages",
+        )
+
+
+def check_selection(
+    bank: BankReader, body: AskBody, settings: Settings, most_blocks: int | None
+) -> None:
+    """Reject more blocks or documents than the server allows for one answer, with 400.
+
+    Args:
+        most_blocks: how many blocks the memory of the server is enough for; None means any number.
+    """
+    if isinstance(body.k, int) and body.k > settings.max_k:
+        raise bad_request(
+            f"'k' is {body.k}; this server allows at most {settings.max_k}, or 'all', or 'auto'",
+            "k",
+        )
+    if body.documents is not None and len(body.documents) > settings.max_documents:
+        raise bad_request(
+            f"'documents' has {len(body.documents):,} entries, this server allows at most "
+            f"{settings.max_documents:,}",
+            "documents",
+        )
+    for field, asked in (("k", body.k == ALL), ("ranking", body.ranking)):
+        if asked and most_blocks is not None and len(bank) > most_blocks:
+            raise bad_request(
+                f"'{field}' asks for every block; the bank has {len(bank):,}, and the memory of "
+                f"this server is enough for {most_blocks:,}; ask for fewer, or start it with more "
+                "--memory",
+                field,
+            )

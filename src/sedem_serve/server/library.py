@@ -1,0 +1,287 @@
+"""The banks of a server, and its folder:
+
+    folder/
+      banks/<name>-<hex>.bank        the banks that clients made
+      banks/<name>-<hex>.bank.files  the files that were uploaded to each; it makes the bank exist
+      uploads/file-...               uploads that are still arriving
+      lock                           held by the server
+
+Banks that the operator provides are elsewhere and are only read. Only this module makes paths from
+names given by clients, and only from checked bank names.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from filelock import FileLock, Timeout
+
+from sedem.bank.file import delete, is_read
+from sedem.durable_files import make_folders, sync_folder
+from sedem.errors import ConfigError
+from sedem.modules import SedemModules
+from sedem_serve.server.errors import (
+    FullDiskError,
+    bad_request,
+    bank_not_found,
+    forbidden,
+    full_disk,
+    not_found,
+)
+from sedem_serve.server.keys import Key
+from sedem_serve.server.served import (
+    CREATED,
+    FILES,
+    Prepare,
+    ServedBank,
+    UploadBank,
+    check_count,
+    files_of,
+)
+from sedem_serve.server.settings import BANK_NAME_RULE, Settings, is_bank_name
+
+REFRESH_SECONDS = 2.0
+"""Minimum time between two checks of the operator's banks."""
+DATABASE = "server.sqlite"
+"""What earlier releases kept their banks and uploads in; this one would delete the banks."""
+DELETED = ".deleted"
+_BANK = re.compile(r"([a-z0-9][a-z0-9_-]{0,63})-[0-9a-f]{8}\.bank")
+_OF_BANK = re.compile(
+    rf"({_BANK.pattern})(\.partial|\.sources|\.deleted|(\.kept|\.codes)?(-wal|-shm|-journal)?)"
+)
+"""A bank, or what lies beside one."""
+
+
+class Library:
+    """All banks of a server; threads may share it.
+
+    Args:
+        model: it can answer only from banks with its fingerprint.
+        prepare: called with each new snapshot of a bank before anything else sees it.
+
+    Raises:
+        ConfigError: another server uses the folder, or it cannot be used.
+        BankError: a bank of the operator cannot be opened, or another model built it.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        model: SedemModules,
+        prepare: Prepare = lambda snapshot: None,
+    ) -> None:
+        self.settings, self.model, self.prepare = settings, model, prepare
+        self._banks, self._arriving = settings.folder / "banks", settings.folder / "uploads"
+        self._entries: dict[str, ServedBank] = {}
+        self._deleted: list[Path] = []
+        self._changing = threading.RLock()
+        self._refreshed = 0.0
+        self.work = threading.Event()
+        self.work.set()
+        # Any thread may release it.
+        self._lock = FileLock(settings.folder / "lock", timeout=0, thread_local=False)
+        try:
+            with full_disk():
+                make_folders(settings.folder)
+                settings.folder.chmod(0o700)
+                self._lock.acquire()
+                try:
+                    self._open()
+                except BaseException:
+                    self._lock.release()
+                    raise
+        except Timeout:
+            raise ConfigError(
+                f"another server uses the folder '{settings.folder}'; stop it, or give another "
+                "folder"
+            ) from None
+        except FullDiskError:
+            raise ConfigError(
+                f"the disk of '{settings.folder}' is full; make room, or give another folder"
+            ) from None
+
+    def _open(self) -> None:
+        make_folders(self._banks)
+        make_folders(self._arriving)
+        if (database := self.settings.folder / DATABASE).exists():
+            raise ConfigError(
+                f"'{database}' is of an earlier release, which kept banks in another way; give "
+                "another folder, and upload their files again"
+            )
+        for path in self._arriving.glob("file-*"):
+            path.unlink()  # it was never acknowledged
+        for path in [*self._banks.iterdir()]:
+            # A killed server may leave a bank that was deleted.
+            found = _OF_BANK.fullmatch(path.name)
+            if found is not None and not (self._banks / f"{found[1]}{FILES}").is_dir():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for path in sorted(self._banks.glob(f"*.bank{FILES}")):
+            if found := _BANK.fullmatch(path.name.removesuffix(FILES)):
+                self._add(found[1], path.with_name(found[0]))
+        for name, place in self.settings.banks.items():
+            if name in self._entries:
+                raise ConfigError(
+                    f"a client already created bank '{name}'; choose another name for '{place}'"
+                )
+            entry = ServedBank(place, name, self.prepare, self.model.fingerprint())
+            entry.newest()
+            assert entry.bank is not None
+            entry.bank.check_made_by(self.model.fingerprint())
+            self._entries[name] = entry
+
+    def _add(self, name: str, path: Path) -> UploadBank:
+        bank = UploadBank(path, name, self.prepare, self.model.fingerprint())
+        self._entries[name] = bank
+        return bank
+
+    def close(self) -> None:
+        """Let another server use the folder."""
+        self._lock.release()
+
+    def names(self, key: Key) -> list[str]:
+        """Return the names of all banks that a key may see."""
+        return sorted(name for name in [*self._entries] if key.may_read(name))
+
+    def entries(self) -> list[ServedBank]:
+        """Return all banks."""
+        return [*self._entries.values()]
+
+    def uploads(self) -> list[UploadBank]:
+        """Return the banks that clients made."""
+        return [bank for bank in self.entries() if isinstance(bank, UploadBank)]
+
+    def get(self, name: str) -> ServedBank:
+        """Return a bank; an unknown name gets 404."""
+        entry = self._entries.get(name)
+        if entry is None:
+            raise bank_not_found(name)
+        return entry
+
+    def writable(self, name: str) -> UploadBank:
+        """Return a bank that clients may change.
+
+        Raises:
+            ApiError: 404, there is none; 403, the operator provides it.
+        """
+        entry = self.get(name)
+        if not isinstance(entry, UploadBank):
+            raise forbidden(
+                f"bank '{name}' was given by the operator and is read-only; use another bank",
+                "read_only_bank",
+            )
+        return entry
+
+    @contextmanager
+    def _stored(self, files: Mapping[str, IO[bytes]]) -> Iterator[dict[str, Path]]:
+        """Copy files into the folder of uploads; what is still there at the end is removed."""
+        paths = {name: self._arriving / f"file-{secrets.token_hex(12)}" for name in files}
+        try:
+            with full_disk():
+                for name, path in paths.items():
+                    with path.open("xb") as target:
+                        shutil.copyfileobj(files[name], target)
+                        target.flush()
+                        os.fsync(target.fileno())
+                yield paths
+        finally:
+            for path in paths.values():
+                path.unlink(missing_ok=True)
+
+    def upload(self, name: str, files: Mapping[str, IO[bytes]]) -> tuple[UploadBank, list[str]]:
+        """Store files for a bank, which is created if it does not exist.
+
+        Returns:
+            The bank, and the names of documents that will be replaced.
+
+        Raises:
+            ApiError: 400, the name is invalid or there are too many documents; 507, the disk is
+                full; or as in `writable`. Then nothing is changed.
+        """
+        check_bank_name(name)
+        limit = self.settings.max_documents
+        with self._stored(files) as paths, self._changing:
+            if name in self._entries:
+                bank = self.writable(name)
+            else:
+                check_count(len(files), limit)
+                # A bank of the same name may have been deleted before.
+                place = self._banks / f"{name}-{secrets.token_hex(4)}.bank"
+                _create(files_of(place))
+                bank = self._add(name, place)
+            replaced = bank.take(paths, limit)
+        self.work.set()
+        return bank, replaced
+
+    def delete(self, name: str) -> None:
+        """Delete a bank and its files; a build of it stops.
+
+        Running answers finish on their snapshot; then `remove_deleted` removes its memory.
+
+        Raises:
+            ApiError: as in `writable`.
+        """
+        with self._changing:
+            bank = self.writable(name)
+            bank.deleted = True
+            bank.ended.set()
+            gone = bank.path.with_name(bank.path.name + DELETED)
+            bank.folder.rename(gone)
+            sync_folder(self._banks)
+            del self._entries[name]
+        shutil.rmtree(gone)
+        bank.bank = None
+        self._deleted.append(bank.path)
+        self.work.set()
+
+    def remove_document(self, name: str, document: str) -> None:
+        """Remove a document from a bank, even one that is still to be read.
+
+        Raises:
+            ApiError: as in `writable`; 404, there is no such document.
+        """
+        if not self.writable(name).discard(document):
+            raise not_found(f"bank '{name}' has no document '{document[:100]}'")
+        self.work.set()
+
+    # Housekeeping, in the thread that reads files
+
+    def refresh(self) -> None:
+        """Load what others have written to the operator's banks."""
+        now = time.monotonic()
+        if now - self._refreshed < REFRESH_SECONDS:
+            return
+        self._refreshed = now
+        for entry in self.entries():
+            if entry.read_only:
+                entry.refresh()
+
+    def remove_deleted(self) -> None:
+        """Remove deleted banks that no answer reads any more; after a kill, the next start does."""
+        for path in [*self._deleted]:
+            if not is_read(path):
+                delete(path)
+                sync_folder(self._banks)
+                self._deleted.remove(path)
+
+
+def _create(folder: Path) -> None:
+    """Make the folder of a bank's files."""
+    folder.mkdir()
+    (folder / CREATED).touch()
+    sync_folder(folder)
+    sync_folder(folder.parent)
+
+
+def check_bank_name(name: str) -> None:
+    """Reject an invalid bank name, with 400."""
+    if not is_bank_name(name):
+        raise bad_request(f"'{name[:100]}' cannot name a bank; {BANK_NAME_RULE}", "bank")

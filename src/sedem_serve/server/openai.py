@@ -1,0 +1,423 @@
+"""OpenAI's routes: completions of chats and of prompts, responses, and models.
+
+Answers have OpenAI's fields, and `sedem` with everything else. Nothing is stored.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import asdict, replace
+from itertools import accumulate, count
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from sedem.answering.decoding import UNFINISHED
+from sedem.answering.running import Estimate, Selected
+from sedem.config import WAYS
+from sedem_serve.server.asking import SEPARATOR, Answered, ResolvedQuestion, choices, to_ask
+from sedem_serve.server.errors import not_found
+from sedem_serve.server.events import DONE, Events, cancel_on_disconnect, event, stream
+from sedem_serve.server.guard import Owner
+from sedem_serve.server.keys import Key
+from sedem_serve.server.service import Served, Service
+from sedem_serve.server.shapes import AskBody, ChatBody, ChoicesBody, CompletionBody, ResponsesBody
+
+router = APIRouter()
+
+CHARACTERS_PER_TOKEN = 4
+"""Usual length of a token in English, which clients assume too."""
+
+
+# Completions
+
+
+@router.post("/v1/chat/completions", response_model=None)
+async def chat_completions(
+    request: Request, body: ChatBody, service: Served, key: Owner
+) -> Response:
+    """Answer the last question of a conversation, from a bank or from its own documents."""
+    return await _complete(request, body, service, key)
+
+
+@router.post("/v1/completions", response_model=None)
+async def completions(
+    request: Request, body: CompletionBody, service: Served, key: Owner
+) -> Response:
+    """Answer the question in a prompt; as POST /v1/chat/completions."""
+    return await _complete(request, body, service, key)
+
+
+async def _complete(request: Request, body: ChoicesBody, service: Service, key: Key) -> Response:
+    chat = isinstance(body, ChatBody)
+    frame = {
+        "id": f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
+        "object": "chat.completion" if chat else "text_completion",
+        "created": int(time.time()),
+        "model": body.model,
+        "system_fingerprint": service.model.fingerprint()[:16],
+    }
+    if body.stream:
+        if chat:
+            frame["object"] = "chat.completion.chunk"
+        return await stream(request, _events(service, key, body, frame))
+    answers = await cancel_on_disconnect(request, whole_answers(service, key, body, body.choices))
+    listed = [
+        _choice(chat, "message", index, _said(chat, one), one) for index, one in enumerate(answers)
+    ]
+    usage, details = usage_of(answers), details_of(answers[0])
+    return JSONResponse({**frame, "choices": listed, "usage": usage, "sedem": details})
+
+
+async def _events(
+    service: Service, key: Key, body: ChoicesBody, frame: Mapping[str, Any]
+) -> Events:
+    asked = await to_ask(service, key, body)
+    chat, answers = isinstance(body, ChatBody), list[Answered]()
+
+    def chunk(index: int, delta: Mapping[str, Any], **fields: Any) -> bytes:
+        choice = _choice(chat, "delta", index, delta, fields.pop("answered", None))
+        return event({**frame, "choices": [choice], **fields})
+
+    async with aclosing(formed(service, asked, body.choices)) as parts:
+        async for index, part in parts:
+            match part:
+                case Selected():
+                    # Once the blocks are known, the question can be answered: errors came earlier.
+                    yield chunk(index, {"role": "assistant", "content": ""})
+                    yield chunk(index, {}, sedem=selection_of(part))
+                case Estimate():
+                    yield chunk(index, {}, sedem={"estimate": asdict(part)})
+                case str():
+                    yield chunk(index, {"content": part})
+                case Answered():
+                    answers.append(part)
+                    delta = {"annotations": annotations_of(part)}
+                    yield chunk(index, delta, answered=part, sedem=details_of(part))
+    if body.stream_options is not None and body.stream_options.include_usage:
+        yield event({**frame, "choices": [], "usage": usage_of(answers)})
+    yield DONE
+
+
+def _said(chat: bool, answered: Answered) -> dict[str, Any]:
+    message = {"role": "assistant", "content": answered.answer.text}
+    return (
+        {**message, "refusal": None, "annotations": annotations_of(answered)} if chat else message
+    )
+
+
+def _choice(
+    chat: bool, name: str, index: int, said: Mapping[str, Any], answered: Answered | None
+) -> dict[str, Any]:
+    """Return one choice, or a piece of one; a plain completion has nothing but its text."""
+    return {
+        "index": index,
+        **({name: said} if chat else {"text": said.get("content", "")}),
+        "logprobs": None if answered is None else logprobs_of(answered, chat),
+        "finish_reason": None if answered is None else finish_reason_of(answered),
+    }
+
+
+def logprobs_of(answered: Answered, chat: bool) -> dict[str, Any] | None:
+    """The log-probabilities of an answer's tokens, in the form of chat or of plain completions."""
+    places = answered.answer.logprobs
+    if places is None:
+        return None
+    if chat:
+        told = [[_token(*one) for one in place] for place in places]
+        return {"content": [{**one, "top_logprobs": top} for one, *top in told], "refusal": None}
+    texts = [place[0][0] for place in places]
+    return {
+        "tokens": texts,
+        "token_logprobs": [place[0][1] for place in places],
+        "top_logprobs": [dict(place[1:]) for place in places],
+        "text_offset": [*accumulate(map(len, texts[:-1]), initial=0)],
+    }
+
+
+def _token(text: str, value: float) -> dict[str, Any]:
+    # A token may be a part of a character.
+    return {
+        "token": text,
+        "logprob": value,
+        "bytes": None if UNFINISHED in text else [*text.encode()],
+    }
+
+
+# Responses
+
+
+@router.post("/v1/responses", response_model=None)
+async def responses(request: Request, body: ResponsesBody, service: Served, key: Owner) -> Response:
+    """Answer the last question of the input; as POST /v1/chat/completions."""
+    frame = {
+        "id": f"resp_{secrets.token_hex(12)}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "model": body.model,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_tokens,
+        "temperature": body.temperature or 0.0,
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "parallel_tool_calls": False,
+        "tool_choice": "none",
+        "tools": [],
+        "store": False,
+        "error": None,
+        "incomplete_details": None,
+    }
+    if body.stream:
+        return await stream(request, _response_events(service, key, body, frame), end=b"")
+    (answered,) = await cancel_on_disconnect(request, whole_answers(service, key, body))
+    return JSONResponse(_finished(frame, f"msg_{secrets.token_hex(12)}", answered))
+
+
+async def _response_events(
+    service: Service, key: Key, body: ResponsesBody, frame: Mapping[str, Any]
+) -> Events:
+    asked = await to_ask(service, key, body)
+    item, numbers = f"msg_{secrets.token_hex(12)}", count()
+    place = {"item_id": item, "output_index": 0, "content_index": 0}
+    begun = {**frame, "status": "in_progress", "output": [], "usage": None}
+
+    def named(kind: str, **fields: Any) -> bytes:
+        name = f"response.{kind}"
+        return event({"type": name, "sequence_number": next(numbers), **fields}, name)
+
+    async with aclosing(formed(service, asked)) as parts:
+        async for _, part in parts:
+            match part:
+                case Selected():
+                    known = {**begun, "sedem": selection_of(part)}
+                    yield named("created", response=known)
+                    yield named("in_progress", response=known)
+                    empty = _message(item, "in_progress", [])
+                    yield named("output_item.added", output_index=0, item=empty)
+                    yield named("content_part.added", **place, part=_text("", []))
+                case Estimate():
+                    # OpenAI's clients know no such event.
+                    yield f": about {part.seconds:.0f} s for {part.blocks} blocks\n\n".encode()
+                case str():
+                    yield named("output_text.delta", **place, delta=part, logprobs=[])
+                case Answered():
+                    response = _finished(frame, item, part)
+                    (message,) = response["output"]
+                    (content,) = message["content"]
+                    for index, annotation in enumerate(content["annotations"]):
+                        yield named(
+                            "output_text.annotation.added",
+                            **place,
+                            annotation_index=index,
+                            annotation=annotation,
+                        )
+                    text = content["text"]
+                    yield named("output_text.done", **place, text=text, logprobs=[])
+                    yield named("content_part.done", **place, part=content)
+                    yield named("output_item.done", output_index=0, item=message)
+                    yield named(response["status"], response=response)
+
+
+def _finished(frame: Mapping[str, Any], item: str, answered: Answered) -> dict[str, Any]:
+    """Return the complete response."""
+    cut_off = answered.answer.finish_reason == "length"
+    status = "incomplete" if cut_off else "completed"
+    annotations = [
+        {"type": one["type"], **one["file_citation"]} for one in annotations_of(answered)
+    ]
+    usage = usage_of([answered])
+    return {
+        **frame,
+        "status": status,
+        "incomplete_details": {"reason": "max_output_tokens"} if cut_off else None,
+        "output": [_message(item, status, [_text(answered.answer.text, annotations)])],
+        "usage": {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": usage["prompt_tokens_details"],
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage["total_tokens"],
+        },
+        "sedem": details_of(answered),
+    }
+
+
+def _message(item: str, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+    told = {"type": "message", "id": item, "role": "assistant", "status": status}
+    return {**told, "content": content}
+
+
+def _text(text: str, annotations: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": annotations, "logprobs": []}
+
+
+# Both
+
+
+async def whole_answers(
+    service: Service, key: Key, body: AskBody, count: int = 1
+) -> list[Answered]:
+    """Answer a question and wait for the end; errors as in `to_ask` and `answering`."""
+    asked = await to_ask(service, key, body)
+    async with aclosing(formed(service, asked, count)) as parts:
+        return [part async for _, part in parts if isinstance(part, Answered)]
+
+
+async def formed(
+    service: Service, asked: ResolvedQuestion, count: int = 1
+) -> AsyncGenerator[tuple[int, Selected | Estimate | str | Answered], None]:
+    """Answer as `choices` does, in JSON if the body asks for it; that comes in one piece."""
+    field = asked.body.answer_field
+    async with aclosing(choices(service, asked, count)) as parts:
+        async for index, part in parts:
+            if field is not None and isinstance(part, Answered):
+                text = in_json(part.answer.text, field)
+                yield index, text
+                yield index, replace(part, answer=replace(part.answer, text=text))
+            elif field is None or not isinstance(part, str):
+                yield index, part
+
+
+def in_json(text: str, field: str) -> str:
+    """Return a text as the field of an object, unless it is the JSON of one that has it."""
+    with suppress(ValueError, RecursionError):
+        if isinstance(found := json.loads(text), dict) and (field in found or field == "answer"):
+            return text
+    return json.dumps({field: text}, ensure_ascii=False)
+
+
+def citations_of(selected: Selected) -> list[dict[str, Any]]:
+    """The blocks that an answer is conditioned on, best first."""
+    return [
+        {**asdict(citation), "document_index": index}
+        for citation, index in zip(selected.citations, selected.documents, strict=True)
+    ]
+
+
+def with_spans(answered: Answered) -> Selected:
+    """Return the blocks of an answer with where the answer stands in them."""
+    return replace(answered.selected, citations=answered.answer.citations)
+
+
+def selection_of(selected: Selected) -> dict[str, Any]:
+    """What a stream sends about an answer before its first token."""
+    return {
+        "citations": citations_of(selected),
+        "confidence": selected.confidence,
+        "k": selected.k,
+    }
+
+
+def details_of(answered: Answered) -> dict[str, Any]:
+    """The field `sedem` of an answer."""
+    asked, answer = answered.asked, answered.answer
+    # A quoted answer has no tokens of its own.
+    lost = ["logprobs"] if asked.decoding.logprobs is not None and answer.logprobs is None else []
+    details = {
+        **selection_of(with_spans(answered)),
+        "question": asked.request.question,
+        "blocks": answer.blocks,
+        "bank": asked.bank,
+        **{name: getattr(asked.request, name) for name in WAYS},
+        "answer_confidence": answer.answer_confidence,
+        "certainty": answer.certainty,
+        "alternative": answer.alternative,
+        "sentences": [
+            {"document": name, "start": start, "end": end} for name, start, end in answer.sentences
+        ],
+        "unsupported": answer.unsupported,
+        "finish_reason": answer.finish_reason,
+        "ignored": [*asked.body.ignored, *lost],
+        "cut": [*asked.unused, *answer.cut],
+        "timings": {name: round(ms, 3) for name, ms in answer.timings.items()},
+        "context_tokens": answer.context_tokens,
+        "stored_bytes": answer.stored_bytes,
+        "conditioning": answer.conditioning,
+    }
+    if answer.ranking is not None:
+        details["ranking"] = [
+            {"document": name, "start": start, "end": end} for name, start, end in answer.ranking
+        ]
+    return details
+
+
+def annotations_of(answered: Answered) -> list[dict[str, Any]]:
+    """The citations in OpenAI's format, one for each block; a file's id is its document's name.
+
+    A block with words of the answer has one for each place where they stand in the document.
+    """
+    cited = []
+    documents = answered.selected.documents
+    for citation, index in zip(answered.answer.citations, documents, strict=True):
+        file = {"file_id": citation.document, "filename": citation.document, "index": index}
+        places = [{"answer_start": a, "answer_end": b} for a, b in citation.answer_spans]
+        cited += [{"type": "file_citation", "file_citation": file | one} for one in places or [{}]]
+    return cited
+
+
+def finish_reason_of(answered: Answered) -> str:
+    """Why an answer ended, in OpenAI's terms."""
+    return "length" if answered.answer.finish_reason == "length" else "stop"
+
+
+def usage_of(answers: Sequence[Answered]) -> dict[str, Any]:
+    """Tokens of the documents and the question, and of all answers to it."""
+    asked = answers[0].asked
+    prompt = (answers[0].answer.context_tokens or 0) + asked.question_tokens
+    completion = sum(one.answer.answer_tokens or 0 for one in answers)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": asked.cached_tokens},
+    }
+
+
+# Models
+
+
+@router.get("/v1/models")
+def list_models(service: Served, key: Owner) -> dict[str, Any]:
+    """List the model, and the model with each bank that the key knows."""
+    return {"object": "list", "data": _models(service, key)}
+
+
+@router.get("/v1/models/{model:path}")
+def get_model(model: str, service: Served, key: Owner) -> dict[str, Any]:
+    """Return one of them; a bank's name alone is a name of the model with that bank."""
+    for entry in _models(service, key):
+        if model in (entry["id"], entry["sedem"]["bank"]):
+            return {**entry, "id": model}
+    raise not_found(f"there is no model '{model[:100]}'", "model", "model_not_found")
+
+
+def _models(service: Service, key: Key) -> list[dict[str, Any]]:
+    name, config = service.model.name, service.model.config
+    # A client cuts its messages to this length; the server reads that much text with a question.
+    context = service.settings.max_online_characters // CHARACTERS_PER_TOKEN
+    defaults = {
+        "k": config.k,
+        **{name: getattr(config, name) for name in WAYS},
+        "confidence": service.model.confidence is not None,
+        "min_confidence": config.min_confidence,
+    }
+    entries = [(name, 0, None)] + [
+        (f"{name}{SEPARATOR}{bank}", service.library.get(bank).created_at, bank)
+        for bank in service.library.names(key)
+    ]
+    return [
+        {
+            "id": id,
+            "object": "model",
+            "created": created,
+            "owned_by": "sedem",
+            "context_length": context,
+            "max_model_len": context,
+            "sedem": {**defaults, "bank": bank},
+        }
+        for id, created, bank in entries
+    ]

@@ -1,0 +1,304 @@
+"""What stands behind the routes: the open model, its scheduler and its banks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from threading import Thread
+from typing import TYPE_CHECKING, Annotated, Protocol
+
+from fastapi import Depends, FastAPI
+from starlette.requests import HTTPConnection
+from torch import Tensor
+
+from sedem.answering.decoding import GREEDY, Decoding
+from sedem.answering.scheduler import AsyncReply, Scheduler
+from sedem.bank.memory_bank import BankReader, MemoryBank, Snapshot
+from sedem.errors import ConfigError
+from sedem.selecting.plan import Request
+from sedem_serve.server.building import Builder
+from sedem_serve.server.errors import unavailable
+from sedem_serve.server.library import Library
+from sedem_serve.server.logs import log
+from sedem_serve.server.metrics import Metrics
+from sedem_serve.server.online import OnlineBanks
+from sedem_serve.server.settings import Settings
+
+if TYPE_CHECKING:
+    from sedem.engine.kept import Kept
+    from sedem.model import SeDeM
+
+
+OPENING_SECONDS = 60.0
+"""How long a request waits for the model to be opened; clients often ask as soon as they can."""
+LOOK_SECONDS = 0.05
+"""How often a request that waits looks whether it is open."""
+
+
+class Answerer(Protocol):
+    """Answers the questions of a server."""
+
+    rows: int
+
+    @property
+    def waiting(self) -> int:
+        """How many questions wait for a row."""
+
+    @property
+    def running(self) -> int:
+        """How many answers are being generated."""
+
+    def prepare(self, bank: Snapshot) -> None:
+        """Prepare for questions to a new version of a bank, which stays hidden until this returns.
+
+        Called from threads; it may take long. Questions to the last version continue meanwhile.
+
+        Raises:
+            SedemError: it cannot be queried; the last version stays.
+        """
+
+    def require_room(self) -> None:
+        """Raise now if `stream` would reject a question; as in `Scheduler.require_room`."""
+
+    def stream(self, request: Request, decoding: Decoding = GREEDY) -> AsyncReply:
+        """Answer a question; as in `Scheduler.stream`."""
+
+    def scores(self, bank: BankReader, question: str) -> Tensor:
+        """Return the score of every block `[N]`, as `SeDeM.scores`; called from threads."""
+
+    def drain(self) -> None:
+        """Accept no more questions and let answers finish; this does not block."""
+
+    def close(self, *, at_once: bool = False) -> None:
+        """Accept no more questions and stop; this blocks."""
+
+
+OpenAnswerer = Callable[[Settings, "SeDeM"], Answerer]
+"""Opens the answerer of a server, given its settings and its model."""
+
+
+class OneMachine(Scheduler):
+    """Answers with the model of this process."""
+
+    def __init__(self, settings: Settings, model: SeDeM) -> None:
+        super().__init__(
+            model, model.engine, model.name, rows=settings.rows, waiting=settings.waiting
+        )
+        self._scores = model.scores
+
+    def prepare(self, bank: Snapshot) -> None:
+        """Do nothing: the first question makes the keys."""
+
+    def scores(self, bank: BankReader, question: str) -> Tensor:
+        """Return the score of every block; as in `SeDeM.scores`."""
+        return self._scores(bank, question)
+
+
+@dataclass
+class Service:
+    """Everything that answers require."""
+
+    settings: Settings
+    model: SeDeM
+    scheduler: Answerer
+    library: Library
+    online: OnlineBanks
+    metrics: Metrics
+    builder: Builder
+
+
+@dataclass
+class Lifecycle:
+    """The stage of the server between its start and its end.
+
+    Attributes:
+        service: None until the model is open.
+        draining: whether the server is shutting down: it finishes answers and starts none.
+        in_flight: requests that change or answer something and are being served.
+        failed: why the model could not be opened.
+    """
+
+    service: Service | None = None
+    draining: bool = False
+    in_flight: int = 0
+    failed: Exception | None = None
+
+    @property
+    def opens(self) -> bool:
+        """Whether the model is being opened."""
+        return self.service is None and self.failed is None and not self.draining
+
+    def reason(self) -> str | None:
+        """Why the server cannot serve now; None if it can."""
+        if self.draining:
+            return "the server is shutting down; ask again in a moment"
+        if self.service is None:
+            return "the server is opening its model; ask again in a moment"
+        return None
+
+
+def lifecycle_of(connection: HTTPConnection) -> Lifecycle:
+    """Return the state of the server of a request."""
+    lifecycle: Lifecycle = connection.app.state.lifecycle
+    return lifecycle
+
+
+async def service_of(connection: HTTPConnection) -> Service:
+    """Return the service of a request, once the model is open; a dependency of routes.
+
+    It is a coroutine, like `key_of`: FastAPI runs plain functions in a thread, which costs more
+    than refusing a request.
+
+    Raises:
+        ApiError: 503, the model is not opened in time or the server is shutting down.
+    """
+    lifecycle = lifecycle_of(connection)
+    until = time.monotonic() + OPENING_SECONDS
+    while lifecycle.opens and time.monotonic() < until:
+        await asyncio.sleep(LOOK_SECONDS)
+    reason = lifecycle.reason()
+    if reason is not None or lifecycle.service is None:
+        raise unavailable(reason or "the server is not ready", retry_after=5)
+    return lifecycle.service
+
+
+Served = Annotated[Service, Depends(service_of)]
+
+
+def open_service(
+    settings: Settings,
+    metrics: Metrics,
+    model: SeDeM | None = None,
+    open_answerer: OpenAnswerer = OneMachine,
+) -> Service:
+    """Open the model, the scheduler and the banks; this takes seconds.
+
+    Raises:
+        SedemError: the model or a bank cannot be opened, or another server uses the folder.
+    """
+    model = model or open_model(settings)
+    with ExitStack() as opened:
+        scheduler = open_answerer(settings, model)
+        opened.callback(scheduler.close, at_once=True)
+        library = Library(settings, model, scheduler.prepare)
+        opened.callback(library.close)
+        builder, online = Builder(library, model, metrics), OnlineBanks(model, settings)
+        service = Service(settings, model, scheduler, library, online, metrics, builder)
+        _add_gauges(service)
+        _capture_graphs(model, library)
+        builder.start()
+        opened.pop_all()
+    return service
+
+
+def close_service(service: Service) -> None:
+    """Stop what is still running and close the files; this waits for the threads."""
+    service.scheduler.close(at_once=True)
+    service.online.close()
+    service.builder.close()
+    service.library.close()
+
+
+@asynccontextmanager
+async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    """Open the service in the background and close it at the end.
+
+    A model that a test passes in is open at once, so the first request need not wait.
+    """
+    lifecycle: Lifecycle = app.state.lifecycle
+    opening = asyncio.create_task(_open(app, lifecycle))
+    if app.state.model is not None:
+        await opening
+    try:
+        yield
+    finally:
+        lifecycle.draining = True
+        opening.cancel()
+        if lifecycle.service is not None:
+            await asyncio.to_thread(close_service, lifecycle.service)
+        app.state.tracer.close()
+
+
+async def _open(app: FastAPI, lifecycle: Lifecycle) -> None:
+    state = app.state
+    try:
+        lifecycle.service = await _in_thread(
+            partial(open_service, state.settings, state.metrics, state.model, state.open_answerer)
+        )
+    except Exception as error:
+        lifecycle.failed = error
+        if state.model is not None:
+            raise
+        state.on_failure()
+        return
+    model = lifecycle.service.model
+    log("ready", logging.INFO, model=model.name, engine=model.engine.name, device=model.device)
+
+
+async def _in_thread(work: Callable[[], Service]) -> Service:
+    """Run work in a thread that does not keep the process alive, and wait for the result."""
+    done: Future[Service] = Future()
+
+    def run() -> None:
+        with suppress(InvalidStateError):  # cancelled meanwhile
+            try:
+                done.set_result(work())
+            except Exception as error:
+                done.set_exception(error)
+
+    Thread(target=run, name="sedem-opening", daemon=True).start()
+    return await asyncio.wrap_future(done)
+
+
+def open_model(settings: Settings) -> SeDeM:
+    """Open the model of a server; as in `SeDeM.from_pretrained`."""
+    from sedem.backbone.loading import hide_bars
+    from sedem.engine.kept import KeptBudget, half_of_memory
+    from sedem.model import SeDeM
+
+    hide_bars()
+    model = SeDeM.from_pretrained(
+        settings.model,
+        device=settings.device,
+        engine=settings.engine,
+        weights=settings.weights,
+        kept=KeptBudget(memory=settings.memory or half_of_memory()),
+    )
+    if model.decoder.tokenizer.chat_template:
+        with suppress(ConfigError):  # a question that needs it reports the reason
+            _ = model.decoder.chat
+    return model
+
+
+def _capture_graphs(model: SeDeM, library: Library) -> None:
+    """Let an engine capture its graphs for usual questions before a client waits for an answer."""
+    banks = [e.bank for e in library.entries() if e.bank is not None and len(e.bank)]
+    if model.engine.ahead and banks:
+        model.rehearse(max(banks, key=len))
+
+
+def _add_gauges(service: Service) -> None:
+    """Add the gauges that are read when the metrics are read."""
+    scheduler, online, gauge = service.scheduler, service.online, service.metrics.gauge
+
+    def banks() -> list[MemoryBank]:
+        return [entry.bank for entry in service.library.entries() if entry.bank is not None]
+
+    gauge("questions_waiting", "Questions that wait for a row.", lambda: scheduler.waiting)
+    gauge("answers_running", "Answers that are being generated.", lambda: scheduler.running)
+    gauge("rows", "Maximum answers at once.", lambda: scheduler.rows)
+    gauge("online_banks", "Temporary banks of texts that came with questions.", lambda: len(online))
+    gauge("online_waiting", "Texts that wait to be read or are being read.", lambda: online.waiting)
+    gauge("banks", "Banks that can be asked.", lambda: len(banks()))
+    gauge("blocks", "Blocks of these banks.", lambda: sum(map(len, banks())))
+    kept: Kept | None = getattr(service.model.engine, "kept", None)
+    if kept is not None:
+        gauge("kept_hits", "Blocks whose keys and values were kept.", lambda: kept.hits)
+        gauge("kept_misses", "Blocks whose keys and values were computed.", lambda: kept.misses)
+        gauge("kept_bytes", "Bytes of kept keys and values.", lambda: kept.nbytes)

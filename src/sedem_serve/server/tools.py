@@ -1,0 +1,140 @@
+"""/mcp: the banks of the server as tools of agents, over streamable HTTP.
+
+The middleware of the application has checked the key and bounded the body; a key sees its banks
+here as everywhere. A browser may call it only from the server's own pages and those of --cors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.util import find_spec
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from sedem.errors import SedemError, UnavailableError
+from sedem_serve.server.errors import ApiError, forbidden, to_api_error
+from sedem_serve.server.keys import Key
+from sedem_serve.server.service import Answerer, Lifecycle, Service
+from sedem_serve.server.settings import Settings
+from sedem_serve.tools.toolbox import Limits, Toolbox
+
+PATH = "/mcp"
+SESSIONS = 256
+"""Most sessions of agents that are open; one that is not used for half an hour is closed."""
+LOCAL = ("127.0.0.1", "localhost", "[::1]")
+"""Hosts by which this machine calls a server that listens on one of them."""
+
+
+def add_tools(app: FastAPI, settings: Settings) -> None:
+    """Add the route of the tools, if the extra `tools` is installed."""
+    if find_spec("mcp") is None:
+        return
+    from mcp.server.transport_security import TransportSecuritySettings
+
+    from sedem_serve.tools.mcp import ToolServer
+
+    server = ToolServer(ServedBackend(app.state.lifecycle))
+    local = settings.host in (*LOCAL, "::1")
+    origins = [f"http://{host}:*" for host in LOCAL]
+    security = TransportSecuritySettings(
+        # A page of another site could reach a server of this machine by a name of its own.
+        enable_dns_rebinding_protection=local,
+        allowed_hosts=[*LOCAL, *(f"{host}:*" for host in LOCAL)],
+        allowed_origins=[*settings.cors, *origins],
+    )
+    tools = server.streamable_http_app(
+        streamable_http_path=PATH, transport_security=security, max_sessions=SESSIONS
+    )
+    for route in tools.routes:
+        # Behind a proxy, the server's own host is any.
+        inner = route.app if local else OwnOrigins(route.app, settings)  # type: ignore[attr-defined]
+        route.app = WithOwner(inner)  # type: ignore[attr-defined]
+        app.router.routes.append(route)
+    lifespan = app.router.lifespan_context
+
+    @asynccontextmanager
+    async def with_tools(app: FastAPI) -> AsyncIterator[None]:
+        async with lifespan(app), server.session_manager.run():
+            yield
+
+    app.router.lifespan_context = with_tools
+
+
+class WithOwner:
+    """Tells the SDK whose request it is: a session belongs to the key that made it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+        from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+        from mcp.server.auth.provider import AccessToken
+
+        key: Key = Request(scope).state.key
+        token = AccessToken(token=key.sha256, client_id=key.sha256, scopes=[])
+        await self.app({**scope, "user": AuthenticatedUser(token)}, receive, send)
+
+
+class OwnOrigins:
+    """Rejects requests that a page of another site sends."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self.app, self.settings = app, settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or answer it with 403."""
+        headers = Request(scope).headers
+        origin = headers.get("origin")
+        own = (
+            None,
+            *self.settings.cors,
+            *(f"{s}://{headers.get('host')}" for s in ("http", "https")),
+        )
+        if origin in own:
+            await self.app(scope, receive, send)
+        else:
+            error = forbidden("this request comes from a page of another site", "foreign_origin")
+            await error.response()(scope, receive, send)
+
+
+class ServedBackend:
+    """The banks of a server, for the key of each request."""
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self._lifecycle = lifecycle
+
+    def toolbox(self, request: Any) -> Toolbox:
+        """Return the tools for a key."""
+        service, key = self._service(), request.state.key
+        assert isinstance(key, Key)
+        settings = service.settings
+        return Toolbox(
+            [service.library.get(name) for name in service.library.names(key)],
+            lambda: service.model,
+            writable=key.write,
+            limits=Limits(settings.max_question_characters, settings.max_k, settings.max_tokens),
+        )
+
+    def asker(self) -> Answerer | None:
+        """Return what answers questions; None until the model is open."""
+        if self._lifecycle.draining:
+            self._service()
+        service = self._lifecycle.service
+        return None if service is None else service.scheduler
+
+    def told(self, error: BaseException | None) -> str | None:
+        """Return what a client is told about an error, without the server's folders."""
+        if isinstance(error, ApiError | SedemError):
+            return to_api_error(error).message
+        return None
+
+    def _service(self) -> Service:
+        reason, service = self._lifecycle.reason(), self._lifecycle.service
+        if reason is not None or service is None:
+            raise UnavailableError(reason or "the server is not ready")
+        return service
