@@ -28,7 +28,7 @@ from transformers import (
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
 from sedem.answering.running import RunningAnswers
-from sedem.backbone import chat_template, gguf, tokenizer_check
+from sedem.backbone import gguf, tokenizer
 from sedem.backbone.decoder import FAMILIES, Backbone
 from sedem.backbone.loading import open_backbone
 
@@ -109,12 +109,10 @@ def tried_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Try tokenizers and chat templates in this process, which has imported everything."""
 
     def here(call: str, *given: object, **limits: object) -> object:
-        name = call.partition(":")[2]
-        module = chat_template if name == "_render" else tokenizer_check
-        return json.loads(json.dumps(getattr(module, name)(*json.loads(json.dumps(given)))))
+        run = getattr(tokenizer, call.partition(":")[2])
+        return json.loads(json.dumps(run(*json.loads(json.dumps(given)))))
 
-    monkeypatch.setattr(chat_template, "apart", here)
-    monkeypatch.setattr(tokenizer_check, "apart", here)
+    monkeypatch.setattr(tokenizer, "apart", here)
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from sedem.bank.database import connect
 from sedem.bank.file import BankFile
 from sedem.bank.parts import Store
 from sedem.bank.rows import Meta
-from sedem.quantization import Quantized
+from sedem.tensors import Quantized
 
 PRINT = "0123456789abcdef" * 4
 OTHER = "fedcba9876543210" * 4

@@ -14,8 +14,8 @@ from sedem.answering.decoding import Decoding
 from sedem.bank.blocks import BlockRow
 from sedem.errors import SedemError
 from sedem.guidance.scores import Auto
-from sedem.quantization import BFLOAT16, quantize
 from sedem.selecting.plan import Request
+from sedem.tensors import BFLOAT16, quantize
 from sedem.types import Answer
 
 WORDS = (

@@ -23,8 +23,7 @@ from torch import nn
 from transformers import DynamicCache, PretrainedConfig
 
 from experiments.system.peers import PrefixCached
-from sedem.backbone.decoder import Backbone
-from sedem.backbone.masks import KeyAxis
+from sedem.backbone.decoder import Backbone, KeyAxis
 from sedem.backbone.meta import META, backbone_of, counted
 from sedem.backbone.prompts import question_ids
 from sedem.bank.keys import cache_dtype

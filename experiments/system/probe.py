@@ -20,11 +20,10 @@ from torch.utils.data import Subset
 
 from sedem.backbone.decoder import Backbone
 from sedem.checkpoint.folder import open_named
-from sedem.config import SedemConfig
+from sedem.config import NumberAbove0, SedemConfig, Settings, WholeAbove0, WholeFrom0
 from sedem.errors import ConfigError, DataError
 from sedem.model import SeDeM
 from sedem.modules import check_layers
-from sedem.validation import NumberAbove0, Settings, WholeAbove0, WholeFrom0
 from sedem_lab.data.corpus import TOKENIZED_TOGETHER, TokenizedCorpus
 from sedem_lab.data.windows import Windows
 from sedem_lab.evaluation.continuation import continuation_losses

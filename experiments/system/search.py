@@ -35,7 +35,6 @@ from sedem.bank.rows import Meta
 from sedem.bank.words import POSTINGS, score_words
 from sedem.guidance.scores import FEATURES, Confidence
 from sedem.method.segments import segment_text
-from sedem.quantization import Quantized
 from sedem.selecting.candidates import (
     CANDIDATES,
     CANDIDATES_ALONE,
@@ -43,6 +42,7 @@ from sedem.selecting.candidates import (
     bank_codes,
 )
 from sedem.selecting.select import encode_questions, scores_of
+from sedem.tensors import Quantized
 from sedem_lab.baselines.bm25 import bm25_scores, index_texts
 from sedem_lab.data import labels
 from sedem_lab.data.examples import Example

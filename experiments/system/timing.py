@@ -27,8 +27,8 @@ from sedem.bank.memory_bank import MemoryBank
 from sedem.bank.rows import Meta
 from sedem.config import SMALL_MODEL, Condition
 from sedem.method.segments import Segments, segment_text
-from sedem.quantization import Quantized
 from sedem.selecting.plan import Request
+from sedem.tensors import Quantized
 from sedem.types import Document
 from sedem_lab.bench.contexts import context, demo_text
 from sedem_lab.data import labels

@@ -22,7 +22,7 @@ from sedem.backbone.decoder import Backbone
 from sedem.backbone.gguf import is_gguf
 from sedem.bank.memory_bank import BankReader, MemoryBank
 from sedem.checkpoint import folder as checkpoint
-from sedem.checkpoint.portable import BACKBONE, portable_name
+from sedem.checkpoint.folder import BACKBONE, portable_name
 from sedem.checkpoint.untrained import untrained
 from sedem.config import PASSAGES, PER_DOCUMENT, SedemConfig
 from sedem.engine.device import chosen_device

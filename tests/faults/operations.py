@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from sedem import Document, MemoryBank
-from sedem.backbone.safetensors import load_weights, save_tensors
 from sedem.bank.blocks import BlockRow, Blocks
 from sedem.bank.care import DAMAGED, DamagedDocument, examine, repair
 from sedem.bank.copies import backup, export_bank, import_bank
@@ -28,7 +27,7 @@ from sedem.checkpoint import folder as checkpoint
 from sedem.config import CONFIG_FILE
 from sedem.errors import SedemError
 from sedem.method.selector import Selector
-from sedem.quantization import Quantized, join, quantize
+from sedem.tensors import Quantized, join, load_weights, quantize, save_tensors
 
 FINGERPRINT = "0123456789abcdef" * 4
 WIDTH, SLOTS = 1024, 4

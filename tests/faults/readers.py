@@ -29,7 +29,7 @@ from sedem.bank.file import BankFile
 from sedem.bank.memory_bank import Snapshot
 from sedem.bank.rows import Meta
 from sedem.errors import BankError
-from sedem.quantization import join
+from sedem.tensors import join
 
 PROCESSES, THREADS = 4, 8
 ROUND = 2000

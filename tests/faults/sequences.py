@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 from sedem import Document, MemoryBank
 from sedem.bank.care import Damage, examine_all
 from sedem.errors import BankError
-from sedem.quantization import DTYPES, Quantized, join, quantize
+from sedem.tensors import DTYPES, Quantized, join, quantize
 
 STEPS = 12
 NAMES = st.sampled_from(["a", "b", "c", "é 🥧"])

@@ -40,8 +40,7 @@ from stored_banks import META, append, change
 from unit.server.test_tools import VERSIONS, message
 
 from sedem.bank.file import BankFile
-from sedem.checkpoint.folder import seal
-from sedem.checkpoint.manifest import MANIFEST
+from sedem.checkpoint.folder import MANIFEST, seal
 from sedem.errors import SedemError
 from sedem_serve.server.guard import WRONG_KEYS, WRONG_KEYS_RATE
 from sedem_serve.server.tools import SESSIONS

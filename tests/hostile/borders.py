@@ -16,12 +16,12 @@ from document_files import docx_of, pdf_of
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from sedem.backbone.safetensors import load_weights
 from sedem.checkpoint.model_card import summary_of
 from sedem.config import SedemConfig
 from sedem.errors import DataError
 from sedem.reading.document_formats import parse
 from sedem.reading.documents import read_document, size_of
+from sedem.tensors import load_weights
 from sedem.untrusted import DOCUMENT_BYTES, read_bytes
 from sedem_lab.baselines.settings import method_of
 from sedem_lab.data.corpus import read_texts

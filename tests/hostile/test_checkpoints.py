@@ -15,13 +15,12 @@ from commands import sedem
 from conftest import CHAT_TEMPLATE
 
 from sedem import SeDeM, untrusted
-from sedem.backbone import chat_template, tokenizer_check
+from sedem.backbone import tokenizer
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.gguf import converted, gguf_file
 from sedem.backbone.loading import open_backbone
 from sedem.backbone.prompts import conversation_ids
-from sedem.checkpoint.folder import is_checkpoint, seal
-from sedem.checkpoint.manifest import MANIFEST
+from sedem.checkpoint.folder import MANIFEST, is_checkpoint, seal
 from sedem.errors import CheckpointError, ConfigError, SedemError, first_line
 
 
@@ -29,8 +28,7 @@ from sedem.errors import CheckpointError, ConfigError, SedemError, first_line
 def for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With processes, and nothing that was tried before."""
     monkeypatch.setenv("SEDEM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(chat_template, "apart", untrusted.apart)
-    monkeypatch.setattr(tokenizer_check, "apart", untrusted.apart)
+    monkeypatch.setattr(tokenizer, "apart", untrusted.apart)
 
 
 @pytest.fixture
@@ -152,7 +150,7 @@ def test_a_hostile_template_is_one_sentence(
     template: str, words: str, chat_backbone: Backbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if words == "needs more than 4 s":
-        monkeypatch.setattr(chat_template, "TEMPLATE_SECONDS", 4)
+        monkeypatch.setattr(tokenizer, "TEMPLATE_SECONDS", 4)
     chat_backbone.chat_tokenizer.chat_template = template
     refused(lambda: chat_backbone.chat, rf"the chat template of backbone .*{words}.*turn chat_temp")
 
@@ -165,7 +163,7 @@ def test_a_question_runs_no_template(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("a question ran the template")
 
-    monkeypatch.setattr(chat_template, "apart", never)
+    monkeypatch.setattr(tokenizer, "apart", never)
     turns = [("system", "Be brief."), *[("user", "Why?"), ("assistant", "So.")] * 30]
     assert len(conversation_ids(chat_backbone, [*turns, ("user", "When?")])) > 200
 
@@ -234,7 +232,7 @@ def test_a_hostile_tokenizer_is_one_sentence(
 def test_a_tokenizer_that_panics_or_backtracks_does_no_harm(
     change: Callable[[dict[str, Any]], None], copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenizer_check, "TOKENIZER_SECONDS", 10)
+    monkeypatch.setattr(tokenizer, "TOKENIZER_SECONDS", 10)
     try:
         open_backbone(str(changed(copied, change))).tokenize(["a" * 2000 + "!"])
     except (CheckpointError, ConfigError) as error:
@@ -243,7 +241,7 @@ def test_a_tokenizer_that_panics_or_backtracks_does_no_harm(
 
 def test_a_tokenizer_is_tried_once(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     open_backbone(str(copied))
-    monkeypatch.setattr(tokenizer_check, "apart", None)
+    monkeypatch.setattr(tokenizer, "apart", None)
     open_backbone(str(copied))
     os.utime(copied / "tokenizer.json", ns=(1, 1))
     with pytest.raises(CheckpointError, match="not callable"):

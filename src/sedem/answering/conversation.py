@@ -18,9 +18,9 @@ from sedem.bank.blocks import Blocks
 from sedem.bank.memory_bank import MemoryBank, Snapshot
 from sedem.errors import ConfigError
 from sedem.modules import SedemModules
-from sedem.quantization import Quantized
 from sedem.selecting.plan import Request, Scores, Selection
 from sedem.selecting.select import share_of_context
+from sedem.tensors import Quantized
 from sedem.types import Document
 
 

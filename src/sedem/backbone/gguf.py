@@ -31,8 +31,7 @@ import torch
 from packaging.version import Version
 from torch import Tensor
 
-from sedem.backbone.safetensors import WEIGHTS_FILE, check_sizes, save_tensors
-from sedem.config import CONFIG_FILE
+from sedem.config import CONFIG_FILE, check_sizes
 from sedem.durable_files import (
     build_once,
     bytes_text,
@@ -44,6 +43,7 @@ from sedem.durable_files import (
     sync_tree,
 )
 from sedem.errors import CheckpointError, ConfigError, first_line
+from sedem.tensors import WEIGHTS_FILE, save_tensors
 from sedem.untrusted import LimitError, apart, check_file, check_folder, is_folder, read_json
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sedem.backbone.chat_template import ids_around
 from sedem.backbone.decoder import Backbone
+from sedem.backbone.tokenizer import ids_around
 from sedem.errors import DataError
 from sedem.types import check_unicode
 

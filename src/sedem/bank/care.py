@@ -35,7 +35,7 @@ from sedem.bank.parts import Store
 from sedem.bank.rows import Meta, text_digest
 from sedem.durable_files import link, sync_folder
 from sedem.errors import BankError, DamagedBankError
-from sedem.quantization import BFLOAT16, DTYPES, Quantized, vector_bytes
+from sedem.tensors import BFLOAT16, DTYPES, Quantized, vector_bytes
 from sedem.types import Document, are_pages
 
 DAMAGED = ".damaged"

@@ -38,7 +38,7 @@ from sedem.bank.database import (
     query,
 )
 from sedem.errors import BankError, DamagedBankError
-from sedem.quantization import Quantized
+from sedem.tensors import Quantized
 
 logger = logging.getLogger(__name__)
 

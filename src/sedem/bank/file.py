@@ -51,7 +51,7 @@ from sedem.bank.database import (
 from sedem.bank.rows import Head, Meta
 from sedem.durable_files import make_folders, sync_folder
 from sedem.errors import BankError, BankMismatchError, DamagedBankError, UnknownDocumentError
-from sedem.quantization import Quantized
+from sedem.tensors import Quantized
 from sedem.types import Document
 
 logger = logging.getLogger(__name__)

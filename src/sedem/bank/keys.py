@@ -28,7 +28,7 @@ from sedem.bank.rows import checked_memory
 from sedem.bank.view import View, open_values
 from sedem.errors import BankError
 from sedem.method.selector import Selector
-from sedem.quantization import (
+from sedem.tensors import (
     BFLOAT16,
     DTYPES,
     Quantized,

@@ -24,7 +24,7 @@ from sedem.bank.parts import Place, Store, store_at
 from sedem.bank.rows import Meta
 from sedem.bank.view import Documents, View
 from sedem.errors import BankError
-from sedem.quantization import BFLOAT16, DTYPES, Quantized, check_dtype, empty, vector_bytes
+from sedem.tensors import BFLOAT16, DTYPES, Quantized, check_dtype, empty, vector_bytes
 from sedem.types import Citation, Document, page_of
 
 GROUP_BYTES = 2**26

@@ -34,9 +34,9 @@ from sedem.bank.buckets import Bucket, Folder, Tag, writing
 from sedem.bank.database import FOLDED_BEFORE, FORMAT, WAIT
 from sedem.bank.file import BankFile, Compacted, already_there, delete, unknown_document
 from sedem.bank.rows import Head, Meta, fits
+from sedem.config import explain
 from sedem.durable_files import CACHE, cache_folder, sha256
 from sedem.errors import BankError, ConfigError, DamagedBankError
-from sedem.validation import explain
 
 MANIFEST = "bank.json"
 """Names the parts of a bank, in its folder."""

@@ -19,7 +19,7 @@ from sedem.bank.blocks import MOST_SLOT_TOKENS, Blocks
 from sedem.bank.database import FORMAT, damaged, query, renew_words
 from sedem.errors import BankError
 from sedem.folding import folded
-from sedem.quantization import BFLOAT16, DTYPES, Quantized, vector_bytes
+from sedem.tensors import BFLOAT16, DTYPES, Quantized, vector_bytes
 from sedem.types import MOST_PAGES, NAME_CHARACTERS, Document
 
 TEXT_PIECE = 2**16

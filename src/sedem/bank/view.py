@@ -33,7 +33,7 @@ from sedem.bank.rows import (
     checked_text,
 )
 from sedem.errors import BankError
-from sedem.quantization import Quantized
+from sedem.tensors import Quantized
 from sedem.types import Document, are_pages
 
 COPIES = 10

@@ -5,10 +5,12 @@ Its manifest.json has sizes and hashes of these. Other files, such as README.md,
 
 from __future__ import annotations
 
+import json
 import logging
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
@@ -20,28 +22,32 @@ from torch import Tensor, nn
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.gguf import ENDING, gguf_file, is_gguf
 from sedem.backbone.loading import open_backbone
-from sedem.backbone.safetensors import (
+from sedem.bank.parts import Place, store_at
+from sedem.config import CONFIG_FILE, DEFAULT_MODEL, SedemConfig
+from sedem.durable_files import link_missing, replaced_folder, sha256, whole_folder, write_text
+from sedem.errors import BankError, CheckpointError
+from sedem.tensors import (
     check_weights,
     dequantize_int8,
     load_weights,
     quantize_int8,
     save_tensors,
 )
-from sedem.bank.parts import Place, store_at
-from sedem.checkpoint.manifest import MANIFEST, check_manifest, write_manifest
-from sedem.checkpoint.portable import BACKBONE, portable, shipped_folders
-from sedem.config import CONFIG_FILE, DEFAULT_MODEL, SedemConfig
-from sedem.durable_files import link_missing, replaced_folder, whole_folder
-from sedem.errors import BankError, CheckpointError
 from sedem.untrusted import check_folder, read_json
 
 logger = logging.getLogger(__name__)
 
 WEIGHTS_FILE = "sedem.safetensors"
 ADAPTER = "adapter"
+BACKBONE = "backbone"
+"""The folder of a backbone inside a checkpoint."""
+MANIFEST = "manifest.json"
 OWN = (CONFIG_FILE, WEIGHTS_FILE, ADAPTER)
 """What a checkpoint holds besides a backbone."""
 EXTRA_ENTRIES = frozenset({"sedem_version", "transformers_version"})
+
+Files = Mapping[str, tuple[int, str]]
+"""Size and SHA-256 of files, by their path in a folder."""
 
 
 def locate(name: str, revision: str | None = None) -> Path:
@@ -117,11 +123,18 @@ def seal(folder: Path) -> list[str]:
         if not (folder / name).is_file():
             raise CheckpointError(f"'{folder}' is not a checkpoint; it has no {name}")
     check_folder(folder, CheckpointError)
-    return write_manifest(folder, (*OWN, BACKBONE))
+    found = survey(folder, list(_own_files(folder)))
+    files = {name: {"bytes": size, "sha256": digest} for name, (size, digest) in found.items()}
+    write_text(folder / MANIFEST, json.dumps({"files": files}, indent=1) + "\n")
+    inside = (path for path in sorted(folder.rglob("*")) if not path.is_dir())
+    names = [path.relative_to(folder).as_posix() for path in inside]
+    return [name for name in names if name not in files and name != MANIFEST]
 
 
 def check(folder: Path, *used: str) -> None:
     """Refuse a checkpoint with a file that is missing, damaged or from another checkpoint.
+
+    A checkpoint without a manifest passes with a warning.
 
     Args:
         used: parts whose content is checked; for all others, only presence and sizes are.
@@ -132,8 +145,72 @@ def check(folder: Path, *used: str) -> None:
     """
     check_folder(folder, CheckpointError)
     # For any other folder, reading its config.json reports what is wrong.
-    if any((folder / name).is_file() for name in (WEIGHTS_FILE, MANIFEST)):
-        check_manifest(folder, (*OWN, BACKBONE), used)
+    if not any((folder / name).is_file() for name in (WEIGHTS_FILE, MANIFEST)):
+        return
+    renew = f"'sedem seal {shlex.quote(str(folder))}'"
+    try:
+        entries = read_json(folder / MANIFEST, CheckpointError)["files"]
+        files = {name: (int(one["bytes"]), str(one["sha256"])) for name, one in entries.items()}
+    except FileNotFoundError:
+        logger.warning(
+            "checkpoint '%s' has no %s, so damage would not be noticed; %s adds one",
+            folder,
+            MANIFEST,
+            renew,
+        )
+        return
+    except (CheckpointError, AttributeError, KeyError, OverflowError, TypeError, ValueError):
+        damage: str | None = f"'{folder / MANIFEST}' is damaged"
+    else:
+        strangers = [name for name in _own_files(folder) if name not in files]
+        if strangers:
+            damage = f"'{folder / strangers[0]}' does not belong to its checkpoint"
+        else:
+            chosen = [name for name in files if {name, name.partition("/")[0]} & {*used}]
+            damage = first_damage(folder, files, chosen)
+    if damage is not None:
+        raise CheckpointError(
+            f"{damage}; fetch the checkpoint again, or accept its files as they are with {renew}"
+        )
+
+
+def _own_files(folder: Path) -> Iterator[str]:
+    """Files of a checkpoint; hidden ones, which operating systems create, are ignored."""
+    for part in (folder / name for name in (*OWN, BACKBONE)):
+        for path in [part] if part.is_file() else sorted(part.rglob("*")):
+            name = path.relative_to(folder)
+            if path.is_file() and not any(step.startswith(".") for step in name.parts):
+                yield name.as_posix()
+
+
+def survey(folder: Path, names: Collection[str]) -> Files:
+    """Size and SHA-256 of files of a folder, by name."""
+    hashes = _hashes(folder, names)
+    return {name: ((folder / name).stat().st_size, hashes[name]) for name in names}
+
+
+def first_damage(folder: Path, files: Files, read: Collection[str] | None = None) -> str | None:
+    """What is wrong with the first damaged file of a folder; None if nothing is.
+
+    The content of `read` is compared, None means of all; of others only presence and size are.
+    """
+    for name, (size, _) in files.items():
+        path = folder / name
+        if not path.is_file():
+            return f"'{path}' is missing"
+        if (found := path.stat().st_size) != size:
+            return f"'{path}' is damaged (it has {found:,} bytes, {size:,} were written)"
+    for name, digest in _hashes(folder, files if read is None else read).items():
+        if digest != files[name][1]:
+            return f"'{folder / name}' is damaged (its content is not what was written)"
+    return None
+
+
+def _hashes(folder: Path, names: Collection[str]) -> dict[str, str]:
+    """SHA-256 by name; several files are hashed at once."""
+    with ThreadPoolExecutor() as threads:
+        found = threads.map(sha256, [folder / name for name in names])
+        return dict(zip(names, found, strict=True))
 
 
 @contextmanager
@@ -161,6 +238,13 @@ def _state(folder: Path) -> list[tuple[str, int, int, int]]:
     files = (path for part in OWN for path in [folder / part, *sorted((folder / part).glob("*"))])
     told = ((str(path), path.stat()) for path in files if path.is_file())
     return [(name, at.st_ino, at.st_size, at.st_mtime_ns) for name, at in told]
+
+
+def shipped_folders(kind: str) -> list[Path]:
+    """Folders of "checkpoints" or "recipes" that ship with sedem, in its wheel or source tree."""
+    package = Path(__file__).parents[1]
+    places = (package / kind, package.parents[1] / kind)
+    return [place for place in places if place.is_dir()]
 
 
 def embedded(name: str) -> Path | None:
@@ -194,6 +278,33 @@ def model_of(bank: Place) -> str:
         f"bank '{bank}' says that it was built by model '{claimed}'; sedem opens the model that a "
         f"bank names only if it ships with sedem; give -m {shlex.quote(claimed)} if you trust it"
     )
+
+
+def portable_name(name: str) -> str:
+    """The name of a backbone as a checkpoint stores it, the same from any working folder.
+
+    Returns:
+        The name of a shipped backbone, such as "sedem-nano/backbone", the absolute path of any
+        other folder or file, and a hub id as it is.
+    """
+    if not Path(name).exists():
+        return name
+    folder = Path(name).resolve()
+    for place in shipped_folders("checkpoints"):
+        if folder.is_relative_to(place):
+            return folder.relative_to(place).as_posix()
+    return str(folder)
+
+
+def portable(config: SedemConfig) -> SedemConfig:
+    """A configuration whose backbones have portable names.
+
+    The backbone inside a checkpoint keeps its name, which is relative to that checkpoint.
+    """
+    if config.encoder == BACKBONE and not config.cross_model:
+        return config
+    decoder = config.decoder and portable_name(config.decoder)
+    return config.with_changes(encoder=portable_name(config.encoder), decoder=decoder)
 
 
 def is_checkpoint(name: str) -> bool:

@@ -13,6 +13,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from sedem.backbone.gguf import OLLAMA
 from sedem.checkpoint.folder import (
+    BACKBONE,
     OWN,
     check,
     copy_backbone,
@@ -22,7 +23,6 @@ from sedem.checkpoint.folder import (
     seal,
 )
 from sedem.checkpoint.model_card import backbones_of, model_card, summary_of
-from sedem.checkpoint.portable import BACKBONE
 from sedem.config import CONFIG_FILE
 from sedem.errors import CheckpointError, ConfigError
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sedem.backbone.masks import KeyAxis
+from sedem.backbone.decoder import KeyAxis
 from sedem.engine.device import (
     Pool,
     Replay,

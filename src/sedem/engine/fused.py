@@ -22,8 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sedem.backbone.decoder import Backbone
-from sedem.backbone.masks import KeyAxis, KeyValues
+from sedem.backbone.decoder import Backbone, KeyAxis, KeyValues
 from sedem.config import SedemConfig
 from sedem.engine.device import between_pieces
 from sedem.engine.interface import WIDE

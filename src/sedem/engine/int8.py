@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sedem.engine.fused import MATRICES, FusedDecoder, FusedLayer
 from sedem.errors import ConfigError
-from sedem.quantization import quantize
+from sedem.tensors import quantize
 
 _LARGEST = 127
 _TINY = torch.tensor(torch.finfo(torch.float32).tiny)

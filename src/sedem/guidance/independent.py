@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sedem.backbone.masks import KeyAxis, KeyValues
+from sedem.backbone.decoder import KeyAxis, KeyValues
 from sedem.method.encoder import LayerRunner
 from sedem.method.injection import GrowingColumns, prefix_positions
 

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from sedem.backbone.masks import KeyAxis, KeyValues
+from sedem.backbone.decoder import KeyAxis, KeyValues
 
 
 class LayerRunner(Protocol):

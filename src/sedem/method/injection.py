@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sedem.backbone.masks import KeyAxis, KeyValues
+from sedem.backbone.decoder import KeyAxis, KeyValues
 from sedem.config import BlockContext
 from sedem.method.encoder import LayerRunner
 

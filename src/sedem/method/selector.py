@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sedem.backbone.safetensors import weights_digest
 from sedem.config import SedemConfig
 from sedem.errors import ConfigError
+from sedem.tensors import weights_digest
 
 ALL = "all"
 

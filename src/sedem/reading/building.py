@@ -25,9 +25,9 @@ from sedem.config import SedemConfig
 from sedem.engine.interface import Engine
 from sedem.errors import BankError, DataError
 from sedem.modules import SedemModules
-from sedem.quantization import BFLOAT16, Quantized, check_dtype
 from sedem.reading.encoding import Progress, compress, encode, segments_of
 from sedem.selecting import candidates
+from sedem.tensors import BFLOAT16, Quantized, check_dtype
 from sedem.types import Document, check_documents, distinct
 
 COMMIT = 400_000

@@ -19,7 +19,7 @@ from sedem.engine.interface import Engine
 from sedem.method.compressor import slot_tokens
 from sedem.method.segments import Segments, segment_text
 from sedem.modules import SedemModules
-from sedem.quantization import Quantized
+from sedem.tensors import Quantized
 from sedem.types import Document
 
 BATCHES = {"cpu": 8, "cuda": 32}

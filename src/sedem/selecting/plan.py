@@ -16,12 +16,11 @@ from torch import Tensor
 
 from sedem.bank.memory_bank import BankReader, Snapshot
 from sedem.bank.words import Words
-from sedem.config import WAYS, AnswerBy, Condition, Hops, SelectBy
+from sedem.config import WAYS, AnswerBy, Condition, Hops, SelectBy, check_choice
 from sedem.errors import ConfigError
 from sedem.guidance.scores import AUTO, Auto, Budget, is_share
 from sedem.method.selector import resolve_budget
 from sedem.modules import SedemModules
-from sedem.validation import check_choice
 
 Settled = int | str | tuple[float, int, int]
 """A number of blocks or "all"; of an adaptive budget, its mass, and the fewest and most blocks."""

@@ -40,9 +40,9 @@ from sedem.guidance.scores import (
 from sedem.guidance.spans import is_exact
 from sedem.method.selector import Selector, block_scores, resolve_budget, top_k
 from sedem.modules import SedemModules
-from sedem.quantization import Quantized
 from sedem.selecting import candidates
 from sedem.selecting.plan import Plan, Scores, Selection, Settled
+from sedem.tensors import Quantized
 
 REFERS_BACK = re.compile(
     r"\b(?:he|him|his|she|her|hers|it|its|they|them|their|theirs|these|those|this)\b"

@@ -32,12 +32,11 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from sedem.backbone.decoder import Backbone
-from sedem.backbone.masks import KeyAxis
+from sedem.backbone.decoder import Backbone, KeyAxis
+from sedem.config import Whole, WholeAbove0, WholeFrom0
 from sedem.errors import ConfigError
 from sedem.method.injection import GrowingCache, GrowingColumns
 from sedem.method.losses import next_token_loss
-from sedem.validation import Whole, WholeAbove0, WholeFrom0
 from sedem_lab.baselines.full_context import free_positions
 from sedem_lab.baselines.settings import ReaderConfig
 from sedem_lab.baselines.soft_prompt import PrefillResult, pad_left, prefill_result

@@ -25,11 +25,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from sedem.backbone.decoder import Backbone
-from sedem.backbone.masks import KeyAxis
+from sedem.backbone.decoder import Backbone, KeyAxis
+from sedem.config import Share, WholeAbove0, WidthAbove0, WidthFrom0
 from sedem.errors import ConfigError, DataError
 from sedem.method.injection import GrowingCache, GrowingColumns
-from sedem.validation import Share, WholeAbove0, WidthAbove0, WidthFrom0
 from sedem_lab.baselines.full_context import free_positions
 from sedem_lab.baselines.settings import LoraTargets, ReaderConfig
 from sedem_lab.baselines.soft_prompt import PrefillResult, pad_left, prefill_result

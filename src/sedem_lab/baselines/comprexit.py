@@ -30,8 +30,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PretrainedConfig
 
+from sedem.config import NumberAbove0, Share, WholeAbove0, WidthAbove0
 from sedem.method.compressor import pool, slot_tokens
-from sedem.validation import NumberAbove0, Share, WholeAbove0, WidthAbove0
 from sedem_lab.baselines.full_context import free_positions
 from sedem_lab.baselines.settings import ReaderConfig
 from sedem_lab.baselines.soft_prompt import (

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from sedem.validation import WholeAbove0, WidthFrom0
+from sedem.config import WholeAbove0, WidthFrom0
 from sedem_lab.baselines.full_context import free_positions
 from sedem_lab.baselines.settings import ReaderConfig
 from sedem_lab.baselines.soft_prompt import PrefillResult, prefill_soft_prompts, run_soft_prompts

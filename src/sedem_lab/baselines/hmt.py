@@ -34,10 +34,10 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from sedem.backbone.decoder import Backbone
+from sedem.config import Share, WholeAbove0, WholeFrom0, WidthAbove0, WidthFrom0
 from sedem.errors import ConfigError, DataError
 from sedem.method.injection import GrowingCache
 from sedem.method.losses import IGNORED, next_token_loss
-from sedem.validation import Share, WholeAbove0, WholeFrom0, WidthAbove0, WidthFrom0
 from sedem_lab.baselines.full_context import free_positions
 from sedem_lab.baselines.settings import LoraTargets, ReaderConfig
 from sedem_lab.baselines.soft_prompt import PrefillResult, prefill_result, run_embeddings

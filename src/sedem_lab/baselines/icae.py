@@ -25,9 +25,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
+from sedem.config import Share, WholeAbove0, WholeFrom0, WidthAbove0, WidthFrom0
 from sedem.errors import ConfigError
 from sedem.method.losses import IGNORED
-from sedem.validation import Share, WholeAbove0, WholeFrom0, WidthAbove0, WidthFrom0
 from sedem_lab.baselines.full_context import free_positions
 from sedem_lab.baselines.settings import LoraTargets, ReaderConfig
 from sedem_lab.baselines.soft_prompt import (

@@ -28,8 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache
 
-from sedem.backbone.decoder import Backbone
-from sedem.backbone.masks import KeyAxis
+from sedem.backbone.decoder import Backbone, KeyAxis
 from sedem.backbone.prompts import SEPARATOR, question_ids
 from sedem.engine.device import Clock
 from sedem.errors import DataError

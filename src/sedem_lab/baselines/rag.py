@@ -30,12 +30,11 @@ from transformers import PretrainedConfig
 
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.prompts import SEPARATOR, question_ids
-from sedem.config import SedemConfig
+from sedem.config import SedemConfig, WholeAbove0, WidthAbove0
 from sedem.errors import ConfigError
 from sedem.method.encoder import encode
 from sedem.method.selector import Selector, block_scores, resolve_budget, top_k
 from sedem.types import Answer, Document
-from sedem.validation import WholeAbove0, WidthAbove0
 from sedem_lab.baselines.full_context import free_positions
 from sedem_lab.baselines.full_context_tuned import FullContextTuned, FullContextTunedConfig
 from sedem_lab.baselines.paragraphs import Paragraph, split, split_notes

@@ -11,10 +11,9 @@ from pydantic_core import PydanticCustomError
 
 from sedem.backbone.decoder import LORA_TARGETS
 from sedem.checkpoint.folder import EXTRA_ENTRIES, entries_of, versions
-from sedem.config import CONFIG_FILE
+from sedem.config import CONFIG_FILE, Settings, Share, WholeAbove0, WidthFrom0
 from sedem.errors import CheckpointError, ConfigError
 from sedem.method.selector import resolve_budget
-from sedem.validation import Settings, Share, WholeAbove0, WidthFrom0
 
 PROJECTIONS = (*LORA_TARGETS, "gate_proj", "up_proj", "down_proj")
 """The matrices of a layer that can have adapters."""

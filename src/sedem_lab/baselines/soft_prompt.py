@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from sedem.backbone.decoder import Backbone
-from sedem.backbone.masks import KeyAxis
+from sedem.backbone.decoder import Backbone, KeyAxis
 from sedem.engine.interface import Step
 from sedem.method.injection import Blocks, GrowingCache, Prefilled, prefill, step
 from sedem.method.losses import next_token_loss

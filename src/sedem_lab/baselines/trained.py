@@ -26,7 +26,7 @@ from sedem.answering.decoding import Decoding, Transcript
 from sedem.backbone.decoder import FAMILIES, Backbone
 from sedem.backbone.prompts import context_prompt, question_ids
 from sedem.checkpoint import folder as checkpoint
-from sedem.checkpoint.portable import portable_name
+from sedem.checkpoint.folder import portable_name
 from sedem.engine.device import Clock, chosen_device
 from sedem.errors import CheckpointError, ConfigError
 from sedem.method.losses import next_token_loss

@@ -21,9 +21,8 @@ from pydantic import AfterValidator, Field
 
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import empty_model, open_backbone
-from sedem.checkpoint.folder import EXTRA_ENTRIES, locate, open_backbones
-from sedem.checkpoint.portable import BACKBONE
-from sedem.config import DEFAULT_MODEL, SMALL_MODEL, BlockContext, SedemConfig
+from sedem.checkpoint.folder import BACKBONE, EXTRA_ENTRIES, locate, open_backbones
+from sedem.config import DEFAULT_MODEL, SMALL_MODEL, BlockContext, SedemConfig, Whole, WholeAbove0
 from sedem.engine.device import chosen_device
 from sedem.engine.kept import KeptBudget
 from sedem.engine.static import open_engine
@@ -31,7 +30,6 @@ from sedem.errors import ConfigError
 from sedem.model import SeDeM
 from sedem.selecting.plan import budget_of
 from sedem.types import Reader
-from sedem.validation import Whole, WholeAbove0
 from sedem_lab.baselines.full_context import FullContext
 from sedem_lab.baselines.registry import METHODS, TRAINED, reader_class
 from sedem_lab.evaluation.config import MethodSettings

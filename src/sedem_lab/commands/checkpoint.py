@@ -16,8 +16,7 @@ from sedem.cli.options import (
     hops_of,
     parse_options,
 )
-from sedem.config import WAYS
-from sedem.validation import check_choice
+from sedem.config import WAYS, check_choice
 from sedem_lab.commands.train import Overrides, RecipeFile, RecipeName, recipe_path
 
 if TYPE_CHECKING:
@@ -161,8 +160,7 @@ def seal(
     Their sizes and hashes are written to its manifest, against which every opening checks them.
     Do this after a change by hand, and to a checkpoint that has no manifest.
     """
-    from sedem.checkpoint.folder import seal
-    from sedem.checkpoint.manifest import MANIFEST
+    from sedem.checkpoint.folder import MANIFEST, seal
 
     left_out = seal(checkpoint)
     output.write(f"{checkpoint / MANIFEST}: written")

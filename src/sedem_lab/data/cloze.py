@@ -12,9 +12,9 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from sedem.config import Whole, WholeAbove0
 from sedem.errors import DataError
 from sedem.types import Document
-from sedem.validation import Whole, WholeAbove0
 from sedem_lab.data.articles import articles, paragraphs
 from sedem_lab.data.examples import Evidence, Example, ExampleSet, filled_up
 from sedem_lab.data.records import Records

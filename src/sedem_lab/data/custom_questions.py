@@ -19,9 +19,9 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
+from sedem.config import Whole
 from sedem.errors import DataError
 from sedem.types import Document
-from sedem.validation import Whole
 from sedem_lab.data.examples import Evidence, Example, ExampleSet
 from sedem_lab.data.records import FilledText, Id, RecordModel, Records, within
 

@@ -12,10 +12,10 @@ from typing import Annotated, Any
 
 from pydantic import AliasChoices, BeforeValidator, Discriminator, Field, Tag
 
+from sedem.config import Whole
 from sedem.errors import DataError
 from sedem.types import Document
 from sedem.untrusted import parse_json
-from sedem.validation import Whole
 from sedem_lab.data.examples import (
     NO_CONTEXT,
     Example,

@@ -16,8 +16,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from sedem.config import Whole, WholeAbove0
 from sedem.types import Document
-from sedem.validation import Whole, WholeAbove0
 from sedem_lab.data.articles import fillers
 from sedem_lab.data.examples import Evidence, Example, ExampleSet
 from sedem_lab.data.facts import Split, split_of

@@ -12,10 +12,10 @@ from typing import Any, get_type_hints
 
 from pydantic import create_model
 
+from sedem.config import LARGEST, Settings
 from sedem.durable_files import sha256
 from sedem.errors import ConfigError, DataError
 from sedem.untrusted import check_file, exists, is_folder
-from sedem.validation import LARGEST, Settings
 from sedem_lab.data import (
     cloze,
     custom_questions,

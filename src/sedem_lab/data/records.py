@@ -27,6 +27,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from sedem.config import explain
 from sedem.errors import DataError, first_line
 from sedem.untrusted import (
     JSON_BYTES,
@@ -36,7 +37,6 @@ from sedem.untrusted import (
     open_file,
     parse_json,
 )
-from sedem.validation import explain
 
 Record = dict[str, Any]
 Records = Iterator[tuple[str, Record]]

@@ -11,9 +11,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from sedem.config import Flag, Whole, WholeAbove0, WholeFrom0
 from sedem.errors import DataError
 from sedem.types import Document
-from sedem.validation import Flag, Whole, WholeAbove0, WholeFrom0
 from sedem_lab.data.examples import Evidence, Example, ExampleSet, distinct_answers, whole
 from sedem_lab.data.multihop import ParagraphQuestion, parse, usable
 from sedem_lab.data.records import Records, within

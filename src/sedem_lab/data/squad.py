@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Annotated, Any, TypeVar
 
+from sedem.config import Flag, Whole, WholeFrom0
 from sedem.errors import DataError
 from sedem.types import Document
-from sedem.validation import Flag, Whole, WholeFrom0
 from sedem_lab.data.examples import (
     NO_CONTEXT,
     Evidence,

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sedem.checkpoint.folder import locate
-from sedem.checkpoint.portable import BACKBONE
+from sedem.checkpoint.folder import BACKBONE, locate
 from sedem.config import SMALL_MODEL
 from sedem.errors import ConfigError, first_line
 from sedem.untrusted import exists, is_folder

@@ -11,8 +11,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sedem.config import Whole, WholeAbove0
 from sedem.types import Document
-from sedem.validation import Whole, WholeAbove0
 from sedem_lab.data.articles import fillers
 from sedem_lab.data.examples import Evidence, Example, ExampleSet
 from sedem_lab.data.facts import Split, make

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sedem.answering.decoding import ANSWER_LIMIT, LONG_ANSWER_LIMIT
-from sedem.checkpoint.folder import EXTRA_ENTRIES, locate
-from sedem.checkpoint.portable import BACKBONE
+from sedem.checkpoint.folder import BACKBONE, EXTRA_ENTRIES, locate
 from sedem.config import SedemConfig
 from sedem.durable_files import sha256
 from sedem_lab.baselines.registry import find, reader_class

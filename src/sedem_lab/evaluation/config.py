@@ -10,9 +10,17 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from sedem.config import AnswerBy, Condition, Hops, SelectBy
+from sedem.config import (
+    AnswerBy,
+    Condition,
+    Hops,
+    SelectBy,
+    Settings,
+    Whole,
+    WholeAbove0,
+    WholeFrom0,
+)
 from sedem.errors import ConfigError
-from sedem.validation import Settings, Whole, WholeAbove0, WholeFrom0
 
 Control = Literal["selected", "gold", "gold-documents", "wrong", "none"]
 """Which blocks SeDeM answers from.

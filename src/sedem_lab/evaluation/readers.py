@@ -25,9 +25,9 @@ from sedem.errors import ConfigError
 from sedem.guidance.scores import Budget
 from sedem.method.selector import ALL, top_k
 from sedem.model import SeDeM
-from sedem.quantization import BFLOAT16, Quantized, check_dtype, join
 from sedem.selecting.plan import Request, budget_of
 from sedem.selecting.select import count_blocks
+from sedem.tensors import BFLOAT16, Quantized, check_dtype, join
 from sedem.types import Answer, Document, Reader
 from sedem_lab.baselines.full_context import FullContext
 from sedem_lab.baselines.registry import find

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from sedem.config import WholeAbove0, WholeFrom0
 from sedem.errors import SedemError
 from sedem.types import Answer, Citation, Span
-from sedem.validation import WholeAbove0, WholeFrom0
 from sedem_lab.data.examples import Example
 from sedem_lab.evaluation.metrics import (
     evidence_recall_at,

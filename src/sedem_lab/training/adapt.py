@@ -23,17 +23,22 @@ from tqdm.auto import tqdm
 from transformers import set_seed
 
 from sedem.backbone.decoder import Backbone
-from sedem.checkpoint.folder import EXTRA_ENTRIES, is_checkpoint, locate, open_named, unfinished
+from sedem.checkpoint.folder import (
+    EXTRA_ENTRIES,
+    is_checkpoint,
+    locate,
+    open_named,
+    portable_name,
+    unfinished,
+)
 from sedem.checkpoint.hub import CARD_FILE
 from sedem.checkpoint.model_card import SUMMARY_FILE, adapted_card
-from sedem.checkpoint.portable import portable_name
 from sedem.checkpoint.untrained import middle_layer
-from sedem.config import CONFIG_FILE, SedemConfig
+from sedem.config import CONFIG_FILE, NumberFrom0, SedemConfig, Settings, Whole, WholeAbove0
 from sedem.durable_files import write_text
 from sedem.errors import CheckpointError, ConfigError, DataError
 from sedem.types import Document
 from sedem.untrusted import read_json
-from sedem.validation import NumberFrom0, Settings, Whole, WholeAbove0
 from sedem_lab.data.custom_questions import dump
 from sedem_lab.data.document_questions import packed, questions, split_documents, tokens_of
 from sedem_lab.data.windows import Windows

@@ -11,11 +11,10 @@ from typing import Any, Literal, Self, Unpack
 from pydantic import SerializeAsAny, create_model, model_validator
 from torch import Tensor, nn
 
-from sedem.checkpoint.folder import open_named
-from sedem.checkpoint.portable import portable_name
+from sedem.checkpoint.folder import open_named, portable_name
+from sedem.config import Flag, WholeAbove0
 from sedem.errors import ConfigError
 from sedem.method.selector import SelectorStart, resolve_budget
-from sedem.validation import Flag, WholeAbove0
 from sedem_lab.baselines.rag import RAG
 from sedem_lab.baselines.registry import reader_class
 from sedem_lab.baselines.settings import ReaderConfig

@@ -7,7 +7,7 @@ import logging
 import shutil
 from pathlib import Path
 
-from sedem.checkpoint.manifest import first_damage, survey
+from sedem.checkpoint.folder import first_damage, survey
 from sedem.durable_files import sync_folder, sync_tree, write_text
 
 logger = logging.getLogger(__name__)

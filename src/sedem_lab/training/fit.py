@@ -26,11 +26,11 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm.auto import tqdm
 from transformers import get_scheduler
 
-from sedem.backbone.safetensors import check_weights, load_weights, save_tensors
 from sedem.checkpoint.hub import push_folder
 from sedem.checkpoint.model_card import SUMMARY_FILE
 from sedem.durable_files import write_text
 from sedem.errors import CheckpointError, ConfigError
+from sedem.tensors import check_weights, load_weights, save_tensors
 from sedem_lab.data.windows import Windows
 from sedem_lab.provenance import provenance
 from sedem_lab.training.checkpoints import (

@@ -19,10 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 import yaml
 from pydantic import BeforeValidator, Field, model_validator
 
-from sedem.engine.device import multiplies_bfloat16
-from sedem.errors import ConfigError
-from sedem.untrusted import DEPTH, YAML_BYTES, parse_yaml, read_text
-from sedem.validation import (
+from sedem.config import (
     Flag,
     NumberAbove0,
     NumberFrom0,
@@ -31,6 +28,9 @@ from sedem.validation import (
     WholeAbove0,
     WholeFrom0,
 )
+from sedem.engine.device import multiplies_bfloat16
+from sedem.errors import ConfigError
+from sedem.untrusted import DEPTH, YAML_BYTES, parse_yaml, read_text
 
 RecipeKind = TypeVar("RecipeKind", bound=Settings)
 Schedule = Literal["linear", "cosine", "constant_with_warmup"]

@@ -10,8 +10,8 @@ from typing import Literal
 
 from torch import Tensor
 
+from sedem.config import Flag, Number, NumberAbove0, Settings
 from sedem.method.losses import mean_where, selection_loss
-from sedem.validation import Flag, Number, NumberAbove0, Settings
 from sedem_lab.training.block_batch import BlockBatch
 
 Conditioning = Literal["selected", "mixed", "gold", "gold-then-selected"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sedem.checkpoint.portable import shipped_folders
+from sedem.checkpoint.folder import shipped_folders
+from sedem.config import nearest
 from sedem.errors import ConfigError
-from sedem.validation import nearest
 from sedem_lab.training.recipe import BACKBONES, read_entries, variants
 
 DEFAULT_BACKBONE = "llama-3.2-1b"

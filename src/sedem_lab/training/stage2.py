@@ -12,12 +12,12 @@ from typing import Any, Self, Unpack
 import torch
 from torch import Tensor, nn
 
+from sedem.config import Number, NumberAbove0
 from sedem.engine.eager import condition
 from sedem.errors import ConfigError
 from sedem.guidance.scores import text_count
 from sedem.method.losses import IGNORED, reconstruction_loss
 from sedem.model import SeDeM
-from sedem.validation import Number, NumberAbove0
 from sedem_lab.training.block_batch import (
     BlockBatch,
     BlockCollator,

@@ -10,14 +10,12 @@ from pydantic import Field, model_validator
 from torch.utils.data import Dataset
 
 from sedem.backbone.decoder import check_compiler
-from sedem.checkpoint.folder import open_backbones
-from sedem.checkpoint.portable import portable
-from sedem.config import FITTED, Condition, SedemConfig
+from sedem.checkpoint.folder import open_backbones, portable
+from sedem.config import FITTED, Condition, Flag, NumberAbove0, SedemConfig, WholeAbove0
 from sedem.errors import ConfigError
 from sedem.guidance.scores import Guidance
 from sedem.method.selector import SelectorStart, resolve_budget
 from sedem.model import SeDeM
-from sedem.validation import Flag, NumberAbove0, WholeAbove0
 from sedem_lab.training.block_batch import BlockCollator
 from sedem_lab.training.block_dataset import BlockDataset
 from sedem_lab.training.fit import fit

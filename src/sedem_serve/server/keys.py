@@ -19,10 +19,10 @@ from typing import Annotated
 
 from pydantic import StringConstraints
 
+from sedem.config import Flag, Settings
 from sedem.durable_files import atomic_write
 from sedem.errors import ConfigError
 from sedem.untrusted import read_json
-from sedem.validation import Flag, Settings
 
 SECRET = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}")
 """A valid secret: characters that headers and cookies can carry unescaped."""

@@ -9,15 +9,14 @@ from typing import Literal
 
 from pydantic import ByteSize, Field, field_validator
 
-from sedem import validation
-from sedem.config import DEFAULT_MODEL
-from sedem.validation import Flag, NumberFrom0, WholeAbove0, WholeFrom0
+from sedem import config
+from sedem.config import DEFAULT_MODEL, Flag, NumberFrom0, WholeAbove0, WholeFrom0
 
 BANK_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 """A valid bank name; it is also part of the name of its file."""
 
 
-class Settings(validation.Settings):
+class Settings(config.Settings):
     """What a server serves and its limits. The flags of `sedem serve` have the descriptions.
 
     Attributes:

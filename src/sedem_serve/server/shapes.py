@@ -14,8 +14,7 @@ from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, C
 from pydantic_core import PydanticCustomError
 
 from sedem.backbone.prompts import Turn
-from sedem.config import AnswerBy, Condition, Hops, SelectBy
-from sedem.validation import Flag, Number, Share
+from sedem.config import AnswerBy, Condition, Flag, Hops, Number, SelectBy, Share
 
 MAX_STOPS = 16
 """Maximum number of stop strings of a request."""

@@ -24,8 +24,8 @@ from sedem.engine.interface import AnswerInputs
 from sedem.engine.static import open_engine
 from sedem.errors import ConfigError, DataError
 from sedem.method import selector
-from sedem.quantization import Quantized
 from sedem.selecting.plan import Request
+from sedem.tensors import Quantized
 from sedem_lab.baselines.full_context import FullContext
 
 

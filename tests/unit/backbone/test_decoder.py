@@ -11,11 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizer
 
-from sedem.backbone.decoder import Backbone, check_compiler
+from sedem.backbone.decoder import Backbone, KeyAxis, check_compiler
 from sedem.backbone.loading import INT8_FILE, open_backbone
-from sedem.backbone.masks import KeyAxis
-from sedem.backbone.safetensors import dequantize_int8, quantize_int8
 from sedem.errors import CheckpointError, ConfigError
+from sedem.tensors import dequantize_int8, quantize_int8
 
 IDS = torch.tensor([[0, 50, 60, 70, 80]])
 POSITIONS = torch.arange(5)[None]

@@ -21,8 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sedem.backbone import gguf
 from sedem.backbone.gguf import ARCHITECTURES, Published, convert, converted, gguf_file, is_gguf
-from sedem.backbone.light import LightBackbone
-from sedem.backbone.loading import open_backbone
+from sedem.backbone.loading import LightBackbone, open_backbone
 from sedem.errors import CheckpointError, ConfigError
 
 TOKENS = torch.arange(2, 80)[None]

@@ -22,7 +22,7 @@ from sedem.bank.care import Damage, DamagedDocument, Repaired, examine, repair
 from sedem.bank.database import connect
 from sedem.bank.file import BankFile
 from sedem.errors import BankError, DataError
-from sedem.quantization import Quantized
+from sedem.tensors import Quantized
 
 COUNT, WIDE = 40, 1024
 """Documents of the bank, and numbers per slot: blocks need many pages."""

@@ -18,7 +18,7 @@ from sedem.bank.copies import backup, export_bank
 from sedem.bank.database import connect
 from sedem.bank.file import BankFile
 from sedem.bank.rows import text_digest
-from sedem.quantization import Quantized
+from sedem.tensors import Quantized
 
 NAME, TEXT, SEED = "zqname.txt", "The zqsecret password is zqtulip.", 77
 CODE, KEPT = 0xABCDEF0123456789, b"zqkept"

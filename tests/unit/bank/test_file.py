@@ -21,7 +21,7 @@ from sedem.bank.database import connect, page_size
 from sedem.bank.file import BankFile, delete
 from sedem.bank.view import View
 from sedem.errors import BankError, BankMismatchError, UnknownDocumentError
-from sedem.quantization import Quantized
+from sedem.tensors import Quantized
 
 
 @pytest.fixture

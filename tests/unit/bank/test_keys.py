@@ -27,8 +27,8 @@ from sedem.bank.keys import (
 )
 from sedem.errors import BankError, ConfigError
 from sedem.method.selector import Selector, block_scores
-from sedem.quantization import DTYPES, Quantized, vector_bytes
 from sedem.selecting.select import encode_questions
+from sedem.tensors import DTYPES, Quantized, vector_bytes
 
 QUESTIONS = ("What is the rent?", "How long does the pie keep, if it is served with plums?")
 EXTRA = Document("note.md", "The cellar key hangs behind the door; the meter is read in March.")

@@ -15,7 +15,7 @@ from sedem.backbone.decoder import Backbone
 from sedem.bank.blocks import BlockRow, Blocks
 from sedem.bank.file import BankFile, unknown_document
 from sedem.errors import BankError, ConfigError, DataError
-from sedem.quantization import quantize
+from sedem.tensors import quantize
 
 QUESTIONS = ("What is the rent?", "How long does the pie keep?")
 SHORT = Decoding(max_new_tokens=12)

@@ -13,8 +13,7 @@ from transformers import AutoConfig
 from sedem import Document
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
-from sedem.checkpoint.folder import locate
-from sedem.checkpoint.portable import BACKBONE
+from sedem.checkpoint.folder import BACKBONE, locate
 from sedem.errors import ConfigError, DataError
 from sedem_lab.baselines.icae import ICAEConfig
 from sedem_lab.baselines.registry import TRAINED

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import builtins
+import io
+import itertools
 import json
+import os
+import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +22,19 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from sedem import Decoding, Document, SeDeM, SedemConfig
+from sedem import Decoding, Document, SeDeM, SedemConfig, tensors
 from sedem.backbone.decoder import ADAPTER_WEIGHTS, Backbone
 from sedem.backbone.loading import INT8_FILE, open_backbone
-from sedem.backbone.safetensors import quantize_int8
 from sedem.checkpoint import folder as checkpoint
-from sedem.checkpoint import portable
-from sedem.checkpoint.manifest import MANIFEST
+from sedem.checkpoint.folder import MANIFEST, locate, opening, seal, shipped_folders
 from sedem.errors import CheckpointError, ConfigError
 from sedem.guidance.scores import Confidence
+from sedem.tensors import quantize_int8
 
 QUESTIONS = ("What is the rent?", "How long does the pie keep?")
 DOCUMENTS = (Document("lease.txt", LEASE), Document("recipe.txt", RECIPE))
 SHORT = Decoding(max_new_tokens=12)
+WEIGHTS, ADAPTER = "sedem.safetensors", "adapter/adapter_model.safetensors"
 
 
 @pytest.fixture(autouse=True)
@@ -262,11 +268,11 @@ def test_a_backbone_in_a_relative_folder_is_found_from_any_other(
 
 def test_a_shipped_backbone_is_stored_by_its_name(config: SedemConfig, tmp_path: Path) -> None:
     shipped = checkpoint.embedded("sedem-nano/backbone")
-    assert portable.portable_name(str(shipped)) == "sedem-nano/backbone"
-    assert portable.portable_name("sedem-nano/backbone") == "sedem-nano/backbone"
-    assert portable.portable_name("meta-llama/Llama-3.2-1B") == "meta-llama/Llama-3.2-1B"
-    assert portable.portable_name(str(tmp_path)) == str(tmp_path)
-    travels = portable.portable(config.with_changes(encoder="owner/name", decoder=str(shipped)))
+    assert checkpoint.portable_name(str(shipped)) == "sedem-nano/backbone"
+    assert checkpoint.portable_name("sedem-nano/backbone") == "sedem-nano/backbone"
+    assert checkpoint.portable_name("meta-llama/Llama-3.2-1B") == "meta-llama/Llama-3.2-1B"
+    assert checkpoint.portable_name(str(tmp_path)) == str(tmp_path)
+    travels = checkpoint.portable(config.with_changes(encoder="owner/name", decoder=str(shipped)))
     assert (travels.encoder, travels.decoder) == ("owner/name", "sedem-nano/backbone")
 
 
@@ -292,10 +298,6 @@ def change_weights(path: Path, change: Callable[[dict[str, Tensor]], object]) ->
 def change_config(folder: Path, **changes: object) -> None:
     entries = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**entries, **changes}))
-
-
-WEIGHTS = "sedem.safetensors"
-ADAPTER = "adapter/adapter_model.safetensors"
 
 
 @pytest.mark.parametrize("file", [WEIGHTS, ADAPTER])
@@ -463,3 +465,261 @@ def test_a_confidence_is_added_to_a_checkpoint_whose_other_weights_keep_their_by
         assert found is not None and torch.equal(found.weight, part.weight)
         assert torch.equal(found.bias, part.bias)
     assert not list(tmp_path.glob(".*"))
+
+
+FLIPS = 60
+
+
+@pytest.fixture
+def adapted(model: SeDeM) -> SeDeM:
+    model.decoder.add_lora(model.config.lora_rank, model.config.lora_alpha)
+    return model
+
+
+@pytest.fixture
+def sealed(adapted: SeDeM, tmp_path: Path) -> Path:
+    """A checkpoint with its backbone inside."""
+    adapted.save_pretrained(tmp_path / "folder" / "mine", with_backbone=True)
+    return tmp_path / "folder" / "mine"
+
+
+def files_of(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files_of(folder)}
+
+
+def refused(folder: Path, words: str) -> None:
+    with pytest.raises(CheckpointError, match=words) as caught:
+        SeDeM.from_pretrained(folder, engine="eager")
+    assert f"'sedem seal {folder}'" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# Damage
+
+
+def test_every_flipped_bit_is_found_before_use(sealed: Path) -> None:
+    draw = random.Random(0)
+    files = files_of(sealed)
+    assert {path.name for path in files} >= {MANIFEST, "config.json", "tokenizer.json"}
+    for number in range(FLIPS):
+        path = files[number % len(files)]
+        before = path.read_bytes()
+        damaged = bytearray(before)
+        damaged[draw.randrange(len(damaged))] ^= 1 << draw.randrange(8)
+        path.write_bytes(damaged)
+        refused(
+            sealed, "is damaged|is missing|does not belong" if path.name == MANIFEST else path.name
+        )
+        path.write_bytes(before)
+    SeDeM.from_pretrained(sealed, engine="eager")
+
+
+def test_every_truncated_or_missing_file_is_found_before_use(sealed: Path) -> None:
+    for path in files_of(sealed):
+        before = path.read_bytes()
+        for size in (0, len(before) // 2, len(before) - 2):
+            path.write_bytes(before[:size])
+            refused(sealed, rf"{path.name}' is damaged")
+        if path.name != MANIFEST:
+            path.unlink()
+            refused(sealed, rf"{path.name}' is missing")
+        path.write_bytes(before)
+    shutil.rmtree(sealed / "backbone")
+    refused(sealed, r"backbone/.*' is missing")
+
+
+@pytest.mark.parametrize("file", [WEIGHTS, ADAPTER, "backbone/added_tokens.json"])
+def test_a_file_of_another_checkpoint_is_found_before_use(
+    file: str, sealed: Path, adapted: SeDeM, tmp_path: Path
+) -> None:
+    with torch.no_grad():
+        for weight in (*adapted.parts().parameters(), *adapted.decoder.lora_parameters()):
+            weight.add_(1)
+    adapted.save_pretrained(tmp_path / "other", with_backbone=True)
+    (tmp_path / "other" / "backbone" / "added_tokens.json").write_text("{}")
+    shutil.copy(tmp_path / "other" / file, sealed / file)
+    refused(sealed, rf"{file}' (is damaged|does not belong to its checkpoint)")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"files": []}', '{"files": {"a": 1}}', "[" * 9999]
+)
+def test_a_manifest_that_is_none_is_refused(text: str, sealed: Path) -> None:
+    (sealed / MANIFEST).write_text(text)
+    refused(sealed, rf"{MANIFEST}' is damaged")
+
+
+def test_a_checkpoint_without_a_manifest_opens_with_a_warning_that_says_how_to_add_one(
+    sealed: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (sealed / MANIFEST).unlink()
+    SeDeM.from_pretrained(sealed, engine="eager")
+    [warned] = caplog.messages
+    assert "has no manifest.json" in warned and f"'sedem seal {sealed}' adds one" in warned
+    seal(sealed)
+    caplog.clear()
+    SeDeM.from_pretrained(sealed, engine="eager")
+    assert not caplog.messages
+
+
+def test_a_folder_that_is_no_checkpoint_cannot_be_sealed(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"is not a checkpoint; it has no config\.json"):
+        seal(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_card_and_other_files_of_the_owner_are_free(sealed: Path) -> None:
+    for name in ("README.md", "notes.txt", "adapter/.hidden"):
+        (sealed / name).write_text("mine")
+    SeDeM.from_pretrained(sealed, engine="eager")
+    listed = json.loads((sealed / MANIFEST).read_text())["files"]
+    assert {"README.md", "notes.txt", MANIFEST}.isdisjoint(listed)
+
+
+def test_a_checkpoint_that_changes_while_it_is_opened_is_refused(sealed: Path) -> None:
+    with pytest.raises(CheckpointError, match="was changed while it was opened"), opening(sealed):
+        shutil.copy(sealed / WEIGHTS, sealed / "again")
+        (sealed / "again").replace(sealed / WEIGHTS)
+
+
+def test_damage_is_not_copied_into_a_checkpoint_with_one_part_more(
+    sealed: Path, tmp_path: Path
+) -> None:
+    weights = sealed / "backbone" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"!")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors' is damaged"):
+        checkpoint.copy_with_parts(sealed, tmp_path / "sure", {"confidence": torch.nn.Linear(2, 1)})
+    assert not (tmp_path / "sure").exists()
+
+
+def test_shipped_checkpoints_are_what_their_manifests_say() -> None:
+    for folder in sorted(shipped_folders("checkpoints")[0].iterdir()):
+        assert (folder / MANIFEST).is_file()
+        checkpoint.check(folder, *checkpoint.OWN, checkpoint.BACKBONE)
+
+
+# Killed writers
+
+
+class Killed(BaseException):
+    """Ends a writer; nothing of it that changes files runs afterwards."""
+
+
+@contextmanager
+def killed_at(step: int) -> Iterator[list[str]]:
+    """Let calls that change files end the writer from a given one on; yields the calls so far."""
+    calls: list[str] = []
+
+    def wrapped(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            mode = arguments[1] if len(arguments) > 1 else options.get("mode", "r")
+            if name == "open" and not set(str(mode)) & set("wax+"):
+                return real(*arguments, **options)
+            calls.append(name)
+            if len(calls) >= step:
+                raise Killed
+            return real(*arguments, **options)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("mkdir", "rename", "replace", "unlink", "rmdir", "link", "fsync"):
+            patch.setattr(os, name, wrapped(name, getattr(os, name)))
+        patch.setattr(tensors, "save_file", wrapped("save_file", tensors.save_file))
+        opened = wrapped("open", io.open)
+        patch.setattr(io, "open", opened)
+        patch.setattr(builtins, "open", opened)
+        yield calls
+
+
+def saves(model: SeDeM, place: Path, prepare: Callable[[], None]) -> Iterator[str]:
+    """Save a model, killed at each step in turn and then not; yields the last call of each try."""
+    for step in itertools.count(1):
+        prepare()
+        with killed_at(step) as calls, suppress(Killed):
+            model.save_pretrained(place)
+            break
+        yield calls[-1]
+    yield "nothing"
+
+
+def own(folder: Path) -> dict[str, bytes]:
+    """The content of a checkpoint, after it was checked as any opening does."""
+    with opening(folder):
+        return content(folder)
+
+
+def test_a_writer_killed_at_any_step_leaves_the_old_or_the_new_checkpoint(
+    adapted: SeDeM, tmp_path: Path
+) -> None:
+    place = tmp_path / "folder" / "mine"
+    adapted.save_pretrained(place)
+    (place / "README.md").write_text("mine")
+    (place / "runs").mkdir()
+    (place / "runs" / "events").write_text("also mine")
+    old = content(place)
+    shutil.copytree(place, tmp_path / "old")
+    with torch.no_grad():
+        for weight in (*adapted.parts().parameters(), *adapted.decoder.lora_parameters()):
+            weight.add_(1)
+    adapted.save_pretrained(place)
+    new = content(place)
+    assert new["README.md"] == b"mine" and new["runs/events"] == b"also mine"
+    assert all(old[name] != new[name] for name in (WEIGHTS, ADAPTER, MANIFEST))
+    found = []
+
+    def restore() -> None:
+        shutil.rmtree(place.parent)
+        shutil.copytree(tmp_path / "old", place)
+
+    for last in saves(adapted, place, restore):
+        left = own(locate(str(place)))
+        assert left in (old, new), f"killed before {last}, call {len(found) + 1}"
+        found.append(left == new)
+        if len(found) % 20 == 0 or not place.exists():
+            # What is left beside does not hinder the next writer, which clears it.
+            adapted.save_pretrained(place)
+            assert own(place) == new
+            assert [path.name for path in place.parent.iterdir()] == ["mine"]
+    assert found == sorted(found) and not found[0] and found[-1]
+    assert len(found) > 30
+
+
+def test_a_new_checkpoint_appears_whole_or_not_at_all(adapted: SeDeM, tmp_path: Path) -> None:
+    place, tried = tmp_path / "a" / "b" / "mine", []
+    for last in saves(adapted, place, lambda: None):
+        tried.append(last)
+        if place.exists():
+            assert set(own(place)) >= {WEIGHTS, ADAPTER, MANIFEST}
+            shutil.rmtree(tmp_path / "a")
+    assert len(tried) > 20
+
+
+def test_a_checkpoint_whose_writer_was_killed_between_two_names_opens_with_a_warning(
+    sealed: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sealed.rename(sealed.with_name(".mine.old"))
+    model = SeDeM.from_pretrained(sealed, engine="eager")
+    assert model.name == "mine"
+    assert "saving over" in caplog.text and "the previous checkpoint is opened" in caplog.text
+
+
+def test_the_working_folder_is_not_replaced(
+    sealed: Path, adapted: SeDeM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = content(sealed)
+    monkeypatch.chdir(sealed)
+    with pytest.raises(ConfigError, match="is the working folder"):
+        adapted.save_pretrained(".")
+    assert content(sealed) == before
+
+
+def test_a_link_to_a_checkpoint_stays_one(sealed: Path, adapted: SeDeM, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(sealed)
+    adapted.save_pretrained(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert SeDeM.from_pretrained(tmp_path / "link", engine="eager").config.lora_rank

@@ -13,7 +13,7 @@ from conftest import LEASE, RECIPE
 from torch import Tensor
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
-from sedem.backbone.masks import KeyAxis
+from sedem.backbone.decoder import KeyAxis
 from sedem.backbone.prompts import question_ids
 from sedem.engine.interface import AnswerInputs
 from sedem.method.injection import in_reading_order

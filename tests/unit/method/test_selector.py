@@ -17,7 +17,7 @@ from sedem.method.selector import (
     resolve_budget,
     top_k,
 )
-from sedem.quantization import DTYPES, Quantized, quantize
+from sedem.tensors import DTYPES, Quantized, quantize
 
 Vector = list[float]
 

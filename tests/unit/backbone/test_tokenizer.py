@@ -1,14 +1,70 @@
+"""A tokenizer opened without transformers is the same one; a chat template is run once."""
+
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import CHAT_TEMPLATE, TURN, TURN_END, byte_tokenizer
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from sedem.backbone.chat_template import ChatTemplate, read_chat_template
 from sedem.backbone.decoder import Backbone
+from sedem.backbone.tokenizer import ChatTemplate, open_light_tokenizer, read_chat_template
 from sedem.errors import ConfigError
+
+NANO = Path(__file__).parents[3] / "checkpoints" / "sedem-nano" / "backbone"
+TEXTS = [
+    "The rent is 900 euros.\n\n\tIt is due on day 1.",
+    "<|begin_of_text|> in a text is text, <|end_of_text|>too",
+    "na\u00efve \u4f60\u597d \U0001f600\u200d\U0001f525 e\u0301 \x00 \u202e",
+    "",
+    "  ",
+]
+
+
+def test_its_tokenizer_cuts_and_decodes_as_that_of_transformers() -> None:
+    light, full = open_light_tokenizer(NANO), AutoTokenizer.from_pretrained(str(NANO))
+    assert light is not None
+    options = {
+        "add_special_tokens": False,
+        "return_attention_mask": False,
+        "split_special_tokens": True,
+        "verbose": False,
+    }
+    mine = light(TEXTS, return_offsets_mapping=True, **options)
+    theirs = full(TEXTS, return_offsets_mapping=True, **options)
+    assert mine == dict(theirs)
+    assert [e.ids for e in mine.encodings] == [e.ids for e in theirs.encodings]
+    ends = [light.bos_token_id, light.eos_token_id]
+    assert ends == [full.bos_token_id, full.eos_token_id]
+    for ids in mine["input_ids"]:
+        for skip in (False, True):
+            framed = [ends[0], *ids, ends[1]]
+            assert light.decode(framed, skip_special_tokens=skip) == full.decode(
+                framed, skip_special_tokens=skip, clean_up_tokenization_spaces=False
+            )
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("added_tokens.json", "{}"),
+        ("tokenizer.json", "{}"),
+        ("tokenizer_config.json", '{"tokenizer_class": "LlamaTokenizer"}'),
+        (
+            "tokenizer_config.json",
+            '{"tokenizer_class": "TokenizersBackend", "bos_token": "<new>", "eos_token": "<new>"}',
+        ),
+    ],
+)
+def test_another_tokenizer_is_left_to_transformers(tmp_path: Path, name: str, text: str) -> None:
+    folder = tmp_path / "backbone"
+    shutil.copytree(NANO, folder)
+    assert open_light_tokenizer(folder) is not None
+    (folder / name).write_text(text)
+    assert open_light_tokenizer(folder) is None
 
 
 @pytest.fixture

@@ -1,78 +1,168 @@
-"""Read, check and write safetensors files of weights, and convert weights to int8 and back.
+"""Tensors as they are stored: vectors in bfloat16, int8 or fp8, and weights in safetensors files.
 
-The sizes in a config.json are checked too, since they determine the memory that is allocated before
-any weight is read.
+A vector of int8 or fp8, and a row of a matrix in int8, has one scale.
+
+Letters: D vector width.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
+import numpy as np
 import torch
-from pydantic import BaseModel, Field, ValidationError
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sedem.errors import CheckpointError, ConfigError, first_line
-from sedem.quantization import quantize
 from sedem.untrusted import check_file
-from sedem.validation import WholeAbove0, WidthAbove0, explain
 
+BFLOAT16 = "bfloat16"
+DTYPES = {
+    BFLOAT16: torch.bfloat16,
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+}
+"""Types in which a bank can store slots and keys, by name."""
+
+_LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+_SMALLEST = 1e-12
+_SCALE_BYTES = 4
 WEIGHTS_FILE = "model.safetensors"
 INT8_FILE = "model.int8.safetensors"
 PIECE = 2**24
 """Values that one thread hashes at a time."""
-MOST_LAYERS = 1000
-LARGEST_SIZE = 2**22
-"""Limits of a backbone's layers, and of its vocabulary and the width of its MLPs."""
-
-Layers = Annotated[WidthAbove0, Field(le=MOST_LAYERS)]
-Inner = Annotated[WholeAbove0, Field(le=LARGEST_SIZE)]
 
 
-class Sizes(BaseModel):
-    """The sizes of any layout; a file may lack some."""
+@dataclass(frozen=True)
+class Quantized:
+    """Stored vectors, with one scale each if their type needs it.
 
-    num_hidden_layers: Layers | None = None
-    hidden_size: WidthAbove0 | None = None
-    intermediate_size: Inner | None = None
-    vocab_size: Inner | None = None
-    num_attention_heads: WidthAbove0 | None = None
-    num_key_value_heads: WidthAbove0 | None = None
-    head_dim: WidthAbove0 | None = None
-    max_position_embeddings: WholeAbove0 | None = None
-
-
-def check_sizes(entries: Any, source: str) -> None:
-    """Refuse sizes that no model has.
-
-    Raises:
-        ConfigError: a size is not a whole number above 0, or is too large.
+    Attributes:
+        values: `[..., D]`.
+        scales: factors of the vectors `[...]` in float32; None for a type that needs none.
     """
-    try:
-        Sizes.model_validate(entries)
-    except ValidationError as error:
-        raise ConfigError(explain(error, f"'{source}'")) from None
 
+    values: Tensor
+    scales: Tensor | None = None
 
-def check_layers(layers: int, tensors: int, source: str) -> None:
-    """Refuse more layers than there are tensors, because building them would take long.
+    def __len__(self) -> int:
+        return len(self.values)
 
-    Raises:
-        CheckpointError: there are more layers than tensors.
-    """
-    if layers > tensors:
-        raise CheckpointError(
-            f"'{source}' does not fit its config.json: that has {layers:,} layers, the weights are "
-            f"{tensors:,} tensors"
+    def __getitem__(self, index: Any) -> Quantized:
+        """Select vectors by an index of their leading dimensions."""
+        return Quantized(self.values[index], None if self.scales is None else self.scales[index])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of values and scales."""
+        return self.values.nbytes + (0 if self.scales is None else self.scales.nbytes)
+
+    def raw(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None]:
+        """Bytes of values and scales; arrays that share the memory of contiguous CPU tensors."""
+        values, scales = (
+            None if tensor is None else tensor.contiguous().view(torch.uint8).numpy()
+            for tensor in (self.values, self.scales)
         )
+        assert values is not None
+        return values, scales
+
+    def dequantize(self) -> Tensor:
+        """The vectors `[..., D]`, in float32 if they have scales, else as they are stored."""
+        if self.scales is None:
+            return self.values
+        return self.values.float() * self.scales[..., None]
+
+    def is_finite(self) -> bool:
+        """Whether no value is infinite or not a number."""
+        fp8 = self.values.dtype == torch.float8_e4m3fn
+        tensors = [self.values.float() if fp8 else self.values, self.scales]
+        # The least and the largest: NaN is both. `isfinite` takes thirty times as long.
+        return all(
+            bool(torch.stack(tensor.aminmax()).isfinite().all())
+            for tensor in tensors
+            if tensor is not None and tensor.is_floating_point() and tensor.numel()
+        )
+
+    def cast(self, dtype: str) -> Quantized:
+        """Convert the vectors to another type; return the same object if they have it already.
+
+        Raises:
+            ConfigError: there is no such type.
+        """
+        if self.values.dtype == DTYPES[check_dtype(dtype)]:
+            return self
+        return quantize(self.dequantize(), dtype)
+
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> Quantized:
+        """Copy to a device, without waiting if `non_blocking` and from pinned memory."""
+        scales = self.scales
+        if scales is not None:
+            scales = scales.to(device, non_blocking=non_blocking)
+        return Quantized(self.values.to(device, non_blocking=non_blocking), scales)
+
+
+def quantize(vectors: Tensor, dtype: str) -> Quantized:
+    """Round vectors to a type; the largest value of each maps to the largest of the type.
+
+    Args:
+        vectors: `[..., D]`.
+        dtype: a name in `DTYPES`.
+
+    Raises:
+        ConfigError: there is no such type.
+    """
+    torch_dtype = DTYPES[check_dtype(dtype)]
+    if torch_dtype not in _LARGEST:
+        return Quantized(vectors.to(torch_dtype))
+    exact = vectors.float()
+    # Clamped, so that a vector of zeros, such as a slot of padding, stays zero.
+    scales = exact.abs().amax(-1).clamp_min(_SMALLEST) / _LARGEST[torch_dtype]
+    units = exact / scales[..., None]
+    if torch_dtype == torch.int8:
+        units = units.round()
+    return Quantized(units.to(torch_dtype), scales)
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Quantized:
+    """Return room for vectors `[..., D]`."""
+    scales = torch.empty(shape[:-1]) if dtype in _LARGEST else None
+    return Quantized(torch.empty(shape, dtype=dtype), scales)
+
+
+def join(parts: Sequence[Quantized]) -> Quantized:
+    """Concatenate vectors of one type along the first dimension."""
+    scales = [part.scales for part in parts if part.scales is not None]
+    return Quantized(torch.cat([p.values for p in parts]), torch.cat(scales) if scales else None)
+
+
+def vector_bytes(width: int, dtype: str) -> int:
+    """Bytes of one vector of `width` values, including its scale."""
+    torch_dtype = DTYPES[dtype]
+    return width * torch_dtype.itemsize + (_SCALE_BYTES if torch_dtype in _LARGEST else 0)
+
+
+def check_dtype(dtype: str) -> str:
+    """Return the name of a type of stored vectors, if there is one.
+
+    Raises:
+        ConfigError: there is no such type; the message lists the types.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"vectors cannot be stored as '{dtype}'; use {', '.join(DTYPES)}")
+    return dtype
+
+
+# Weights
 
 
 def save_tensors(
@@ -126,23 +216,6 @@ def dequantize_int8(
                 )
             tensor = tensor * scale[:, None]  # in float32, without a copy of the rows
         weights[name] = tensor.to(dtype)
-    return weights
-
-
-def read_whole(path: Path, dtype: torch.dtype, *, layers: int, tied: bool) -> dict[str, Tensor]:
-    """Read a backbone from one file, of int8 rows or of plain weights.
-
-    Raises:
-        CheckpointError: the file cannot be read, or has fewer tensors than there are layers.
-    """
-    weights = load_weights(path)
-    if path.name == INT8_FILE:
-        weights = dequantize_int8(weights, dtype, str(path))
-    else:
-        weights = {name: weight.to(dtype) for name, weight in weights.items()}
-    if tied and "model.embed_tokens.weight" in weights:
-        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
-    check_layers(layers, len(weights), str(path))
     return weights
 
 
