@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from sedem import Document, MemoryBank
-from sedem.bank.blocks import BlockRow, Blocks
+from sedem.bank.blocks import BlockRow, Blocks, Meta
 from sedem.bank.database import connect
 from sedem.bank.file import BankFile
 from sedem.bank.parts import Store
-from sedem.bank.rows import Meta
 from sedem.tensors import Quantized
 
 PRINT = "0123456789abcdef" * 4

@@ -27,11 +27,10 @@ from experiments.system.cells import Cell, checkpoint_of, examples_of
 from experiments.system.scales import SHIPPED, Questions, Scale
 from experiments.system.timing import resident
 from sedem import Document, MemoryBank, SeDeM
-from sedem.bank.blocks import BlockRow, Blocks
+from sedem.bank.blocks import BlockRow, Blocks, Meta
 from sedem.bank.codes import CodesFile, CodeSpace, mean_keys
 from sedem.bank.file import BankFile
 from sedem.bank.keys import keys_of, save_keys, slot_mask
-from sedem.bank.rows import Meta
 from sedem.bank.words import POSTINGS, score_words
 from sedem.guidance.scores import FEATURES, Confidence
 from sedem.method.segments import segment_text

@@ -21,10 +21,9 @@ from experiments.system.cells import Cell, checkpoint_of, examples_of
 from experiments.system.scales import Scale
 from sedem import Decoding, SeDeM
 from sedem.backbone.prompts import answer_ids, question_ids
-from sedem.bank.blocks import BlockRow, Blocks, partition
+from sedem.bank.blocks import BlockRow, Blocks, Meta, partition
 from sedem.bank.file import BankFile
 from sedem.bank.memory_bank import MemoryBank
-from sedem.bank.rows import Meta
 from sedem.config import SMALL_MODEL, Condition
 from sedem.method.segments import Segments, segment_text
 from sedem.selecting.plan import Request

@@ -17,12 +17,11 @@ from typing import Any
 import torch
 
 from sedem import Document, MemoryBank
-from sedem.bank.blocks import BlockRow, Blocks
+from sedem.bank.blocks import BlockRow, Blocks, Meta
 from sedem.bank.care import DAMAGED, DamagedDocument, examine, repair
 from sedem.bank.copies import backup, export_bank, import_bank
-from sedem.bank.file import BankFile
+from sedem.bank.file import BankFile, text_digest
 from sedem.bank.keys import keys_of, save_keys, stored_bytes
-from sedem.bank.rows import Meta, text_digest
 from sedem.checkpoint import folder as checkpoint
 from sedem.config import CONFIG_FILE
 from sedem.errors import SedemError

@@ -24,10 +24,9 @@ from faults.operations import (
 )
 
 from sedem import Document, MemoryBank
-from sedem.bank.blocks import Blocks
+from sedem.bank.blocks import Blocks, Meta
 from sedem.bank.file import BankFile
 from sedem.bank.memory_bank import Snapshot
-from sedem.bank.rows import Meta
 from sedem.errors import BankError
 from sedem.tensors import join
 

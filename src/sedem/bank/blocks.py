@@ -1,4 +1,4 @@
-"""Blocks: the text span, the slots and the memory of each.
+"""What a bank holds: its metadata, and the text span, the slots and the memory of each block.
 
 Letters: S segments, T tokens, M slots of a segment, N blocks, J slots of a block, D decoder width.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
@@ -18,12 +18,66 @@ from torch import Tensor
 from sedem.errors import DataError
 from sedem.method.compressor import slot_tokens
 from sedem.method.segments import Segments
+from sedem.tensors import BFLOAT16, DTYPES, vector_bytes
 
 SCAN = 256
 """Blocks loaded at once when a whole bank is scanned: 32 MB in float32 for a 1B model."""
 
 MOST_SLOT_TOKENS = 255
 """Largest number of tokens of a slot that a bank can store."""
+
+
+@dataclass(frozen=True)
+class Meta:
+    """Bank-wide metadata; J is `slots` and D is `width`.
+
+    Attributes:
+        fingerprint: hash of the model that made it.
+        made_by: the settings behind the fingerprint, for people.
+        dtype: type of the stored slots: "bfloat16", "int8" or "fp8".
+        texts: always true; banks of earlier releases may be without texts, which are refused.
+        words: whether there is a word index.
+    """
+
+    fingerprint: str
+    made_by: dict[str, Any]
+    slots: int
+    width: int
+    dtype: str = BFLOAT16
+    texts: Literal[True] = True
+    words: bool = True
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of the row of a block."""
+        return self.slots * (vector_bytes(self.width, self.dtype) + 1) + 40
+
+
+@dataclass(frozen=True)
+class Head:
+    """A version of a bank, and how much it holds; a copy of the file has the same id."""
+
+    id: str
+    version: int
+    documents: int
+    blocks: int
+    tokens: int
+
+
+def fits(head: Head, meta: Meta, size: int) -> bool:
+    """Whether a file of `size` bytes has room for what it claims to hold.
+
+    More would allocate memory that no file fills. A document has at least a digest.
+    """
+    return (
+        meta.dtype in DTYPES
+        and 1 <= meta.slots < 2**16
+        and 1 <= meta.width < 2**20
+        and 0 <= head.version < 2**62
+        and 0 <= head.documents <= size // 64
+        and 0 <= head.blocks * meta.slots * vector_bytes(meta.width, meta.dtype) <= size
+        and 0 <= head.tokens <= head.blocks * meta.slots * MOST_SLOT_TOKENS
+    )
 
 
 def scan_ranges(blocks: int) -> Iterator[range]:

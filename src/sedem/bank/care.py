@@ -1,9 +1,8 @@
 """Examine the file of a bank, and repair a damaged one.
 
-SQLite compares every page with its checksum, so a row that can be read is intact. Rows are looked
-up one by one: a damaged page costs only the rows on it. A repair copies what can be read into a new
-file and sets the damaged one aside. A document that lost a block or a piece of its text is read
-again or dropped, because answers from the rest would look complete.
+SQLite compares every page with its checksum, so a row that can be read is intact. A repair copies
+whole documents into a new file and sets the damaged one aside. A document that lost a block or its
+text is read again or dropped, because answers from the rest would look complete.
 """
 
 from __future__ import annotations
@@ -13,26 +12,26 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import closing, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import apsw
 import torch
 
-from sedem.bank import rows
-from sedem.bank.database import (
-    check_file,
-    check_tables,
-    connect,
-    database_errors,
-    query,
-    stored_page_size,
+from sedem.bank.blocks import Meta
+from sedem.bank.database import check_file, connect, database_errors, query
+from sedem.bank.file import (
+    BankFile,
+    delete,
+    insert_text,
+    next_version,
+    read_meta,
+    show_document,
+    text_digest,
 )
-from sedem.bank.file import BankFile, delete
 from sedem.bank.parts import Store
-from sedem.bank.rows import Meta, text_digest
 from sedem.durable_files import link, sync_folder
 from sedem.errors import BankError, DamagedBankError
 from sedem.tensors import BFLOAT16, DTYPES, Quantized, vector_bytes
@@ -111,18 +110,23 @@ def examine(file: BankFile) -> Damage:
     Raises:
         BankError: the bank does not exist, or it cannot be read now.
     """
+    problems: list[str] = []
     try:
-        with file.reading() as reading, _reopened(file, reading) as strict:
-            pages = [] if file.path is None else _damaged_pages(strict, file.path)
-            with _reopened(file, reading, verify=False) as loose, _one_commit(strict):
-                meta = rows.read_meta(file, strict)
+        # A new connection, because an old one does not check the index of words.
+        with (
+            file.reading() as reading,
+            nullcontext(reading) if file.path is None else closing(connect(file.path)) as own,
+        ):
+            if file.path is not None:
+                own.pragma("query_only", True)
+                problems += _of_pages(_damaged_pages(own, file.path))
+            with _one_commit(own):
+                meta = read_meta(file, own)
                 # Texts are long, and most documents are intact.
-                documents = [
-                    one._replace(text=None) for one in _documents(strict, loose, meta, pages)
-                ]
-                problems = _of_pages(pages) if pages else _of_tables(strict, documents)
+                documents = [one._replace(text=None) for one in _documents(own, meta)]
+                problems = problems or _of_tables(own, documents)
     except DamagedBankError as error:
-        return Damage([str(error)], [])
+        return Damage(problems or [str(error)], [])
     lost = [one for one in documents if one.problem]
     problems += [f"document '{one.name}': {one.problem}" for one in lost]
     return Damage(problems, [one.name for one in lost if one.added is not None])
@@ -139,22 +143,16 @@ def _one_commit(connection: apsw.Connection) -> Iterator[None]:
             connection.execute("ROLLBACK")
 
 
-@contextmanager
-def _reopened(
-    file: BankFile, connection: apsw.Connection, verify: bool = True
-) -> Iterator[apsw.Connection]:
-    """Open a new connection to a file, because an old one does not check the index of words."""
-    if file.path is None:
-        yield connection
-        return
-    with closing(connect(file.path, verify=verify)) as new:
-        new.pragma("query_only", True)
-        yield new
-
-
 def _damaged_pages(connection: apsw.Connection, path: Path) -> list[int]:
     """Return the numbers of the pages that do not match their checksums, from 1."""
     size, suspects = int(connection.pragma("page_size")), list[int]()
+
+    def matches(page: int) -> bool:
+        try:
+            return connection.read("main", 0, page * size, size)[0]
+        except apsw.IOError:
+            return False
+
     for attempt in range(3):
         if attempt:
             # A page that was just being written, or whose newest content is in the log.
@@ -163,20 +161,15 @@ def _damaged_pages(connection: apsw.Connection, path: Path) -> list[int]:
             time.sleep(0.1)
         last = min(int(connection.pragma("page_count")), -(-path.stat().st_size // size))
         pages = [page for page in suspects if page < last] if attempt else range(last)
-        suspects = [page for page in pages if not _matches(connection, page, size)]
+        suspects = [page for page in pages if not matches(page)]
         if not suspects:
             break
     return [page + 1 for page in suspects]
 
 
-def _matches(connection: apsw.Connection, page: int, size: int) -> bool:
-    try:
-        return connection.read("main", 0, page * size, size)[0]
-    except apsw.IOError:
-        return False
-
-
 def _of_pages(pages: Sequence[int]) -> list[str]:
+    if not pages:
+        return []
     shown = ", ".join(map(str, pages[:LISTED])) + ", ..." * (len(pages) > LISTED)
     if len(pages) == 1:
         return [f"page {shown} does not match its checksum"]
@@ -200,13 +193,13 @@ def _of_tables(connection: apsw.Connection, documents: Sequence[_Examined]) -> l
     return problems
 
 
-# Reading rows one by one
+# Documents
 
 
 class _Examined(NamedTuple):
     """A document of the newest version, or one that is being read.
 
-    Its first fields are columns; `ids` are those of its blocks, and `problem` is what it lost.
+    All fields but the last two are columns; `problem` is what it lost.
     """
 
     number: int
@@ -217,8 +210,7 @@ class _Examined(NamedTuple):
     blocks: int
     tokens: int
     added: int | None
-    text: str | None
-    ids: Sequence[int]
+    text: str | None = None
     problem: str = ""
 
     def first_characters(self) -> tuple[int, ...]:
@@ -229,95 +221,63 @@ class _Examined(NamedTuple):
         return ()
 
 
-def _documents(
-    strict: apsw.Connection, loose: apsw.Connection, meta: Meta, pages: Sequence[int]
-) -> Iterator[_Examined]:
-    """Yield the documents in reading order; `loose` compares no page with its checksum."""
-    names = dict(_scan(strict, "documents", "name", "documents_name"))
-    numbers, owned = {*names}, dict[int, list[int]]()
-    if pages:
-        # An index has rows that lie between damaged pages; a table has what an index lost.
-        numbers |= {number for number, _ in _scan(loose, "documents", "id")}
-        owners = dict(_scan(strict, "blocks", "document", "blocks_place"))
-        owners |= _scan(strict, "blocks", "document")
-        for block, number in sorted(owners.items()):
-            owned.setdefault(number, []).append(block)
-    for number in sorted(numbers):
-        row = _read(strict, _DOCUMENT, number)
-        is_checked = bool(row)
-        row = row or _read(loose, _DOCUMENT, number)
-        unknown = names.get(number, f"number {number}"), 0, "", "[]", 0, 0, 0, None
-        *values, removed = row[0] if row else unknown
-        if removed is not None:
-            continue
-        name, _, sha256, first_characters, *_ = values
-        # The text proves its SHA-256, and the index proves the name; nothing else proves pages.
-        is_known = is_checked or (names.get(number) == name and first_characters == "[]")
-        text = _text(strict, loose, number, sha256) if is_known else None
-        ids = owned.get(number, ()) if pages else [id for (id,) in _read(strict, _BLOCKS, number)]
-        one = _Examined._make((number, *values, text, ids, ""))
-        yield one._replace(problem=_problem(strict, one, meta, is_checked))
+_DOCUMENT = """SELECT id, name, characters, sha256, pages, blocks, tokens, added FROM documents
+WHERE id = ? AND removed IS NULL"""
+_BLOCKS = """SELECT document, number, start, "end", tokens, memory, scales FROM blocks
+WHERE document = ? ORDER BY number"""
 
 
-def _scan(connection: apsw.Connection, table: str, column: str, index: str = "") -> list[Any]:
-    """Return ids and a column of a table, from both ends up to the first damaged page."""
-    way = f"INDEXED BY {index} ORDER BY {column}" if index else "NOT INDEXED ORDER BY id"
-    found: list[Any] = []
-    for order in ("ASC", "DESC"):
+def _documents(connection: apsw.Connection, meta: Meta) -> Iterator[_Examined]:
+    """Yield the documents in reading order."""
+    # The index has names of rows that cannot be read, the table those that the index lost.
+    try:
+        names = query(connection, "SELECT id, name FROM documents INDEXED BY documents_name")
+    except UNREADABLE:
+        names = query(connection, "SELECT id, name FROM documents NOT INDEXED")
+    for number, name in sorted(names):
+        text, one = _text(connection, number), None
+        digest = "" if text is None else text_digest(text)
         try:
-            for row in connection.execute(f"SELECT id, {column} FROM {table} {way} {order}"):
-                found.append(row)
-            break
+            for row in query(connection, _DOCUMENT, number):
+                one = _Examined(*row)
         except UNREADABLE:
-            continue
-    return found
+            # Its pages are lost too, so only its file can be read again.
+            problem = "its row cannot be read"
+            yield _Examined(number, name, 0, digest, "[]", 0, 0, 0, problem=problem)
+        if one is not None:
+            one = one._replace(text=text if digest == one.sha256 else None)
+            yield one._replace(problem=_problem(connection, one, meta))
 
 
-_DOCUMENT = """SELECT name, characters, sha256, pages, blocks, tokens, added, removed
-FROM documents WHERE id = ?"""
-_BLOCKS = "SELECT id FROM blocks WHERE document = ? ORDER BY number"
-_BLOCK = """SELECT document, number, start, "end", tokens, memory, scales
-FROM blocks WHERE id = ?"""
-
-
-def _read(connection: apsw.Connection, statement: str, number: int) -> list[Any]:
-    """Return all rows of a statement; none if one cannot be read."""
-    with suppress(*UNREADABLE):
-        return query(connection, statement, number)
-    return []
-
-
-def _text(strict: apsw.Connection, loose: apsw.Connection, number: int, sha256: str) -> str | None:
-    """Return the text of a document, if it is the one that was read."""
-    # A piece that an index has lost is found in the table, which takes long.
-    for connection, way in ((strict, ""), (loose, "NOT INDEXED")):
+def _text(connection: apsw.Connection, number: int) -> str | None:
+    """Return the stored text of a document; None if a piece cannot be read."""
+    # Where the index of the pieces is damaged, they are found in their table, which takes long.
+    for way in ("", "NOT INDEXED"):
         statement = f"SELECT text FROM texts {way} WHERE document = ? ORDER BY start"
-        with suppress(TypeError):
-            text = "".join(piece for (piece,) in _read(connection, statement, number))
-            if text_digest(text) == sha256:
-                return text
+        with suppress(TypeError, *UNREADABLE):
+            return "".join(piece for (piece,) in query(connection, statement, number))
     return None
 
 
-def _problem(connection: apsw.Connection, one: _Examined, meta: Meta, is_checked: bool) -> str:
+def _problem(connection: apsw.Connection, one: _Examined, meta: Meta) -> str:
     """Return what a document lost; empty if it is intact."""
-    if not is_checked and one.text is None:
-        return "its row cannot be read"
     if one.added is not None and one.text is None:
         return "its text is damaged or incomplete"
     if one.pages != json.dumps([*one.first_characters()]):
         return "its pages lie outside its text"
     count = tokens = 0
-    found = (row for block in one.ids for row in _read(connection, _BLOCK, block))
     try:
-        for count, (_, number, start, end, slots, *memory) in enumerate(found, 1):
+        blocks = enumerate(connection.execute(_BLOCKS, (one.number,)), 1)
+        for count, (_, number, start, end, slots, memory, scales) in blocks:
             tokens += sum(slots)
             if number != count - 1 or not 0 <= start <= end <= one.characters:
                 return f"block {count - 1} has another number, or lies outside its text"
-            if len(slots) != meta.slots or not _is_finite(meta, *memory):
+            if len(slots) != meta.slots or not _is_finite(meta, memory, scales):
                 return f"block {count - 1} has another size, or holds infinities or NaN"
     except TypeError:
         return "its rows are malformed"
+    except UNREADABLE:
+        return f"{count:,} of its {one.blocks:,} blocks can be read"
     if count != one.blocks:
         return f"{count:,} of its {one.blocks:,} blocks can be read"
     if tokens != one.tokens:
@@ -354,7 +314,6 @@ def repair(file: BankFile, again: Again = lambda bank, lost: ()) -> Repaired:
             written; the bank is unchanged.
     """
     assert file.path is not None
-    _fill_last_page(file, file.path)
     damage = examine(file)
     if not damage.problems:
         return Repaired([], [], [], [], [])
@@ -364,8 +323,8 @@ def repair(file: BankFile, again: Again = lambda bank, lost: ()) -> Repaired:
     delete(new.path)
     new.name = file.name
     try:
-        with database_errors(file), _alone(file, file.path):
-            lost, traceless = _copy(file, file.path, new)
+        with database_errors(file), _alone(file, file.path) as connection:
+            lost = _copy(file, connection, new)
             read_again = list(again(new, lost)) if lost else []
             aside = _exchange(file.path, new)
     finally:
@@ -374,35 +333,18 @@ def repair(file: BankFile, again: Again = lambda bank, lost: ()) -> Repaired:
     names = [one.name for one in lost]
     repaired = [name for name in damage.documents if name not in names]
     dropped = [name for name in names if name not in read_again]
-    problems = damage.problems
-    if traceless:
-        problems = [*problems, f"nothing can be read of {traceless:,} documents, not even a name"]
-    return Repaired(problems, [aside.name], repaired, dropped, read_again)
-
-
-def _fill_last_page(file: BankFile, path: Path) -> None:
-    """Fill a page that was cut short, so that it is compared with its checksum."""
-    try:
-        check_file(path, file)
-    except DamagedBankError:
-        with path.open("rb") as content:
-            page = stored_page_size(content.read(18))
-        os.truncate(path, -(-path.stat().st_size // page) * page)
-        check_file(path, file)
+    return Repaired(damage.problems, [aside.name], repaired, dropped, read_again)
 
 
 @contextmanager
-def _alone(file: BankFile, path: Path) -> Iterator[None]:
+def _alone(file: BankFile, path: Path) -> Iterator[apsw.Connection]:
     """Keep other processes away from a file, and leave no log that could be taken for another's."""
     try:
-        connection = connect(path, wait=file.wait)
-    except UNREADABLE as error:
-        # Nobody can open a bank whose first page is damaged.
-        if any(path.with_name(path.name + suffix).exists() for suffix in ("-wal", "-journal")):
-            raise _hopeless(file, error) from None
-        yield
-        return
-    with closing(connection):
+        check_file(path, file)
+        opened = connect(path, wait=file.wait)
+    except (DamagedBankError, *UNREADABLE):
+        raise _hopeless(file, "its first page is damaged, or its end is missing") from None
+    with closing(opened) as connection:
         connection.pragma("locking_mode", "exclusive")
         try:
             connection.pragma("journal_mode", "delete")
@@ -411,61 +353,30 @@ def _alone(file: BankFile, path: Path) -> Iterator[None]:
             raise BankError(
                 f"bank '{file}' is open in another process; stop that process, and repair it again"
             ) from None
-        yield
+        yield connection
         # Who waits for the lock finds within this time that the file was exchanged.
         time.sleep(0.1)
 
 
-def _copy(file: BankFile, path: Path, new: BankFile) -> tuple[list[DamagedDocument], int]:
-    """Copy intact documents into a new file.
-
-    Returns:
-        The others, and how many more the bank had.
-
-    Raises:
-        BankError: no document can be found.
-    """
-    with closing(connect(path, frozen=True, verify=False)) as loose, ExitStack() as stack:
-        try:
-            check_tables(file, loose)
-            loose.execute("PRAGMA checksum_verification = ON")
-            pages = _damaged_pages(loose, path)
-            loose.execute("PRAGMA checksum_verification = OFF")
-            # The pages of rows cannot be found without the others, which need not be compared.
-            strict = connect(path, frozen=True) if _hold_rows(loose, pages) else loose
-            stack.callback(strict.close)
-            meta = rows.read_meta(file, strict)
-            *head, total = next(strict.execute("SELECT id, version, documents FROM bank"))
-        except (*UNREADABLE, apsw.SQLError, BankError) as error:
-            raise _hopeless(file, error) from None
-        # The index of words is made from the texts.
-        meta = replace(meta, words=loose.table_exists("main", "words"))
-        with new.creating(meta), new.writing() as writing:
-            writing.execute("UPDATE bank SET id = ?, version = ?", head)
-            version = rows.next_version(writing)
-            writing.execute("UPDATE bank SET oldest = version")
-            lost, count = [], total
-            for one in _documents(strict, loose, meta, pages):
-                count -= one.added is not None
-                if not one.problem:
-                    _copy_document(strict, one, meta, writing, version)
-                elif one.added is not None:
-                    lost.append(
-                        DamagedDocument(one.name, one.sha256, one.text, one.first_characters())
-                    )
-            if count == total > 0:
-                raise _hopeless(file, "none of its documents can be found")
-            return lost, max(count, 0)
-
-
-def _hold_rows(loose: apsw.Connection, pages: Sequence[int]) -> bool:
-    statement = (
-        "SELECT 1 FROM dbstat WHERE name IN ('bank', 'documents', 'texts', 'blocks') AND "
-        "pagetype <> 'internal' AND pageno IN (SELECT value FROM json_each(?)) LIMIT 1"
-    )
-    with suppress(*UNREADABLE):
-        return bool(query(loose, statement, json.dumps([*pages])))
-    return True
+def _copy(file: BankFile, damaged: apsw.Connection, new: BankFile) -> list[DamagedDocument]:
+    """Copy intact documents into a new file, and return the others."""
+    try:
+        meta = read_meta(file, damaged)
+        head = next(damaged.execute("SELECT id, version FROM bank"))
+    except (*UNREADABLE, apsw.SQLError, BankError) as error:
+        raise _hopeless(file, error) from None
+    lost = []
+    with new.creating(meta), new.writing() as writing:
+        writing.execute("UPDATE bank SET id = ?, version = ?", head)
+        version = next_version(writing)
+        writing.execute("UPDATE bank SET oldest = version")
+        for one in _documents(damaged, meta):
+            if not one.problem:
+                _copy_document(damaged, one, meta, writing, version)
+            elif one.added is not None:
+                pages = one.first_characters()
+                lost.append(DamagedDocument(one.name, one.sha256, one.text, pages))
+    return lost
 
 
 def _hopeless(file: BankFile, error: Exception | str) -> BankError:
@@ -486,14 +397,14 @@ def _copy_document(
     writing.executemany(
         'INSERT INTO blocks (document, number, start, "end", tokens, memory, scales) '
         "VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (row for block in one.ids for row in _read(source, _BLOCK, block)),
+        source.execute(_BLOCKS, (one.number,)),
     )
     if writing.total_changes() - before != one.blocks:
         raise BankError("blocks that were readable before are not any more; check the disk")
     if one.added is not None:
         assert one.text is not None
-        rows.insert_text(writing, meta, one.number, Document(one.name, one.text))
-        rows.show_document(writing, one.number, version)
+        insert_text(writing, meta, one.number, Document(one.name, one.text))
+        show_document(writing, one.number, version)
 
 
 def _exchange(path: Path, new: BankFile) -> Path:

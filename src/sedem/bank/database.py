@@ -126,7 +126,6 @@ def connect(
     create: bool = False,
     wait: float = WAIT,
     frozen: bool = False,
-    verify: bool = True,
 ) -> apsw.Connection:
     """Open a connection to a file, or an empty database in RAM; see `database_errors`.
 
@@ -134,7 +133,6 @@ def connect(
         path: the file; None means RAM.
         wait: seconds to wait for another writer.
         frozen: read the file without a lock, because nobody can write it.
-        verify: compare pages with their checksums; if not, only read.
 
     Raises:
         BankError: one of the files beside it is a link or no file, which SQLite would write to; or
@@ -165,12 +163,10 @@ def connect(
     try:
         # First, because what follows already reads the file.
         connection.set_busy_handler(_waiter(path, wait))
-        if not verify:
-            connection.execute("PRAGMA checksum_verification = OFF")
-        if frozen or not verify:
+        if frozen:
             # Then SQLite also reads a file whose end is missing.
             connection.execute("PRAGMA writable_schema = ON")
-        _make_safe(connection, defensive=verify and not frozen)
+        _make_safe(connection, defensive=not frozen)
     except BaseException:
         connection.close()
         raise

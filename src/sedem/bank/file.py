@@ -12,6 +12,7 @@ Letters: N blocks, J slots of a block, D decoder width.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -27,10 +28,10 @@ from typing import Any
 import apsw
 import numpy as np
 
-from sedem.bank import rows
-from sedem.bank.blocks import Blocks
+from sedem.bank.blocks import Blocks, Head, Meta, fits
 from sedem.bank.codes import forget_codes
 from sedem.bank.database import (
+    FORMAT,
     WAIT,
     check_file,
     check_tables,
@@ -45,17 +46,24 @@ from sedem.bank.database import (
     has_tables,
     prepare_empty,
     query,
+    renew_words,
     use_log,
     vacuum_into,
 )
-from sedem.bank.rows import Head, Meta
 from sedem.durable_files import make_folders, sync_folder
 from sedem.errors import BankError, BankMismatchError, DamagedBankError, UnknownDocumentError
-from sedem.tensors import Quantized
-from sedem.types import Document
+from sedem.folding import folded
+from sedem.tensors import DTYPES, Quantized
+from sedem.types import MOST_PAGES, NAME_CHARACTERS, Document
 
 logger = logging.getLogger(__name__)
 
+TEXT_PIECE = 2**16
+"""Characters of text per row."""
+LIVE = "added NOT NULL AND removed IS NULL"
+"""Condition for the documents of the newest version."""
+_LIMITS = {"name": 4 * NAME_CHARACTERS, "pages": 16 * MOST_PAGES, "made_by": 2**20}
+"""Most bytes of the text columns."""
 IDLE = 8
 """Connections that stay open while nobody uses them."""
 LISTED = 10
@@ -193,7 +201,7 @@ class BankFile:
                 check_file(self.path, self)
                 with self._transaction(create=False) as connection:
                     if not check_tables(self, connection):
-                        rows.index_again(connection)
+                        _index_again(connection)
                     # So that the log names its bank; see `database.connect`. SQLite writes no page
                     # of a row that is set to what it is.
                     for step in (1, -1):
@@ -224,7 +232,7 @@ class BankFile:
                 raise BankError(f"bank '{self}' cannot be created ({error.strerror})") from None
         with (
             self._writing,
-            self._transaction(create=True, row_bytes=rows.row_bytes(meta)) as creating,
+            self._transaction(create=True, row_bytes=meta.row_bytes) as creating,
         ):
             if has_tables(creating):
                 raise already_there(self)
@@ -316,34 +324,34 @@ class BankFile:
             BankError: there is no bank, or it is damaged.
         """
         with self.reading() as connection:
-            return rows.read_meta(self, connection)
+            return read_meta(self, connection)
 
     def head(self) -> Head:
         """Return the newest version; errors as in `meta`."""
         with self.reading() as connection:
             # Another process may shrink the file meanwhile.
-            before, meta = self.size, rows.read_meta(self, connection)
+            before, meta = self.size, read_meta(self, connection)
             found = query(connection, "SELECT id, version, documents, blocks, tokens FROM bank")
-        if not found or not rows.fits(head := Head(*found[0]), meta, max(before, self.size)):
+        if not found or not fits(head := Head(*found[0]), meta, max(before, self.size)):
             raise damaged(self, "its table 'bank' is empty or malformed")
         return head
 
     def digests(self) -> dict[str, str]:
         """Return the SHA-256 of each document's text by name; errors as in `meta`."""
         with self.reading() as connection:
-            statement = f"SELECT {rows.bounded('name')}, sha256 FROM documents WHERE {rows.LIVE}"
+            statement = f"SELECT {bounded('name')}, sha256 FROM documents WHERE {LIVE}"
             return {
-                rows.checked_text(self, "name", name): digest
+                checked_text(self, "name", name): digest
                 for name, digest in connection.execute(statement)
             }
 
     def unfinished(self) -> list[str]:
         """Return the names of documents whose reading was interrupted; errors as in `meta`."""
         with self.reading() as connection:
-            name = rows.bounded("name")
+            name = bounded("name")
             statement = f"SELECT {name} FROM documents WHERE added IS NULL ORDER BY id"
             found = query(connection, statement)
-            return [rows.checked_text(self, "name", name) for (name,) in found]
+            return [checked_text(self, "name", name) for (name,) in found]
 
     # Changes
 
@@ -375,15 +383,16 @@ class BankFile:
             meta, stored_NJD = self._checked(connection, fingerprint, blocks, memory_NJD)
             version = None
             for index, document in enumerate(documents):
-                if rows.has_document(connection, document):
+                held = f"SELECT 1 FROM documents WHERE name = ? AND sha256 = ? AND {LIVE}"
+                if query(connection, held, document.name, text_digest(document.text)):
                     continue
-                version = version or rows.next_version(connection)
+                version = version or next_version(connection)
                 self._drop_unfinished(connection, document.name)
-                number = rows.begin_document(connection, document)
+                number = _begin_document(connection, document)
                 chosen = np.flatnonzero(blocks.documents == index).tolist()
-                rows.insert_blocks(connection, number, blocks, stored_NJD, chosen)
-                rows.insert_text(connection, meta, number, document)
-                rows.show_document(connection, number, version)
+                _insert_blocks(connection, number, blocks, stored_NJD, chosen)
+                insert_text(connection, meta, number, document)
+                show_document(connection, number, version)
             self._purge(connection)
 
     def append_part(
@@ -405,7 +414,7 @@ class BankFile:
         """
         with self.writing() as connection:
             meta, stored_NJD = self._checked(connection, fingerprint, blocks, memory_NJD)
-            number, stored = rows.find_unfinished(connection, document)
+            number, stored = _find_unfinished(connection, document)
             if before and stored != before:
                 raise BankError(
                     f"{before:,} blocks of '{document.name}' were in bank '{self}', {stored:,} are "
@@ -413,17 +422,17 @@ class BankFile:
                 )
             if not before or number is None:
                 self._drop_unfinished(connection, document.name)
-                number = rows.begin_document(connection, document)
-            rows.insert_blocks(connection, number, blocks, stored_NJD, range(len(blocks)))
+                number = _begin_document(connection, document)
+            _insert_blocks(connection, number, blocks, stored_NJD, range(len(blocks)))
             if last:
-                rows.insert_text(connection, meta, number, document)
-                rows.show_document(connection, number, rows.next_version(connection))
+                insert_text(connection, meta, number, document)
+                show_document(connection, number, next_version(connection))
                 self._purge(connection)
 
     def stored_part(self, document: Document) -> int:
         """Return how many blocks of an unfinished document are stored; errors as in `meta`."""
         with self.reading() as connection:
-            return rows.find_unfinished(connection, document)[1]
+            return _find_unfinished(connection, document)[1]
 
     def remove(self, *names: str) -> None:
         """Remove documents in one commit, and what interrupted builds have read of them.
@@ -433,10 +442,10 @@ class BankFile:
             BankError: the bank cannot be written.
         """
         with self.writing() as connection:
-            version = rows.next_version(connection)
+            version = next_version(connection)
             for name in dict.fromkeys(names):
                 begun = self._drop_unfinished(connection, name)
-                if not rows.mark_removed(connection, name, version) and not begun:
+                if not _mark_removed(connection, name, version) and not begun:
                     raise unknown_document(f"'{self}'", name, list(self.digests()))
             self._purge(connection)
 
@@ -449,7 +458,7 @@ class BankFile:
         size = self.size
         with self.writing() as connection:
             self._purge(connection, "added IS NULL OR")
-            rows.merge_words(connection)
+            _merge_words(connection)
             free_space(connection)
         if self.path is not None:
             with database_errors(self), closing(connect(self.path)) as connection:
@@ -485,7 +494,7 @@ class BankFile:
 
     def _delete(self, connection: apsw.Connection, condition: str, *values: object) -> bool:
         """Delete documents from the file, its log and what lies beside it; return if there are."""
-        purged = rows.purge(connection, condition, *values)
+        purged = _purge_rows(connection, condition, *values)
         if purged is None:
             return False
         free_space(connection)
@@ -528,9 +537,9 @@ class BankFile:
                     use_log(copy)
                     with copy:
                         if not check_tables(path, copy):
-                            rows.index_again(copy)
+                            _index_again(copy)
                         copy.execute("UPDATE bank SET id = ?", (secrets.token_hex(16),))
-                        if rows.purge(copy, "added IS NULL OR removed NOT NULL") is not None:
+                        if _purge_rows(copy, "added IS NULL OR removed NOT NULL") is not None:
                             copy.execute("UPDATE bank SET oldest = version")
                             free_space(copy)
             os.link(partial, target.path)
@@ -547,7 +556,7 @@ class BankFile:
         self, connection: apsw.Connection, fingerprint: str, blocks: Blocks, memory_NJD: Quantized
     ) -> tuple[Meta, Quantized]:
         """Return the metadata, and new memory in the bank's type."""
-        meta = rows.read_meta(self, connection)
+        meta = read_meta(self, connection)
         check_fingerprint(str(self), meta.fingerprint, fingerprint)
         shape = tuple(memory_NJD.values.shape)
         if shape != (len(blocks), meta.slots, meta.width):
@@ -604,3 +613,214 @@ def unknown_document(bank: str, name: str, known: Sequence[str]) -> UnknownDocum
 def already_there(bank: object) -> BankError:
     """Return the error for a place that is already taken."""
     return BankError(f"'{bank}' exists already; choose another name or append to it")
+
+
+# Rows
+
+
+def text_digest(text: str) -> str:
+    """SHA-256 of a document's text."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def bounded(column: str) -> str:
+    """Return the expression of a text column that is NULL if it is too long, which is not read."""
+    return f"iif(octet_length({column}) <= {_LIMITS[column]}, {column}, NULL)"
+
+
+def checked_text(name: object, column: str, value: object) -> str:
+    """Return a value of a `bounded` column.
+
+    Raises:
+        DamagedBankError: it is too long; `name` is how messages refer to the bank.
+    """
+    if not isinstance(value, str):
+        raise damaged(name, f"the {column} of a document are longer than {_LIMITS[column]:,} bytes")
+    return value
+
+
+def read_meta(name: object, connection: apsw.Connection) -> Meta:
+    """Return the bank-wide metadata; `name` is how messages refer to the bank.
+
+    Raises:
+        BankError: it is malformed, or of a type that this release does not know.
+    """
+    found = query(
+        connection,
+        f"SELECT fingerprint, {bounded('made_by')}, slots, width, dtype, texts FROM bank LIMIT 2",
+    )
+    try:
+        [(fingerprint, made_by, slots, width, dtype, texts)] = found
+        made_by = json.loads(made_by)
+        is_whole = isinstance(made_by, dict) and 1 <= slots < 2**16 and 1 <= width < 2**20
+    except (TypeError, ValueError, RecursionError):
+        is_whole = False
+    if not is_whole:
+        raise damaged(name, "its table 'bank' is empty or malformed")
+    if dtype not in DTYPES:
+        raise BankError(
+            f"bank '{name}' stores its slots as '{dtype}', this sedem reads {', '.join(DTYPES)}; "
+            "use the sedem that wrote it or build it again"
+        )
+    if not texts:
+        raise BankError(
+            f"bank '{name}' holds no texts, which this sedem needs; build it again from its files"
+        )
+    # An index that could not be made anew has words in another form.
+    words = connection.table_exists("main", "words") and connection.pragma("user_version") == FORMAT
+    return Meta(fingerprint, made_by, slots, width, dtype, True, words)
+
+
+def next_version(connection: apsw.Connection) -> int:
+    """Count a change; returns the number of the version that it makes."""
+    statement = "UPDATE bank SET version = version + 1 RETURNING version"
+    return int(query(connection, statement)[0][0])
+
+
+def _count(connection: apsw.Connection, sign: str, document: int) -> None:
+    """Add a document to the numbers of the newest version, or subtract it."""
+    connection.execute(
+        f"UPDATE bank SET documents = bank.documents {sign} 1, blocks = bank.blocks {sign} "
+        f"one.blocks, tokens = bank.tokens {sign} one.tokens FROM documents AS one "
+        "WHERE one.id = ?",
+        (document,),
+    )
+
+
+def _mark_removed(connection: apsw.Connection, name: str, version: int) -> bool:
+    """Remove a document from the newest version; returns whether there is one.
+
+    Readers of earlier versions have its rows until they are purged.
+    """
+    statement = f"UPDATE documents SET removed = ? WHERE name = ? AND {LIVE} RETURNING id"
+    found = query(connection, statement, version, name)
+    for (number,) in found:
+        _count(connection, "-", number)
+    return bool(found)
+
+
+def _begin_document(connection: apsw.Connection, document: Document) -> int:
+    """Add the row of a document that is read from now on; returns its id."""
+    connection.execute(
+        "INSERT INTO documents (name, characters, sha256, pages, blocks, tokens) "
+        "VALUES (?, ?, ?, ?, 0, 0)",
+        (
+            document.name,
+            len(document.text),
+            text_digest(document.text),
+            json.dumps([*document.pages]),
+        ),
+    )
+    return connection.last_insert_rowid()
+
+
+def _insert_blocks(
+    connection: apsw.Connection,
+    number: int,
+    blocks: Blocks,
+    stored_NJD: Quantized,
+    rows: Sequence[int],
+) -> None:
+    """Append the given rows of `blocks` and their memory to a document that is being read."""
+    [(first,)] = query(connection, "SELECT blocks FROM documents WHERE id = ?", number)
+    values, scales = stored_NJD.raw()
+    for place, row in enumerate(rows):
+        start, end = int(blocks.starts[row]), int(blocks.ends[row])
+        connection.execute(
+            'INSERT INTO blocks (document, number, start, "end", tokens, memory, scales) '
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (number, first + place, start, end, blocks.slot_tokens[row].tobytes(),
+             values[row].data, None if scales is None else scales[row].data),
+        )  # fmt: skip
+    connection.execute(
+        "UPDATE documents SET blocks = blocks + ?, tokens = tokens + ? WHERE id = ?",
+        (len(rows), int(blocks.slot_tokens[rows].sum(dtype=np.int64)), number),
+    )
+
+
+def insert_text(connection: apsw.Connection, meta: Meta, number: int, document: Document) -> None:
+    """Store the text of a document, and index the words of its blocks."""
+    text = document.text
+    starts = range(0, len(text), TEXT_PIECE)
+    pieces = ((number, start, text[start : start + TEXT_PIECE]) for start in starts)
+    connection.executemany("INSERT INTO texts VALUES (?, ?, ?)", pieces)
+    if meta.words:
+        _index_words(connection, number, document.name, text)
+
+
+def _index_words(connection: apsw.Connection, number: int, name: str, text: str) -> None:
+    """Index the words of a document's blocks, and of its name with each."""
+    blocks = query(connection, 'SELECT id, start, "end" FROM blocks WHERE document = ?', number)
+    folded_name = folded(name)
+    connection.executemany(
+        "INSERT INTO words (rowid, name, text) VALUES (?, ?, ?)",
+        ((id, folded_name, folded(text[start:end])) for id, start, end in blocks),
+    )
+
+
+def _index_again(connection: apsw.Connection) -> None:
+    """Index all words as this release folds them."""
+    renew_words(connection)
+    statement = "SELECT id, name FROM documents WHERE added NOT NULL"
+    for number, title in query(connection, statement):
+        pieces = query(
+            connection, "SELECT text FROM texts WHERE document = ? ORDER BY start", number
+        )
+        _index_words(connection, number, title, "".join(piece for (piece,) in pieces))
+
+
+def show_document(connection: apsw.Connection, number: int, version: int) -> None:
+    """Make a document that was being read visible in a version, in place of any of its name."""
+    [(name,)] = query(connection, "SELECT name FROM documents WHERE id = ?", number)
+    _mark_removed(connection, name, version)
+    connection.execute("UPDATE documents SET added = ? WHERE id = ?", (version, number))
+    _count(connection, "+", number)
+
+
+def _find_unfinished(connection: apsw.Connection, document: Document) -> tuple[int | None, int]:
+    """Return the id of an unfinished document and its number of blocks; None and 0 without one."""
+    statement = (
+        "SELECT id, blocks FROM documents WHERE name = ? AND sha256 = ? AND pages = ? "
+        "AND added IS NULL"
+    )
+    pages = json.dumps([*document.pages])
+    found = query(connection, statement, document.name, text_digest(document.text), pages)
+    return found[0] if found else (None, 0)
+
+
+def _purge_rows(connection: apsw.Connection, condition: str, *values: object) -> list[int] | None:
+    """Delete the rows of documents, and what was derived from their blocks.
+
+    Nothing of them stays in the file, because connections overwrite what they delete.
+
+    Returns:
+        The ids of their blocks; None without such a document.
+    """
+    documents = query(connection, f"SELECT id FROM documents WHERE {condition}", *values)
+    if not documents:
+        return None
+    purged: list[int] = []
+    has_words = connection.table_exists("main", "words")
+    for (document,) in documents:
+        ids = query(connection, "SELECT id FROM blocks WHERE document = ?", document)
+        if has_words:
+            connection.executemany("DELETE FROM words WHERE rowid = ?", ids)
+        for table, column in (("texts", "document"), ("blocks", "document"), ("documents", "id")):
+            connection.execute(f"DELETE FROM {table} WHERE {column} = ?", (document,))
+        purged += (id for (id,) in ids)
+    gone = np.fromiter(purged, np.int64)
+    for number, blocks in query(connection, "SELECT id, blocks FROM keys"):
+        if np.isin(np.frombuffer(blocks, "<i8"), gone).any():
+            connection.execute("DELETE FROM keys WHERE id = ?", (number,))
+    _merge_words(connection)
+    return purged
+
+
+def _merge_words(connection: apsw.Connection) -> None:
+    """Write the index of words again without what was deleted from it.
+
+    An index without texts only marks what is deleted, and FTS5's 'secure-delete' has no effect on
+    it.
+    """
+    if connection.table_exists("main", "words"):
+        connection.execute("INSERT INTO words (words) VALUES ('optimize')")

@@ -23,9 +23,7 @@ from sedem.bank.blocks import scan_ranges
 from sedem.bank.codes import Codes
 from sedem.bank.database import query
 from sedem.bank.file import BankFile
-from sedem.bank.memory_bank import BankReader, Snapshot
-from sedem.bank.rows import checked_memory
-from sedem.bank.view import View, open_values
+from sedem.bank.memory_bank import BankReader, Snapshot, View, checked_memory, open_values
 from sedem.errors import BankError
 from sedem.method.selector import Selector
 from sedem.tensors import (

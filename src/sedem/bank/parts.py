@@ -30,10 +30,10 @@ import apsw
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from sedem.bank.blocks import Head, Meta, fits
 from sedem.bank.buckets import Bucket, Folder, Tag, writing
 from sedem.bank.database import FOLDED_BEFORE, FORMAT, WAIT
 from sedem.bank.file import BankFile, Compacted, already_there, delete, unknown_document
-from sedem.bank.rows import Head, Meta, fits
 from sedem.config import explain
 from sedem.durable_files import CACHE, cache_folder, sha256
 from sedem.errors import BankError, ConfigError, DamagedBankError

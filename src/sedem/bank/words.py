@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sedem.bank.database import damaged, query
-from sedem.bank.memory_bank import BankReader, Snapshot
-from sedem.bank.view import View
+from sedem.bank.memory_bank import BankReader, Snapshot, View
 from sedem.errors import BankError
 from sedem.folding import Asked, asked_words, common_words, folded, is_letter
 

@@ -14,13 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from sedem.bank.blocks import Blocks, partition, to_blocks
+from sedem.bank.blocks import Blocks, Meta, partition, to_blocks
 from sedem.bank.database import WAIT
-from sedem.bank.file import BankFile, check_fingerprint
+from sedem.bank.file import BankFile, check_fingerprint, text_digest
 from sedem.bank.keys import save_keys, stored_bytes
 from sedem.bank.memory_bank import MemoryBank
 from sedem.bank.parts import Place, Store, local_file, store_at
-from sedem.bank.rows import Meta, text_digest
 from sedem.config import SedemConfig
 from sedem.engine.interface import Engine
 from sedem.errors import BankError, DataError

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from sedem.bank.care import Again, DamagedDocument
-from sedem.bank.file import BankFile, check_fingerprint
-from sedem.bank.rows import text_digest
+from sedem.bank.file import BankFile, check_fingerprint, text_digest
 from sedem.engine.interface import Engine
 from sedem.modules import SedemModules
 from sedem.reading.building import add_documents

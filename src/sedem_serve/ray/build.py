@@ -25,12 +25,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sedem.bank.blocks import Meta
 from sedem.bank.database import WAIT
 from sedem.bank.file import BankFile
-from sedem.bank.memory_bank import Snapshot, append_to, copy_to
+from sedem.bank.memory_bank import Snapshot, View, append_to, copy_to
 from sedem.bank.parts import Entry, Parts, Place, is_remote, store_at
-from sedem.bank.rows import Meta
-from sedem.bank.view import View
 from sedem.errors import BankError, ConfigError, SedemError, UnavailableError, first_line
 from sedem.modules import SedemModules
 from sedem.reading.building import Report, Taken, add_documents, begin, commits, finish

@@ -16,8 +16,7 @@ from sedem.bank.blocks import BlockRow, Blocks
 from sedem.bank.codes import CodesFile, CodeSpace, codes_path
 from sedem.bank.copies import backup, export_bank
 from sedem.bank.database import connect
-from sedem.bank.file import BankFile
-from sedem.bank.rows import text_digest
+from sedem.bank.file import BankFile, text_digest
 from sedem.tensors import Quantized
 
 NAME, TEXT, SEED = "zqname.txt", "The zqsecret password is zqtulip.", 77

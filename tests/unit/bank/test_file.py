@@ -19,7 +19,7 @@ from sedem import Document, MemoryBank
 from sedem.bank.blocks import BlockRow, Blocks
 from sedem.bank.database import connect, page_size
 from sedem.bank.file import BankFile, delete
-from sedem.bank.view import View
+from sedem.bank.memory_bank import View
 from sedem.errors import BankError, BankMismatchError, UnknownDocumentError
 from sedem.tensors import Quantized
 

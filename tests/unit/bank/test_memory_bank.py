@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from answers import build
 from conftest import LEASE, RECIPE
+from stored_banks import META, append, memory_of, text_of
 
 from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
 from sedem.bank.blocks import BlockRow, Blocks
 from sedem.bank.file import BankFile, unknown_document
+from sedem.bank.memory_bank import Snapshot, View
 from sedem.errors import BankError, ConfigError, DataError
 from sedem.tensors import quantize
 
@@ -224,3 +228,74 @@ def test_the_block_size_changes_neither_tokens_nor_slots(
 def real_slots(bank: MemoryBank) -> torch.Tensor:
     """The slots without padding, in reading order."""
     return all_memory(bank)[bank.slot_tokens(range(len(bank))) > 0]
+
+
+@pytest.fixture
+def bank(tmp_path: Path) -> Path:
+    """A bank of documents 0 and 1."""
+    file = BankFile(tmp_path / "a.bank")
+    with file.creating(META):
+        append(file, 0, 1)
+    return tmp_path / "a.bank"
+
+
+def test_an_append_skips_what_has_the_same_text_and_replaces_the_rest(bank: Path) -> None:
+    file = BankFile(bank)
+    before = file.head()
+    append(file, 0, 1, version=0)
+    assert file.head() == before
+    append(file, 1, version=1)
+    opened = MemoryBank.open(bank)
+    assert opened.documents.names == ["0.txt", "1.txt"]
+    assert torch.equal(opened.memory(range(4)), torch.cat([memory_of(0), memory_of(1001)]))
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_snapshots_of_several_files_and_of_parts_read_as_one_bank(parts: int) -> None:
+    views = []
+    for numbers in ((0,), (), (1, 2)):
+        file = BankFile()
+        with file.creating(META):
+            if numbers:
+                append(file, *numbers)
+        views.append(View.newest(file))
+    bank = Snapshot(views, BankFile())
+    assert bank.documents.names == ["0.txt", "1.txt", "2.txt"]
+    assert [bank.block_text(n)[:9] for n in (4, 0)] == [text_of(2)[:9], text_of(0)[:9]]
+    every = torch.cat([memory_of(n) for n in range(3)])
+    for order in ([4, 0, 0, 5, 1], [5, 5], []):
+        assert torch.equal(bank.memory(order), every[order])
+        assert bank.rows(order) == [bank.blocks[n] for n in order]
+    for wanted in bank.split(parts):
+        part = bank.part(wanted)
+        assert part.blocks == bank.blocks[wanted.start : wanted.stop]
+        assert torch.equal(part.memory(range(len(part))), every[wanted.start : wanted.stop])
+        assert part.part(range(1, 2)).blocks == part.blocks[1:2]
+    with pytest.raises(IndexError, match="a bank of 6 blocks has no block 6"):
+        bank.memory([0, 6])
+
+
+def test_opening_and_reloading_read_no_rows_that_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    real = View._block_rows
+
+    def counting(view: View, *rest: Any) -> Iterator[Any]:
+        for ids, blocks in real(view, *rest):
+            read.append(len(ids))
+            yield ids, blocks
+
+    monkeypatch.setattr(View, "_block_rows", counting)
+    file = BankFile(tmp_path / "a.bank")
+    with file.creating(META):
+        append(file, *range(9))
+    bank = MemoryBank.open_from(file)
+    assert len(bank) == 18 and not read
+    assert len(bank.blocks) == sum(read) == 18
+    file.remove("3.txt")
+    append(file, 9)
+    bank.reload()
+    bank.reload()
+    assert len(bank.blocks) == 18 and sum(read) == 20
+    assert bank.blocks == MemoryBank.open_from(file).blocks
