@@ -32,7 +32,7 @@ from sedem.demo import QUESTIONS
 from sedem.engine.device import Clock
 from sedem.method.segments import segment_text
 from sedem.model import SeDeM
-from sedem.reading.encoding import batches
+from sedem.reading.building import batches
 from sedem.types import Document, Reader
 from sedem_lab.baselines.registry import METHODS as EVERY
 from sedem_lab.bench import measure
@@ -321,7 +321,7 @@ class EncoderLayers:
         self.trunk.norm = nn.Identity()
 
     def batches(self, documents: Sequence[Document]) -> list[Tensor]:
-        """Token ids in the batches of `sedem.reading.encoding`, with the start token."""
+        """Token ids in the batches of `sedem.reading.building`, with the start token."""
         segmented = [_segments(self.config, self.encoder, d) for d in documents]
         ids_ST = torch.cat([segments.ids for segments in segmented])
         lengths_S = torch.cat([segments.lengths for segments in segmented])

@@ -33,8 +33,7 @@ from sedem.engine.static import keeping_engine, open_engine
 from sedem.errors import ConfigError
 from sedem.guidance.scores import Budget
 from sedem.modules import SedemModules
-from sedem.reading.building import read
-from sedem.reading.encoding import Progress
+from sedem.reading.building import Progress, read
 from sedem.selecting.plan import Options, Request, plan_of
 from sedem.selecting.select import select
 from sedem.types import Answer, Citation

@@ -120,8 +120,8 @@ def _repair(bank: Path, files: list[Path], drop: bool, model: str | None, as_jso
     """Repair a bank and print what was done."""
     from sedem.bank.care import repair
     from sedem.bank.file import BankFile
+    from sedem.reading.building import reading_again
     from sedem.reading.documents import read_documents
-    from sedem.reading.repair import reading_again
 
     def opened(new: BankFile) -> tuple[SeDeM, Engine]:
         found = open_model(model or model_of(str(new.path)))

@@ -37,7 +37,7 @@ from sedem.errors import ConfigError, DataError, SedemError, first_line
 
 if TYPE_CHECKING:
     from sedem.reading.building import Report
-    from sedem.reading.followed import Record
+    from sedem.reading.documents import Record
 
 ORDER = (
     "demo", "build", "ask", "bank", "data", "init", "adapt", "train", "calibrate", "seal",
@@ -244,8 +244,7 @@ def build(
         raise ConfigError("--workers and --worker-cpus are for a Ray cluster; give --ray ADDRESS")
     if ray is not None and prune:
         raise ConfigError("--prune compares the bank with files of this machine; leave --ray out")
-    from sedem.reading.documents import told_left_out
-    from sedem.reading.followed import Record
+    from sedem.reading.documents import Record, told_left_out
 
     options = {"dtype": dtype, "keys": keys, "words": not no_words}
     reading = {"encoding": encoding, "strict": strict, "include": include or ()}
@@ -393,7 +392,7 @@ def ask(
     chosen_k = budget(k)
     from sedem.answering.decoding import Decoding
     from sedem.bank.memory_bank import MemoryBank
-    from sedem.reading.followed import Record
+    from sedem.reading.documents import Record
 
     decoding = Decoding(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     opened = MemoryBank.open(bank)

@@ -1,22 +1,31 @@
-"""A user's own files as documents, read one at a time."""
+"""A user's own files as documents, read one at a time, and what is known of them later.
+
+That is kept beside their bank, in BANK.sources, which may be deleted: then every file is compared
+with the bank.
+"""
 
 from __future__ import annotations
 
 import glob
+import json
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
 from itertools import takewhile
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
+from sedem.durable_files import atomic_write, create_private
 from sedem.errors import DataError, cut, printable
-from sedem.reading.document_formats import CODE, PARSERS, ending_of, parse_file
-from sedem.reading.encodings import is_text
-from sedem.types import Document
-from sedem.untrusted import DOCUMENT_BYTES, check_file, exists, is_folder, open_file
+from sedem.reading.document_formats import CODE, PARSERS, ending_of, is_text, parse_file
+from sedem.types import Answer, Document
+from sedem.untrusted import DOCUMENT_BYTES, check_file, exists, is_folder, open_file, read_json
+
+if TYPE_CHECKING:
+    from sedem.bank.parts import Place  # its import takes long
 
 ENDINGS = tuple(PARSERS)
 LISTED = f"{', '.join(name for name in ENDINGS if name not in CODE)} and source code"
@@ -323,3 +332,166 @@ def size_of(path: Path, include: Sequence[str] = ()) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         raise DataError(f"there is no file or folder '{path}'") from None
+
+
+# The files of a bank
+
+NOTE = ".note"
+"""Ending of the name of a note; no file of such a name is read, so the two are never confused."""
+Stamp = tuple[int, int]
+"""Size and time of the last change of a file."""
+
+
+class Seen(NamedTuple):
+    """A file as it was when it was read; SHA-256 of its bytes, if that is known."""
+
+    size: int
+    changed: int
+    sha256: str
+    path: str
+
+
+class Record:
+    """The files that the documents of a bank were read from, beside it.
+
+    Attributes:
+        files: each file as it was when it was read, by the name of its document.
+        lost: documents whose files are out of reach, until they are back.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.path = None if "://" in str(place) else Path(f"{Path(place)}.sources")
+        self._saved = ""
+        self.load()
+
+    def forget(self) -> None:
+        """Know nothing."""
+        self.files, self.lost = dict[str, Seen](), set[str]()
+        self._names: dict[str, str] = {}
+
+    def load(self) -> None:
+        """Read what was saved; nothing is known if that cannot be read."""
+        self.forget()
+        try:
+            stored = read_json(self.path or Path(), DataError, DOCUMENT_BYTES)
+            self.files = {str(name): Seen(*seen) for name, seen in stored["files"].items()}
+            self.lost = {str(name) for name in stored["lost"]}
+        except (OSError, DataError, AttributeError, KeyError, TypeError, ValueError):
+            pass
+        self._names = {seen.path: name for name, seen in self.files.items()}
+
+    def save(self) -> None:
+        """Write it, if it has changed."""
+        content = json.dumps({"files": self.files, "lost": sorted(self.lost)})
+        if self.path is None or content == self._saved:
+            return
+        with atomic_write(self.path) as beside:
+            create_private(beside)
+            beside.write_text(content, encoding="utf-8")
+        self._saved = content
+
+    def name_of(self, path: Path) -> str:
+        """Return the name of a file's document, wherever and however a command spells its path.
+
+        It is the path as it was given first, unless another file has that name.
+        """
+        at = canonical(path)
+        name = self._names.get(at) or os.path.normpath(path)
+        other = self.files.get(name)
+        if other is not None and other.path != at and exists(Path(other.path)):
+            name = at
+        self.files[name], self._names[at] = Seen(*(stamp_of(path) or (0, 0)), "", at), name
+        return name
+
+    def gone(
+        self, names: Sequence[str], sources: Sequence[Path], found: Mapping[str, Path]
+    ) -> list[str]:
+        """Return the documents whose files were deleted from folders or patterns.
+
+        Args:
+            names: all documents of the bank.
+            found: the files that are there, by the names of their documents.
+        """
+        places = [
+            os.path.join(glob.escape(os.path.realpath(one)), "*")
+            if is_folder(one)
+            else canonical(one).replace("**/", "*")
+            for one in sources
+        ]
+        held = {}
+        for name in names:
+            # A bank of an earlier release does not know its files.
+            at = self.files[name].path if name in self.files else canonical(Path(name))
+            known = name in self.files or (not name.endswith(NOTE) and not unknown_type(name))
+            if known and any(fnmatch(at, place) for place in places):
+                held[name] = Path(at)
+        missing = {name: path for name, path in held.items() if not exists(path)}
+        self.keep_lost(missing, len(held), {stamp_of(path) for path in found.values()})
+        return [name for name in missing if name not in self.lost]
+
+    def with_notes(self, answer: Answer) -> Answer:
+        """Return an answer that says which of its sources have no file any more."""
+        cited = dict.fromkeys(citation.document for citation in answer.citations)
+        gone = (n for n in cited if n in self.files and not exists(Path(self.files[n].path)))
+        return replace(answer, cut=(*answer.cut, *(f"the file of '{n}' is gone" for n in gone)))
+
+    def keep_lost(
+        self, missing: Mapping[str, Path], held: int, there: Collection[Stamp | None]
+    ) -> None:
+        """See which of the missing files were not deleted, it seems.
+
+        They are all if most of the files that are `held` are missing; and those behind a link or in
+        an inner folder that cannot be read or is empty. A file that was moved is not lost: one of
+        its size and time is `there`. What is lost stays so until it is back.
+        """
+        gone = {
+            name: path
+            for name, path in missing.items()
+            if not (name in self.files and self.files[name][:2] in there) and not exists(path)
+        }
+        if len(gone) > 1 and 2 * len(gone) > held:
+            self.lost = set(gone)
+            return
+        folders = {name: _nearest(path) for name, path in gone.items()}
+        count = Counter(folders.values())
+        away = {one for one in count if one[1] is None or (one[1] == 0 and count[one] > 1)}
+        self.lost = {name for name in gone if name in self.lost or folders[name] in away}
+
+    def told(self, bank: str, why: str = "", of: str = "") -> str:
+        """Say which files are out of reach, and why; empty if none is."""
+        files = f"{len(self.lost):,} files{of}"
+        return (
+            f"{why or f'{files} are missing all at once'}; what was read of {files} is kept until "
+            f"they are back; if you deleted them, run sedem bank rm '{bank}' NAME"
+            if self.lost
+            else why
+        )
+
+
+def canonical(path: Path) -> str:
+    """Return the one path of a file; a link is a file of its own in its folder."""
+    return os.path.join(os.path.realpath(path.parent), path.name)
+
+
+def _nearest(path: Path) -> tuple[Path, int | None]:
+    """Return the nearest folder of a missing file that is there, and how much it holds.
+
+    That is None if the file may be out of reach: behind a link, or in a folder without a list.
+    """
+    for folder in [] if path.is_symlink() else path.parents:
+        try:
+            return folder, len(os.listdir(folder))
+        except FileNotFoundError:
+            continue
+        except OSError:
+            break
+    return path, None
+
+
+def stamp_of(path: Path) -> Stamp | None:
+    """Return the size and time of a file; None if it is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns

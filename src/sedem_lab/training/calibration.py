@@ -41,7 +41,7 @@ from sedem.guidance.scores import (
 )
 from sedem.guidance.spans import SecondReading, SpanScorer, rival_features
 from sedem.model import SeDeM
-from sedem.reading.encoding import Progress
+from sedem.reading.building import Progress
 from sedem.selecting.plan import Request, Scores
 from sedem.selecting.select import (
     encode_hop,

@@ -19,7 +19,8 @@ from sedem.bank.parts import Place, is_remote
 from sedem.durable_files import make_folders, sync_folder
 from sedem.errors import BankError, BankMismatchError, DataError, UnknownDocumentError
 from sedem.reading.document_formats import parse_file
-from sedem.reading.followed import FollowedBank, OpenBank, Reader, Stamp, stamp_of
+from sedem.reading.documents import Stamp, stamp_of
+from sedem.reading.followed import FollowedBank, OpenBank, Reader
 from sedem.types import Document
 from sedem.untrusted import StoppedError
 from sedem_serve.server.errors import ApiError, FullDiskError, bad_request, full_disk, is_full

@@ -16,7 +16,8 @@ from pydantic import AfterValidator, BaseModel, Field
 
 from sedem.config import PASSAGES, PER_DOCUMENT
 from sedem.errors import BankError, ConfigError, DataError, UnknownDocumentError, printable
-from sedem.reading.followed import NOTE, OpenBank
+from sedem.reading.documents import NOTE
+from sedem.reading.followed import OpenBank
 from sedem.types import Citation, Document, page_of
 from sedem.untrusted import json_text
 from sedem_serve.tools.banks import reader_of

@@ -136,7 +136,7 @@ def test_a_part_ends_with_a_block(model: SeDeM) -> None:
 def test_a_long_document_without_tokens_makes_no_bank(model: SeDeM, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(building, "COMMIT", 0)
-        patched.setattr("sedem.reading.encoding.segment_text", _no_tokens)
+        patched.setattr("sedem.reading.building.segment_text", _no_tokens)
         with pytest.raises(DataError, match="no tokens"):
             build_bank(model, model.engine, tmp_path / "a.bank", [SHORT])
     assert not (tmp_path / "a.bank").exists()

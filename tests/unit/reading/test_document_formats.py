@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sedem.errors import DataError
-from sedem.reading.encodings import decode, is_text
+from sedem.reading.document_formats import decode, is_text
 
 GERMAN = "Das Büro kostet 1.240 € im Monat.\r\n"
 
