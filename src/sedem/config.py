@@ -52,6 +52,8 @@ FITTED = (
 """Settings that `sedem calibrate` makes, to the scores of one selector and decoder."""
 DEFAULT_MODEL = os.environ.get("SEDEM_MODEL") or "sedem-smol"
 """The checkpoint that is used if none is named; the variable can name any other."""
+NO_BARS = "HF_HUB_DISABLE_PROGRESS_BARS"
+"""The variable that hides the bars of transformers and of the hub."""
 SMALL_MODEL = "sedem-nano"
 """A shipped checkpoint that contains its backbone, so that nothing is fetched."""
 FOLDER_BANKS = Path("~/.sedem/folders")

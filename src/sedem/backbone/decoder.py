@@ -63,6 +63,7 @@ JOINED = {
 """The joined matrix that contains each one, in layouts that join several (Phi-3)."""
 
 
+NO_END = "no end token, so no answer would end"
 FORMS = 64
 """Most compiled forms of a layer."""
 
@@ -228,9 +229,22 @@ class Backbone(nn.Module):
         self.tokenizer = tokenizer
         self.name = name
         self.revision = revision
-        self.bos_token_id = _bos_token_id(model, tokenizer, name)
-        self.eos_token_id = _eos_token_id(model, tokenizer, name)
-        self.check_ids([self.bos_token_id, self.eos_token_id, *_text_ids(tokenizer)])
+        # The first token of any sequence becomes an attention sink, so every sequence starts with a
+        # spare token. Families without a BOS (Qwen) use their end-of-text token.
+        ends = [tokenizer.eos_token_id, model.config.eos_token_id]
+        starts = [tokenizer.bos_token_id, model.config.bos_token_id, tokenizer.eos_token_id]
+        for needed, ids in (("neither a start nor an end token", starts), (NO_END, ends)):
+            if not any(isinstance(one, int) for one in ids):
+                raise ConfigError(f"backbone '{name}' has {needed}; set one in its config.json")
+        self.bos_token_id, self.eos_token_id = (
+            next(one for one in ids if isinstance(one, int)) for ids in (starts, ends)
+        )
+        # Special tokens in a text are split, so it has no id of theirs.
+        backend = tokenizer.backend_tokenizer
+        known = backend.get_added_tokens_decoder().values()
+        special = {one.content for one in known if one.special}
+        texts = [number for token, number in backend.get_vocab().items() if token not in special]
+        self.check_ids([self.bos_token_id, self.eos_token_id, *texts])
         self.depth = len(model.get_decoder().layers)
         self.vocabulary = tokenizer_description(tokenizer)
         # Computed now, because adapters change the names of the weights. Rounded, so that a model
@@ -370,14 +384,20 @@ class Backbone(nn.Module):
                 f"from layer {self.merged_from + 1} on; open the model with engine 'eager'"
             )
         decoder = self.model.get_decoder()
-        ropes = self._ropes(hidden_BPD, positions_BP)
         if keys is None:
             valid_BP = torch.ones_like(positions_BP, dtype=torch.bool)
             keys = KeyAxis(positions_BP, valid_BP, padded=False, span=positions_BP.shape[1])
         assert valid_BP is not None
+        # Layers share masks by their windows, and rotary embeddings by their kinds.
         masks: dict[int | None, Tensor | None] = {}
+        ropes: dict[str | None, tuple[Tensor, Tensor]] = {}
+        by_kind = hasattr(decoder.rotary_emb, "layer_types")
         for index in range(first, last):
             window = self.window(index)
+            kind = self.model.config.layer_types[index] if by_kind else None
+            if kind not in ropes:
+                given = () if kind is None else (kind,)
+                ropes[kind] = decoder.rotary_emb(hidden_BPD, positions_BP, *given)
             if window not in masks:
                 masks[window] = self._mask(
                     hidden_BPD, positions_BP, valid_BP, keys, window, block_BP
@@ -387,7 +407,7 @@ class Backbone(nn.Module):
                 attention_mask=masks[window],
                 position_ids=positions_BP,
                 use_cache=cache is not None,
-                position_embeddings=ropes[self._rope_kind(index)],
+                position_embeddings=ropes[kind],
             )
             if torch.is_grad_enabled() and (self.checkpointing or self.compiled):
                 hidden_BPD = self._trained(layer, index, hidden_BPD, cache)
@@ -463,22 +483,6 @@ class Backbone(nn.Module):
         for layer in self.model.get_decoder().layers:
             if layer._compiled_call_impl is None:
                 layer.compile(dynamic=True, backend=backend)
-
-    def _rope_kind(self, index: int) -> str | None:
-        """The kind of a layer's rotary embedding; None if all layers share one."""
-        by_kind = hasattr(self.model.get_decoder().rotary_emb, "layer_types")
-        return self.model.config.layer_types[index] if by_kind else None
-
-    def _ropes(
-        self, hidden_BPD: Tensor, positions_BP: Tensor
-    ) -> dict[str | None, tuple[Tensor, Tensor]]:
-        """The rotary embeddings of these positions, by kind of layer."""
-        rotary = self.model.get_decoder().rotary_emb
-        kinds = {self._rope_kind(index) for index in range(self.depth)}
-        return {
-            kind: rotary(hidden_BPD, positions_BP, *([] if kind is None else [kind]))
-            for kind in kinds
-        }
 
     def window(self, index: int) -> int | None:
         """Number of positions that a layer attends to; None for all earlier ones."""
@@ -675,13 +679,6 @@ def tokenizer_description(tokenizer: PreTrainedTokenizerBase) -> str:
     )
 
 
-def _text_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Ids that text may become; special tokens in a text are split."""
-    backend = tokenizer.backend_tokenizer
-    special = {one.content for one in backend.get_added_tokens_decoder().values() if one.special}
-    return [number for token, number in backend.get_vocab().items() if token not in special]
-
-
 def check_family(model_type: str, name: str) -> None:
     """Refuse a layout whose layers sedem cannot run one by one.
 
@@ -707,26 +704,6 @@ def _check_layout(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, na
         raise ConfigError(
             f"backbone '{name}' has no fast tokenizer; citations need its character offsets"
         )
-
-
-def _bos_token_id(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> int:
-    # The first token of any sequence becomes an attention sink, so every sequence starts with a
-    # spare token. Families without a BOS (Qwen) use their end-of-text token.
-    for candidate in (tokenizer.bos_token_id, model.config.bos_token_id, tokenizer.eos_token_id):
-        if isinstance(candidate, int):
-            return candidate
-    raise ConfigError(
-        f"backbone '{name}' has neither a start nor an end token; set one in its config.json"
-    )
-
-
-def _eos_token_id(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> int:
-    for candidate in (tokenizer.eos_token_id, model.config.eos_token_id):
-        if isinstance(candidate, int):
-            return candidate
-    raise ConfigError(
-        f"backbone '{name}' has no end token, so no answer would end; set one in its config.json"
-    )
 
 
 def check_compiler(device: torch.device | str, needed_by: str) -> None:

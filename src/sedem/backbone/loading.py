@@ -57,15 +57,6 @@ SLACK = 10**7
 """Number of missing weights in a small backbone that are not refused by count alone."""
 
 
-_bars_hidden = False
-
-
-def hide_bars() -> None:
-    """Hide transformers' own progress bars from now on; this does not import transformers."""
-    global _bars_hidden
-    _bars_hidden = True
-
-
 def read_config(name: str, revision: str | None = None) -> PretrainedConfig:
     """Read the configuration of a backbone; no code that comes with it runs.
 
@@ -205,10 +196,6 @@ def _from_pretrained(
 ) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
 
-    if _bars_hidden:
-        from transformers.utils.logging import disable_progress_bar
-
-        disable_progress_bar()
     _check_format(name)
     with _reporting_damage("weights", name):
         plain = {key: value for key, value in options.items() if key != "quantization_config"}

@@ -35,14 +35,12 @@ def init(
     """
     import torch
 
-    from sedem.backbone.loading import hide_bars
     from sedem.checkpoint.folder import open_named, write
     from sedem.checkpoint.untrained import untrained
     from sedem.modules import SedemModules
 
     if out.exists():
         raise CheckpointError(f"'{out}' exists already; give the name of a new folder")
-    hide_bars()
     model = untrained(
         SedemModules,
         open_named(backbone, None, None, dtype=torch.bfloat16),

@@ -32,7 +32,7 @@ from sedem.cli.options import (
     model_of,
     open_model,
 )
-from sedem.config import DEFAULT_MODEL
+from sedem.config import DEFAULT_MODEL, NO_BARS
 from sedem.errors import ConfigError, DataError, SedemError, first_line
 
 if TYPE_CHECKING:
@@ -125,6 +125,7 @@ def main(
     ] = False,
 ) -> None:
     """Read documents once into a memory bank, then answer questions from it."""
+    os.environ.setdefault(NO_BARS, "1")  # transformers has one for its weights
 
 
 @app.command()

@@ -169,11 +169,9 @@ def parse_options(entries: Sequence[str] | None) -> dict[str, Any]:
 
 
 def open_model(name: str, engine: str = "auto", weights: str = "full") -> SeDeM:
-    """Open a model without a progress bar for its weights."""
-    from sedem.backbone.loading import hide_bars
+    """Open a model."""
     from sedem.model import SeDeM
 
-    hide_bars()
     return SeDeM.from_pretrained(name, engine=engine, weights=weights)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -16,9 +15,6 @@ from sedem.errors import DataError, printable
 from sedem.untrusted import json_text
 
 if TYPE_CHECKING:
-    from rich.table import Table
-    from rich.text import Text
-
     from sedem.answering.running import Estimate
     from sedem.bank.memory_bank import MemoryBank
     from sedem.model import SeDeM
@@ -27,10 +23,6 @@ if TYPE_CHECKING:
 Cell = str | tuple[str, ...]
 """One cell of a table: a line, or several lines below each other."""
 
-UNLIMITED = 1_000_000
-"""Columns of an output where no line is folded."""
-NARROWEST = 20
-"""Columns to which a column of text may be folded in a table with headings."""
 GAP = 2
 """Spaces between two columns."""
 
@@ -79,30 +71,27 @@ def report(as_json: bool, value: object, *lines: str) -> None:
 def print_table(
     rows: Sequence[Sequence[Cell]], headings: Sequence[str] = (), left: Collection[int] = (0,)
 ) -> None:
-    """Write rows as columns.
-
-    A terminal gets columns that fit its width: text is folded, numbers never are. Where numbers
-    leave too little room, and for any other output, a line of a row is one line, whatever its
-    length.
+    """Write rows as columns; a line of a row is one line, whatever its length.
 
     Args:
         rows: cells, as many in each row.
         headings: of the columns; none for a list of names and values.
         left: columns of text, aligned left; the others hold numbers and are aligned right.
     """
-    from rich.console import Console
+    from rich.cells import cell_len
 
-    if not sys.stdout.isatty():
-        file = io.StringIO()
-        plain = Console(file=file, width=UNLIMITED, color_system=None, force_terminal=False)
-        plain.print(_table(rows, headings, left))
-        for line in file.getvalue().splitlines():
-            typer.echo(line.rstrip())
-        return
-    console = Console(force_terminal=True)
-    if headings and _narrowest(rows, headings, left) > console.width:
-        console.width = UNLIMITED
-    console.print(_table(rows, headings, left, rule=True))
+    lines = [
+        [printable(part) for part in line]
+        for row in ([headings] if headings else []) + [*rows]
+        for line in zip_longest(*([c] if isinstance(c, str) else c for c in row), fillvalue="")
+    ]
+    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        padded = []
+        for index, (part, width) in enumerate(zip(line, widths, strict=True)):
+            spaces = " " * (width - cell_len(part))
+            padded.append(part + spaces if index in left else spaces + part)
+        typer.echo((" " * GAP).join(padded).rstrip())
 
 
 def print_facts(facts: Iterable[tuple[str, object]]) -> None:
@@ -124,57 +113,6 @@ def terminal_width() -> int | None:
     from rich.console import Console
 
     return Console(force_terminal=True).width if sys.stdout.isatty() else None
-
-
-def _table(
-    rows: Sequence[Sequence[Cell]],
-    headings: Sequence[str],
-    left: Collection[int],
-    rule: bool = False,
-) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    ruled = rule and bool(headings)
-    table = Table(
-        box=SIMPLE_HEAD if ruled else None,
-        show_header=bool(headings),
-        show_edge=False,
-        pad_edge=False,
-        # A rule takes one of the columns between two cells.
-        padding=(0, GAP - ruled, 0, 0),
-    )
-    for index in range(len(rows[0] if rows else headings)):
-        heading = _text(headings[index] if headings else "")
-        if index in left:
-            table.add_column(heading, overflow="fold")
-        else:
-            table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(*map(_text, row))
-    return table
-
-
-def _narrowest(
-    rows: Sequence[Sequence[Cell]], headings: Sequence[str], left: Collection[int]
-) -> int:
-    """Columns that a table takes when its texts are folded as far as they may be."""
-    total = 0
-    for index, column in enumerate(zip(headings, *rows, strict=True)):
-        lines = [line for cell in column for line in _lines(cell)]
-        widest = max(_text(line).cell_len for line in lines)
-        total += min(widest, NARROWEST) if index in left else widest
-    return total + GAP * len(headings)
-
-
-def _text(cell: Cell) -> Text:
-    from rich.text import Text
-
-    return Text("\n".join(map(printable, _lines(cell))))
-
-
-def _lines(cell: Cell) -> tuple[str, ...]:
-    return (cell,) if isinstance(cell, str) else cell
 
 
 # Answers

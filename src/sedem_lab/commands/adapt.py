@@ -66,7 +66,6 @@ def adapt(
     """
     budget = _steps(steps)
     _use(device)
-    from sedem.backbone.loading import hide_bars
     from sedem.reading.documents import files_in, read_documents
     from sedem_lab.training import adapt as adapting
 
@@ -84,7 +83,6 @@ def adapt(
     if report is not None:
         output.note(f"'{out}' is finished; nothing is left to do")
     else:
-        hide_bars()
         sizes, (one, two) = adapting.prepare(wanted, texts, out)
         used = output.count(sizes.questions, "question")
         if sizes.questions_not_used:

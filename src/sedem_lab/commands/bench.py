@@ -54,7 +54,6 @@ def bench(
         raise ConfigError(
             f"no picture can be drawn as '{picture}'; name a .svg or .png file in a folder"
         )
-    from sedem.backbone.loading import hide_bars
     from sedem_lab.bench.measure import notes, run_bench
     from sedem_lab.bench.report import HEADINGS, draw, lines
     from sedem_lab.bench.subjects import plan_of
@@ -66,7 +65,6 @@ def bench(
     plan = plan_of({name: value for name, value in given.items() if value not in (None, ())})
     for caveat in notes(plan):
         output.note(caveat)
-    hide_bars()
     with output.progress("measuring") as report_progress:
         document = run_bench(plan, progress=report_progress)
     if picture is not None:

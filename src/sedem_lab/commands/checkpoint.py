@@ -79,7 +79,6 @@ def calibrate(
     any, and --read-once on its data.training. The last quarter is not fitted to; the figures are
     measured on it.
     """
-    from sedem.backbone.loading import hide_bars
     from sedem.checkpoint.folder import copy_with_parts, locate
     from sedem.model import SeDeM
     from sedem_lab.data.examples import Example
@@ -108,7 +107,6 @@ def calibrate(
     else:
         opened = open_examples(data, schema, records=records, split=split, **parse_options(option))
         examples = sample(opened.examples, limit, seed)
-    hide_bars()
     folder = locate(checkpoint)
     model = SeDeM.from_pretrained(folder, engine=engine)
     with output.progress("reading, answering") as report_progress:

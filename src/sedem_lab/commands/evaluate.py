@@ -130,10 +130,8 @@ def evaluate(
         "checkpoint": model or DEFAULT_MODEL,
     }
     config = EvaluationConfig.from_entries(entries, "sedem eval")
-    from sedem.backbone.loading import hide_bars
     from sedem_lab.evaluation.command import run_evaluation
 
-    hide_bars()
     with output.progress("answering") as report_progress:
         metrics = run_evaluation(config, out, report_progress)
     if as_json:

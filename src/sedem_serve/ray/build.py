@@ -30,6 +30,7 @@ from sedem.bank.database import WAIT
 from sedem.bank.file import BankFile
 from sedem.bank.memory_bank import Snapshot, View, append_to, copy_to
 from sedem.bank.parts import Entry, Parts, Place, is_remote, store_at
+from sedem.config import NO_BARS
 from sedem.errors import BankError, ConfigError, SedemError, UnavailableError, first_line
 from sedem.modules import SedemModules
 from sedem.reading.building import Report, Taken, add_documents, begin, commits, finish
@@ -305,7 +306,6 @@ def _opened(
     checkpoint: str, wanted_version: str, wanted: str, place: Place | None, device: str | None
 ) -> SeDeM:
     """Open the model once per process, and check that this host can be used."""
-    from sedem.backbone.loading import hide_bars
     from sedem.model import SeDeM
 
     host = f"host '{os.uname().nodename}' of the cluster"
@@ -314,7 +314,7 @@ def _opened(
             f"{host} has sedem {installed}, this machine has {wanted_version}; install the same "
             "version on all"
         )
-    hide_bars()
+    os.environ.setdefault(NO_BARS, "1")
     try:
         model = SeDeM.from_pretrained(checkpoint, device=device)
     except (SedemError, OSError) as error:

@@ -258,11 +258,9 @@ async def _in_thread(work: Callable[[], Service]) -> Service:
 
 def open_model(settings: Settings) -> SeDeM:
     """Open the model of a server; as in `SeDeM.from_pretrained`."""
-    from sedem.backbone.loading import hide_bars
     from sedem.engine.kept import KeptBudget, half_of_memory
     from sedem.model import SeDeM
 
-    hide_bars()
     model = SeDeM.from_pretrained(
         settings.model,
         device=settings.device,

@@ -10,7 +10,7 @@ from typing import Any
 
 import llm
 
-from sedem.config import PASSAGES
+from sedem.config import NO_BARS, PASSAGES
 from sedem.reading.followed import OpenBank
 from sedem_serve.tools.toolbox import TOKENS, Toolbox
 
@@ -18,11 +18,10 @@ from sedem_serve.tools.toolbox import TOKENS, Toolbox
 @cache
 def opened(place: str) -> Toolbox:
     """Return the tools over a bank."""
-    from sedem.backbone.loading import hide_bars
     from sedem.checkpoint.folder import model_of
     from sedem.model import SeDeM
 
-    hide_bars()
+    os.environ.setdefault(NO_BARS, "1")
     model = SeDeM.from_pretrained(model_of(place))
     return Toolbox([OpenBank(Path(place), Path(place).stem)], lambda: model)
 

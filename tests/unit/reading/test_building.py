@@ -300,8 +300,8 @@ def test_documents_are_read_again_and_are_as_before(
     real = building.compress
 
     def counted(model: Any, engine: Any, parts: Any, *rest: Any) -> Any:
-        parts = [*parts]
-        together.append(sum(map(len, parts)))
+        if isinstance(parts, list):  # short documents come as a stream
+            together.append(sum(map(len, parts)))
         return real(model, engine, parts, *rest)
 
     monkeypatch.setattr(building, "compress", counted)

@@ -46,7 +46,8 @@ class Encoded:
         compress, append_part = building.compress, BankFile.append_part
 
         def counted(model: Any, engine: Any, parts: Any, *rest: Any) -> Any:
-            self.segments += sum(map(len, parts))
+            if isinstance(parts, list):  # short documents come as a stream
+                self.segments += sum(map(len, parts))
             return compress(model, engine, parts, *rest)
 
         def stopped(*arguments: Any, **options: Any) -> None:
