@@ -10,6 +10,8 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The default model's backbone would have to be fetched; sedem reads this on import, too.
 os.environ["SEDEM_MODEL"] = "sedem-nano"
+# The command line sets this before the hub's client is imported.
+os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sedem.cli.options import BankPlace, Json, Model, model_of, open_model
+from sedem.cli.options import BankPlace, Json, Model
 from sedem.cli.output import note, print_facts, print_json, print_table, progress, report
 from sedem.errors import ConfigError
 
@@ -120,11 +120,13 @@ def _repair(bank: Path, files: list[Path], drop: bool, model: str | None, as_jso
     """Repair a bank and print what was done."""
     from sedem.bank.care import repair
     from sedem.bank.file import BankFile
+    from sedem.checkpoint.folder import model_of
+    from sedem.model import SeDeM
     from sedem.reading.building import reading_again
     from sedem.reading.documents import read_documents
 
     def opened(new: BankFile) -> tuple[SeDeM, Engine]:
-        found = open_model(model or model_of(str(new.path)))
+        found = SeDeM.from_pretrained(model or model_of(str(new.path)))
         return found, found.engine
 
     def again(new: BankFile, lost: Sequence[DamagedDocument]) -> Iterable[str]:

@@ -29,8 +29,6 @@ from sedem.cli.options import (
     WeightsOption,
     budget,
     hops_of,
-    model_of,
-    open_model,
 )
 from sedem.config import DEFAULT_MODEL, NO_BARS
 from sedem.errors import ConfigError, DataError, SedemError, first_line
@@ -132,9 +130,10 @@ def main(
 def demo(k: BudgetOption = None) -> None:
     """Read bundled documents and ask about them."""
     from sedem.demo import DOCUMENTS, QUESTIONS
+    from sedem.model import SeDeM
     from sedem.reading.documents import read_documents
 
-    model = open_model(DEFAULT_MODEL)
+    model = SeDeM.from_pretrained(DEFAULT_MODEL)
     documents = [
         type(document)(Path(document.name).name, document.text)
         for document in read_documents(sorted(DOCUMENTS.glob("*.txt")))
@@ -245,14 +244,26 @@ def build(
         raise ConfigError("--workers and --worker-cpus are for a Ray cluster; give --ray ADDRESS")
     if ray is not None and prune:
         raise ConfigError("--prune compares the bank with files of this machine; leave --ray out")
-    from sedem.reading.documents import Record, told_left_out
+    from sedem.bank.parts import is_remote
+    from sedem.reading.documents import DocumentFiles, Record, told_left_out
 
     options = {"dtype": dtype, "keys": keys, "words": not no_words}
-    reading = {"encoding": encoding, "strict": strict, "include": include or ()}
+    reading: dict[str, Any] = {
+        "encoding": encoding, "strict": strict, "include": include or (),
+    }  # fmt: skip
     record, gone = Record(bank), list[str]()
     if not os.path.exists(bank):
         record.forget()  # it is of an earlier bank
-    files = _files(sources, reading, record, on_ray=ray is not None)
+    # Before the model is opened, so that a wrong name is told at once.
+    if ray is None:
+        for source in filter(is_remote, sources):
+            raise DataError(
+                f"'{source}' is in an object store; read it with --ray, such as --ray local"
+            )
+        paths = [Path(source) for source in sources]
+        files: Any = DocumentFiles(paths, **reading, name_of=record.name_of)
+    else:
+        files = _on_ray().Sources(sources, **reading)
     try:
         if ray is None:
             report, gone = _build_here(bank, sources, files, record, model, options, prune)
@@ -284,20 +295,6 @@ def build(
     )
 
 
-def _files(sources: list[str], reading: dict[str, Any], record: Record, on_ray: bool) -> Any:
-    """The files to read; torch is not imported for it, so a wrong name is told at once."""
-    from sedem.bank.parts import is_remote
-    from sedem.reading.documents import DocumentFiles
-
-    if on_ray:
-        return _on_ray().Sources(sources, **reading)
-    for source in filter(is_remote, sources):
-        raise DataError(
-            f"'{source}' is in an object store; read it with --ray, such as --ray local"
-        )
-    return DocumentFiles([Path(source) for source in sources], **reading, name_of=record.name_of)
-
-
 def _build_here(
     bank: str,
     sources: list[str],
@@ -309,9 +306,11 @@ def _build_here(
 ) -> tuple[Report, list[str]]:
     """Build on this machine; return what was done, and the documents whose files are gone."""
     from sedem.bank.parts import store_at
+    from sedem.checkpoint.folder import model_of
+    from sedem.model import SeDeM
     from sedem.reading.building import build_bank, held_by
 
-    opened = open_model(model or model_of(bank))
+    opened = SeDeM.from_pretrained(model or model_of(bank))
     with output.progress("reading", of_bytes=True) as report_progress:
         report = build_bank(
             opened,
@@ -393,11 +392,14 @@ def ask(
     chosen_k = budget(k)
     from sedem.answering.decoding import Decoding
     from sedem.bank.memory_bank import MemoryBank
+    from sedem.checkpoint.folder import model_of
+    from sedem.model import SeDeM
     from sedem.reading.documents import Record
 
     decoding = Decoding(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     opened = MemoryBank.open(bank)
-    answering = open_model(model or model_of(bank), engine, weights)
+    name = model or model_of(bank)
+    answering = SeDeM.from_pretrained(name, engine=engine, weights=weights)
     opened.check_made_by(answering.fingerprint())
     options: dict[str, Any] = {
         "k": chosen_k,

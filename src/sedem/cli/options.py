@@ -1,4 +1,4 @@
-"""What several commands share: arguments, options, and opening the model that they run."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from sedem.untrusted import parse_json
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
-
-    from sedem.model import SeDeM
 
 RESERVED = ("records", "revision", "schema", "source", "split", "streaming")
 """Names that say which data is opened; they are not options of a reader."""
@@ -166,17 +164,3 @@ def parse_options(entries: Sequence[str] | None) -> dict[str, Any]:
         except ConfigError:
             options[key] = text
     return options
-
-
-def open_model(name: str, engine: str = "auto", weights: str = "full") -> SeDeM:
-    """Open a model."""
-    from sedem.model import SeDeM
-
-    return SeDeM.from_pretrained(name, engine=engine, weights=weights)
-
-
-def model_of(bank: str) -> str:
-    """Return the model that made a bank, or the default one; see `checkpoint.folder.model_of`."""
-    from sedem.checkpoint.folder import model_of as recorded
-
-    return recorded(bank)

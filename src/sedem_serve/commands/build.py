@@ -6,7 +6,6 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from sedem.cli import output
-from sedem.cli.options import model_of, open_model
 from sedem_serve.ray.cluster import connected
 from sedem_serve.ray.sources import Sources as Sources
 
@@ -24,10 +23,12 @@ def build(
 ) -> Report:
     """Build on the workers of a cluster, whose address is tried before the model is opened."""
     with connected(address):
+        from sedem.checkpoint.folder import model_of
+        from sedem.model import SeDeM
         from sedem_serve.ray.build import Workers, build_on_ray
 
         name = model or model_of(bank)
-        opened = open_model(name)
+        opened = SeDeM.from_pretrained(name)
         # A worker has another working folder.
         checkpoint = os.path.abspath(name) if os.path.exists(name) else name
         with output.progress("reading", of_bytes=True, speed="tokens/s") as report_progress:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sedem.cli.options import EngineOption, Model, WeightsOption, model_of, open_model
+from sedem.cli.options import EngineOption, Model, WeightsOption
 from sedem.config import DEFAULT_MODEL, FOLDER_BANKS
 from sedem.errors import ConfigError
 
@@ -52,9 +52,12 @@ def mcp(
     banks = banks_at(places, home, model or DEFAULT_MODEL)
 
     def opened() -> SeDeM:
+        from sedem.checkpoint.folder import model_of
+        from sedem.model import SeDeM
+
         built = all(not isinstance(bank, FollowedBank) for bank in banks)
         name = model or (model_of(places[0]) if built else DEFAULT_MODEL)
-        return open_model(name, engine, weights)
+        return SeDeM.from_pretrained(name, engine=engine, weights=weights)
 
     backend = LocalBackend(banks, opened, writable=write)
     ToolServer(backend, backend.lifespan).run("stdio")

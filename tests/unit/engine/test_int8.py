@@ -14,7 +14,6 @@ from conftest import LEASE
 from torch import Tensor, nn
 
 from sedem import Document, SeDeM, SedemConfig
-from sedem.cli.options import open_model
 from sedem.engine import int8
 from sedem.engine.fused import MATRICES, FusedLayer
 from sedem.engine.int8 import Int8Matrix
@@ -162,5 +161,5 @@ def test_checkpoints_commands_and_evaluations_open_with_int8(
     opened(config, "full").save_pretrained(tmp_path / "checkpoint")
     checkpoint = str(tmp_path / "checkpoint")
     settings = MethodSettings(checkpoint=checkpoint, device="cpu", weights="int8")
-    for model in (open_model(checkpoint, weights="int8"), readers.open_model(settings)):
+    for model in (SeDeM.from_pretrained(checkpoint, weights="int8"), readers.open_model(settings)):
         assert engine_of(model).decoder.steps is not None
