@@ -24,7 +24,6 @@ from transformers import DynamicCache, PretrainedConfig
 
 from experiments.system.peers import PrefixCached
 from sedem.backbone.decoder import Backbone, KeyAxis
-from sedem.backbone.meta import META, backbone_of, counted
 from sedem.backbone.prompts import question_ids
 from sedem.bank.keys import cache_dtype
 from sedem.demo import QUESTIONS
@@ -34,6 +33,7 @@ from sedem.types import Answer
 from sedem_lab.baselines.longllmlingua import LongLLMLingua
 from sedem_lab.bench.subjects import Subject
 from sedem_lab.evaluation.cost import Workload, count_flops
+from sedem_lab.evaluation.meta import META, backbone_of, counted
 from sedem_lab.evaluation.readers import BoundSedem
 from sedem_lab.evaluation.storage import BFLOAT16, kv_bytes_per_token
 

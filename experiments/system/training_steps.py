@@ -1,7 +1,7 @@
 """The steps of a training run: its FLOPs, and the memory of its longest batch.
 
-A step of each recipe runs without numbers (`sedem.backbone.meta`), on backbones of the recipe's
-shapes and a batch of the given lengths, without padding.
+A step of each recipe runs without numbers (`sedem_lab.evaluation.meta`), on backbones of the
+recipe's shapes and a batch of the given lengths, without padding.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from sedem.backbone.meta import META, backbone_of
 from sedem.checkpoint.folder import embedded
 from sedem.config import SedemConfig
 from sedem.errors import ConfigError
@@ -22,6 +21,7 @@ from sedem_lab.baselines.registry import reader_class
 from sedem_lab.data.hub import HOMES
 from sedem_lab.data.question_sets import parse_records
 from sedem_lab.evaluation.cost import PRESETS, Workload, backbone_shape, model_of, shape_file
+from sedem_lab.evaluation.meta import META, backbone_of
 from sedem_lab.training.baseline import (
     BaselineRecipe,
     QuestionTraining,

@@ -246,7 +246,10 @@ class Backbone(nn.Module):
         texts = [number for token, number in backend.get_vocab().items() if token not in special]
         self.check_ids([self.bos_token_id, self.eos_token_id, *texts])
         self.depth = len(model.get_decoder().layers)
-        self.vocabulary = tokenizer_description(tokenizer)
+        # All that determines how the tokenizer splits text.
+        rules = json.loads(backend.to_str())
+        splits = ("normalizer", "pre_tokenizer", "model", "added_tokens")
+        self.vocabulary = json.dumps({name: rules[name] for name in splits}, sort_keys=True)
         # Computed now, because adapters change the names of the weights. Rounded, so that a model
         # has the same digest in float32 and in bfloat16.
         self.digest = digest or weights_digest(model.state_dict(), self.vocabulary, torch.bfloat16)
@@ -668,15 +671,6 @@ def _all_of(contexts: Sequence[Callable[[], AbstractContextManager[None]]]) -> I
         for context in contexts:
             stack.enter_context(context())
         yield
-
-
-def tokenizer_description(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Everything that determines how a tokenizer splits text, as JSON."""
-    description = json.loads(tokenizer.backend_tokenizer.to_str())
-    return json.dumps(
-        {k: description[k] for k in ("normalizer", "pre_tokenizer", "model", "added_tokens")},
-        sort_keys=True,
-    )
 
 
 def check_family(model_type: str, name: str) -> None:

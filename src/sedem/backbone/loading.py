@@ -161,7 +161,16 @@ def open_backbone(
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention}
     int8_file = Path(name) / INT8_FILE
     if int8_file.is_file():
-        model = _from_int8(int8_file, config, options)
+        from transformers.initialization import no_init_weights
+
+        layers, tied = config.num_hidden_layers, config.tie_word_embeddings
+        weights = read_whole(int8_file, dtype, layers=layers, tied=tied)
+        with torch.device("meta"):  # only shapes, so that nothing is allocated for wrong ones
+            needed = empty_model(config, **options).state_dict()
+        check_weights(needed, weights, str(int8_file))
+        with no_init_weights():
+            model = empty_model(config, **options)
+        model.load_state_dict(weights)
     else:
         if (getattr(config, "quantization_config", None) or {}).get("quant_method") == "mxfp4":
             # On a GPU, transformers would keep MXFP4, in a module without plain weights.
@@ -172,23 +181,6 @@ def open_backbone(
     with _reporting_damage("tokenizer", name):
         tokenizer = read_tokenizer(name, revision)
     return Backbone(model.to(device), tokenizer, given, revision, origin_digest(name))
-
-
-def _from_int8(file: Path, config: PretrainedConfig, options: dict[str, Any]) -> PreTrainedModel:
-    from transformers.initialization import no_init_weights
-
-    weights = read_whole(
-        file,
-        options["dtype"],
-        layers=config.num_hidden_layers,
-        tied=config.tie_word_embeddings,
-    )
-    with torch.device("meta"):  # only shapes, so that nothing is allocated for wrong ones
-        check_weights(empty_model(config, **options).state_dict(), weights, str(file))
-    with no_init_weights():
-        model = empty_model(config, **options)
-    model.load_state_dict(weights)
-    return model
 
 
 def _from_pretrained(
@@ -386,7 +378,8 @@ def open_light(
         CheckpointError: its weights are damaged.
     """
     try:
-        config = LightConfig.model_validate(_entries(folder / CONFIG_FILE))
+        entries = read_json(folder / CONFIG_FILE, CheckpointError, DOCUMENT_BYTES)
+        config = LightConfig.model_validate(entries)
     except (CheckpointError, OSError, ValidationError):
         return None
     file = next((f for f in (folder / INT8_FILE, folder / WEIGHTS_FILE) if f.is_file()), None)
@@ -395,11 +388,6 @@ def open_light(
     config.open_as(folder, dtype, attention)
     model = LightModel(config, file)
     return LightBackbone(model, tokenizer, name or str(folder), digest=digest)
-
-
-def _entries(path: Path) -> dict[str, Any]:
-    entries = read_json(path, CheckpointError, DOCUMENT_BYTES)
-    return entries if isinstance(entries, dict) else {}
 
 
 class _Rope(TypedDict):

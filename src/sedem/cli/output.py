@@ -156,11 +156,7 @@ def print_answer(
     if answer.sentences:
         read = [f"{document}:{start}-{end}" for document, start, end in answer.sentences]
         write(f"  decided by the text of {printable(', '.join(read))}")
-    print_sources(answer)
-
-
-def print_sources(answer: Answer) -> None:
-    """Write the spans that an answer was conditioned on, best first, and what was truncated."""
+    # The spans that it was conditioned on, best first, and what was truncated.
     notes = dict.fromkeys(answer.cut)
     for citation in answer.citations:
         shown = _snippet(citation)

@@ -1,6 +1,7 @@
 """The cost of a method: parameters and FLOPs of one query, counted while it runs without weights.
 
-Appendix Efficiency and Overhead. `sedem.backbone.meta` says what counts. Adapters count as merged.
+Appendix Efficiency and Overhead. `sedem_lab.evaluation.meta` says what counts. Adapters count as
+merged.
 FLOPs are those that our implementations compute: baselines pad every row of a batch to the longest,
 and run prefixes through every layer even if a method does not need the last one.
 `docs/deviations.md` says what a method could save.
@@ -21,7 +22,6 @@ from transformers import AutoConfig, PretrainedConfig
 
 from sedem.backbone.decoder import FAMILIES, LORA_TARGETS
 from sedem.backbone.loading import read_config
-from sedem.backbone.meta import META, backbone_of, counted
 from sedem.config import SedemConfig, llama_1b, llama_1b_to_3b, llama_3b
 from sedem.engine.eager import condition
 from sedem.errors import ConfigError
@@ -33,6 +33,7 @@ from sedem_lab.baselines.registry import reader_class
 from sedem_lab.baselines.settings import ReaderConfig
 from sedem_lab.baselines.soft_prompt import PrefillResult
 from sedem_lab.baselines.trained import TrainedReader
+from sedem_lab.evaluation.meta import META, backbone_of, counted
 
 PRESETS: dict[str, tuple[Callable[..., SedemConfig], str, str]] = {
     "llama-3.2-1b": (llama_1b, "llama-3.2-1b", "llama-3.2-1b"),

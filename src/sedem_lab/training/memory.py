@@ -14,8 +14,8 @@ from torch.func import functional_call
 from torch.utils.data import Dataset, Subset
 
 from sedem.backbone.decoder import Backbone
-from sedem.backbone.meta import counting
 from sedem.durable_files import bytes_text
+from sedem_lab.evaluation.meta import counting
 from sedem_lab.training.example_dataset import ExampleDataset
 from sedem_lab.training.recipe import Optimization
 from sedem_lab.training.run_setup import processes, shards_backbone

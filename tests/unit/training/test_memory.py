@@ -14,10 +14,10 @@ from torch.utils.data import Subset
 from unit.training.blocks import block_dataset, collator, full_batch
 
 from sedem import SeDeM
-from sedem.backbone.meta import backbone_of
 from sedem.config import llama_1b, llama_3b
 from sedem_lab.data.examples import ExampleSet
 from sedem_lab.evaluation.cost import shape_file
+from sedem_lab.evaluation.meta import backbone_of
 from sedem_lab.training.memory import measure_step, set_checkpointing
 from sedem_lab.training.recipe import Optimization
 from sedem_lab.training.stage1 import Stage1, Stage1Losses
