@@ -1,9 +1,8 @@
 """The cost of a method: parameters and FLOPs of one query, counted while it runs without weights.
 
 Appendix Efficiency and Overhead. `sedem_lab.evaluation.meta` says what counts. Adapters count as
-merged.
-FLOPs are those that our implementations compute: baselines pad every row of a batch to the longest,
-and run prefixes through every layer even if a method does not need the last one.
+merged. FLOPs are those that our implementations compute: baselines pad every row of a batch to the
+longest, and run prefixes through every layer even if a method does not need the last one.
 `docs/deviations.md` says what a method could save.
 """
 
