@@ -442,11 +442,14 @@ class BankFile:
             BankError: the bank cannot be written.
         """
         with self.writing() as connection:
+            held = "SELECT 1 FROM documents WHERE name = ? AND removed IS NULL"
+            for name in names:
+                if not query(connection, held, name):
+                    raise unknown_document(f"'{self}'", name, list(self.digests()))
             version = next_version(connection)
             for name in dict.fromkeys(names):
-                begun = self._drop_unfinished(connection, name)
-                if not _mark_removed(connection, name, version) and not begun:
-                    raise unknown_document(f"'{self}'", name, list(self.digests()))
+                self._drop_unfinished(connection, name)
+                _mark_removed(connection, name, version)
             self._purge(connection)
 
     def compact(self) -> Compacted:
@@ -488,9 +491,9 @@ class BankFile:
         if self._delete(connection, f"{condition} removed <= ?", limit):
             connection.execute("UPDATE bank SET oldest = max(oldest, ?)", (limit,))
 
-    def _drop_unfinished(self, connection: apsw.Connection, name: str) -> bool:
-        """Delete what an interrupted build has read of a document; return whether it had any."""
-        return self._delete(connection, "name = ? AND added IS NULL", name)
+    def _drop_unfinished(self, connection: apsw.Connection, name: str) -> None:
+        """Delete what an interrupted build has read of a document."""
+        self._delete(connection, "name = ? AND added IS NULL", name)
 
     def _delete(self, connection: apsw.Connection, condition: str, *values: object) -> bool:
         """Delete documents from the file, its log and what lies beside it; return if there are."""
@@ -687,16 +690,14 @@ def _count(connection: apsw.Connection, sign: str, document: int) -> None:
     )
 
 
-def _mark_removed(connection: apsw.Connection, name: str, version: int) -> bool:
-    """Remove a document from the newest version; returns whether there is one.
+def _mark_removed(connection: apsw.Connection, name: str, version: int) -> None:
+    """Remove a document from the newest version, if there is one.
 
     Readers of earlier versions have its rows until they are purged.
     """
     statement = f"UPDATE documents SET removed = ? WHERE name = ? AND {LIVE} RETURNING id"
-    found = query(connection, statement, version, name)
-    for (number,) in found:
+    for (number,) in query(connection, statement, version, name):
         _count(connection, "-", number)
-    return bool(found)
 
 
 def _begin_document(connection: apsw.Connection, document: Document) -> int:

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from stored_banks import META, OTHER, PRINT, append, change, facts, memory_of, path_of, text_of
+from stored_banks import META, PRINT, append, change, facts, memory_of, path_of, text_of
 
 from sedem import Document, MemoryBank
 from sedem.bank.blocks import BlockRow, Blocks
 from sedem.bank.database import connect, page_size
 from sedem.bank.file import BankFile, delete
 from sedem.bank.memory_bank import View
-from sedem.errors import BankError, BankMismatchError, UnknownDocumentError
+from sedem.errors import BankError, UnknownDocumentError
 from sedem.tensors import Quantized
 
 
@@ -123,18 +123,6 @@ def test_a_second_writer_waits_with_a_message(
         connection.execute("UPDATE bank SET version = version")
         with pytest.raises(BankError, match="is being written by another process; wait until"):
             BankFile(file.path, wait=0.1).remove("0.txt")
-
-
-def test_memory_that_does_not_fit_is_refused(file: BankFile) -> None:
-    documents, rows = [Document("a", "b")], Blocks.of([BlockRow(0, 0, 1, (1, 0, 0, 0))])
-    with pytest.raises(BankMismatchError, match="built by model 0123456789ab, this model is fedc"):
-        append(file, 5, fingerprint=OTHER)
-    with pytest.raises(BankMismatchError, match=r"blocks of 4 slots of 8 numbers.*\(1, 4, 9\)"):
-        file.append(PRINT, documents, rows, Quantized(torch.zeros(1, 4, 9)))
-    for bad in (torch.nan, torch.inf):
-        with pytest.raises(BankError, match="holds infinities or NaN"):
-            file.append(PRINT, documents, rows, Quantized(torch.full((1, 4, 8), bad)))
-    assert names(file) == ["0.txt", "1.txt"]
 
 
 # Versions

@@ -239,17 +239,6 @@ def bank(tmp_path: Path) -> Path:
     return tmp_path / "a.bank"
 
 
-def test_an_append_skips_what_has_the_same_text_and_replaces_the_rest(bank: Path) -> None:
-    file = BankFile(bank)
-    before = file.head()
-    append(file, 0, 1, version=0)
-    assert file.head() == before
-    append(file, 1, version=1)
-    opened = MemoryBank.open(bank)
-    assert opened.documents.names == ["0.txt", "1.txt"]
-    assert torch.equal(opened.memory(range(4)), torch.cat([memory_of(0), memory_of(1001)]))
-
-
 @pytest.mark.parametrize("parts", [1, 2, 3])
 def test_snapshots_of_several_files_and_of_parts_read_as_one_bank(parts: int) -> None:
     views = []
