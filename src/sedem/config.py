@@ -145,11 +145,7 @@ class Settings(BaseModel):
             raise ConfigError(explain(error, source)) from None
 
     def with_changes(self, **changes: Any) -> Self:
-        """A copy with some settings changed; all settings are validated again.
-
-        Raises:
-            ConfigError: a key is unknown, or a value is not allowed.
-        """
+        """A copy with some settings changed; all settings are validated again."""
         return type(self)(**{**dict(self), **changes})
 
     def to_dict(self) -> dict[str, Any]:
@@ -194,11 +190,7 @@ def explain(error: ValidationError, source: str) -> str:
 
 
 def check_choice(name: str, value: object, known: Any) -> None:
-    """Check that a value is one of a Literal's.
-
-    Raises:
-        ConfigError: it is not; the message has those that are.
-    """
+    """Check that a value is one of a Literal's."""
     if value not in get_args(known):
         raise ConfigError(f"{name} is '{value}'; it can be {', '.join(map(str, get_args(known)))}")
 
@@ -467,11 +459,7 @@ class Sizes(BaseModel):
 
 
 def check_sizes(entries: Any, source: str) -> None:
-    """Refuse sizes that no model has.
-
-    Raises:
-        ConfigError: a size is not a whole number above 0, or is too large.
-    """
+    """Refuse sizes that no model has."""
     try:
         Sizes.model_validate(entries)
     except ValidationError as error:

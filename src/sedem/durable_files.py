@@ -199,11 +199,7 @@ def _clear_beside(folder: Path) -> None:
 
 
 def check_free_space(folder: Path, size: int, what: str) -> None:
-    """Refuse to write `what`, of `size` bytes, if the disk of a folder has no room for it.
-
-    Raises:
-        ConfigError: fewer bytes are free; the message has both numbers.
-    """
+    """Refuse to write `what`, of `size` bytes, if the disk of a folder has no room for it."""
     free = shutil.disk_usage(folder).free
     if size > free:
         raise ConfigError(
@@ -216,9 +212,6 @@ def reserve(path: Path, size: int, what: str) -> None:
     """Allocate a file on disk now, because writing to a mapped file on a full disk is fatal.
 
     Existing bytes are kept.
-
-    Raises:
-        ConfigError: the disk has no room for it.
     """
     with path.open("ab") as file:
         allocated = os.fstat(file.fileno()).st_blocks * 512

@@ -94,11 +94,7 @@ class Quantized:
         )
 
     def cast(self, dtype: str) -> Quantized:
-        """Convert the vectors to another type; return the same object if they have it already.
-
-        Raises:
-            ConfigError: there is no such type.
-        """
+        """Convert the vectors to another type; return the same object if they have it already."""
         if self.values.dtype == DTYPES[check_dtype(dtype)]:
             return self
         return quantize(self.dequantize(), dtype)
@@ -117,9 +113,6 @@ def quantize(vectors: Tensor, dtype: str) -> Quantized:
     Args:
         vectors: `[..., D]`.
         dtype: a name in `DTYPES`.
-
-    Raises:
-        ConfigError: there is no such type.
     """
     torch_dtype = DTYPES[check_dtype(dtype)]
     if torch_dtype not in _LARGEST:
@@ -152,11 +145,7 @@ def vector_bytes(width: int, dtype: str) -> int:
 
 
 def check_dtype(dtype: str) -> str:
-    """Return the name of a type of stored vectors, if there is one.
-
-    Raises:
-        ConfigError: there is no such type; the message lists the types.
-    """
+    """Return the name of a type of stored vectors, if there is one."""
     if dtype not in DTYPES:
         raise ConfigError(f"vectors cannot be stored as '{dtype}'; use {', '.join(DTYPES)}")
     return dtype
@@ -198,11 +187,7 @@ def quantize_int8(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def dequantize_int8(
     quantized: Mapping[str, Tensor], dtype: torch.dtype, source: str = "the file"
 ) -> dict[str, Tensor]:
-    """The inverse of `quantize_int8` up to its rounding.
-
-    Raises:
-        CheckpointError: a matrix has no scale.
-    """
+    """The inverse of `quantize_int8` up to its rounding."""
     weights: dict[str, Tensor] = {}
     for name, tensor in quantized.items():
         matrix = quantized.get(name.removesuffix(".scale"))

@@ -706,9 +706,6 @@ def check_compiler(device: torch.device | str, needed_by: str) -> None:
     Args:
         device: what the code would be compiled for.
         needed_by: the setting or method that requires it, for the message.
-
-    Raises:
-        ConfigError: nothing can be compiled.
     """
     try:
         torch.compile(torch.neg)(torch.ones(1, device=device))

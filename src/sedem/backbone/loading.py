@@ -325,11 +325,7 @@ def _reporting_damage(what: str, name: str) -> Iterator[None]:
 
 
 def check_layers(layers: int, tensors: int, source: str) -> None:
-    """Refuse more layers than there are tensors, because building them would take long.
-
-    Raises:
-        CheckpointError: there are more layers than tensors.
-    """
+    """Refuse more layers than there are tensors, because building them would take long."""
     if layers > tensors:
         raise CheckpointError(
             f"'{source}' does not fit its config.json: that has {layers:,} layers, the weights are "
@@ -373,9 +369,6 @@ def open_light(
     Returns:
         The backbone on the CPU; None if it has another layout or is damaged, so that opening it
         with transformers reports what is wrong.
-
-    Raises:
-        CheckpointError: its weights are damaged.
     """
     try:
         entries = read_json(folder / CONFIG_FILE, CheckpointError, DOCUMENT_BYTES)
@@ -442,11 +435,7 @@ class LightConfig(Sizes):
 
 
 class LightModel(nn.Module):
-    """The weights of a decoder, by their names in Hugging Face's modules.
-
-    Raises:
-        CheckpointError: weights are missing, unknown or of another shape.
-    """
+    """The weights of a decoder, by their names in Hugging Face's modules."""
 
     def __init__(self, config: LightConfig, file: Path) -> None:
         super().__init__()

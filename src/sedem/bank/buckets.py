@@ -39,11 +39,7 @@ _TIMEOUTS = {"connect_timeout": "5s", "read_timeout": "60s", "timeout": "1day"}
 
 
 class Bucket:
-    """The objects below one place of an object store, such as "s3://bucket/folder".
-
-    Raises:
-        ConfigError: obstore is not installed.
-    """
+    """The objects below one place of an object store, such as "s3://bucket/folder"."""
 
     def __init__(self, url: str) -> None:
         if find_spec("obstore") is None:

@@ -207,9 +207,6 @@ class CodesFile:
         id: id of the bank.
         selector: digest of the selector.
         create: create the file if it does not exist.
-
-    Raises:
-        BankError: the file is damaged, cannot be written, or is something else.
     """
 
     def __init__(
@@ -272,11 +269,7 @@ class CodesFile:
             empty_log(self.path, connection)
 
     def space(self, new: Callable[[], CodeSpace]) -> CodeSpace:
-        """Return the space of the codes; without one, a new one, and other codes are deleted.
-
-        Raises:
-            BankError: the file is damaged or cannot be written.
-        """
+        """Return the space of the codes; without one, a new one, and other codes are deleted."""
         if (found := self._space()) is not None:
             return found
         made = new()
@@ -328,11 +321,7 @@ class CodesFile:
         return codes_NW, known_N
 
     def add(self, ids_n: NDArray[np.int64], codes_nW: NDArray[np.uint64]) -> None:
-        """Store the codes of blocks, in one commit.
-
-        Raises:
-            BankError: the disk is full, or the file cannot be written.
-        """
+        """Store the codes of blocks, in one commit."""
         row = ids_n.astype("<i8").tobytes(), codes_nW.astype("<u8").tobytes()
         with self.using() as connection:
             connection.execute("INSERT INTO codes VALUES (?, ?)", row)

@@ -164,11 +164,7 @@ class BankFile:
 
     @contextmanager
     def reading(self) -> Iterator[apsw.Connection]:
-        """Yield a connection that may only read; every statement sees one commit.
-
-        Raises:
-            BankError: there is no bank, or it is damaged, or another one is at its place now.
-        """
+        """Yield a connection that may only read; every statement sees one commit."""
         if self.path is None:
             assert self._open is not None
             with self._writing, database_errors(self):
@@ -218,11 +214,7 @@ class BankFile:
 
     @contextmanager
     def creating(self, meta: Meta) -> Iterator[BankFile]:
-        """Create the bank; it appears, with what was added, when the block ends without an error.
-
-        Raises:
-            BankError: something exists there, or it cannot be written.
-        """
+        """Create the bank; it appears, with what was added, if the block ends without an error."""
         if self.exists():
             raise already_there(self)
         if self.path is not None:
@@ -318,16 +310,12 @@ class BankFile:
         return [self]
 
     def meta(self) -> Meta:
-        """Return the bank-wide metadata.
-
-        Raises:
-            BankError: there is no bank, or it is damaged.
-        """
+        """Return the bank-wide metadata."""
         with self.reading() as connection:
             return read_meta(self, connection)
 
     def head(self) -> Head:
-        """Return the newest version; errors as in `meta`."""
+        """Return the newest version."""
         with self.reading() as connection:
             # Another process may shrink the file meanwhile.
             before, meta = self.size, read_meta(self, connection)
@@ -337,7 +325,7 @@ class BankFile:
         return head
 
     def digests(self) -> dict[str, str]:
-        """Return the SHA-256 of each document's text by name; errors as in `meta`."""
+        """Return the SHA-256 of each document's text by name."""
         with self.reading() as connection:
             statement = f"SELECT {bounded('name')}, sha256 FROM documents WHERE {LIVE}"
             return {
@@ -346,7 +334,7 @@ class BankFile:
             }
 
     def unfinished(self) -> list[str]:
-        """Return the names of documents whose reading was interrupted; errors as in `meta`."""
+        """Return the names of documents whose reading was interrupted."""
         with self.reading() as connection:
             name = bounded("name")
             statement = f"SELECT {name} FROM documents WHERE added IS NULL ORDER BY id"
@@ -408,9 +396,6 @@ class BankFile:
             memory_NJD: of these blocks, in any type.
             before: blocks in the earlier parts; 0 drops what an earlier build left.
             last: whether this is the last part.
-
-        Raises:
-            BankError: as in `append`; or another process has changed the earlier parts.
         """
         with self.writing() as connection:
             meta, stored_NJD = self._checked(connection, fingerprint, blocks, memory_NJD)
@@ -430,7 +415,7 @@ class BankFile:
                 self._purge(connection)
 
     def stored_part(self, document: Document) -> int:
-        """Return how many blocks of an unfinished document are stored; errors as in `meta`."""
+        """Return how many blocks of an unfinished document are stored."""
         with self.reading() as connection:
             return _find_unfinished(connection, document)[1]
 
@@ -453,11 +438,7 @@ class BankFile:
             self._purge(connection)
 
     def compact(self) -> Compacted:
-        """Delete removed and unfinished documents and free their space; answers do not change.
-
-        Raises:
-            BankError: the bank cannot be written, or it is damaged.
-        """
+        """Delete removed and unfinished documents and free their space; answers do not change."""
         size = self.size
         with self.writing() as connection:
             self._purge(connection, "added IS NULL OR")
@@ -473,9 +454,6 @@ class BankFile:
 
         Returns:
             Whether there were any.
-
-        Raises:
-            BankError: as `compact`.
         """
         with self.reading() as connection:
             statement = "SELECT 1 FROM documents WHERE removed <= ? LIMIT 1"
@@ -522,11 +500,7 @@ class BankFile:
         return min([newest, *(head.version for head in heads if head.id == id)])
 
     def copy_to(self, path: Path) -> int:
-        """Copy the newest commit into a new file while others write, and return its bytes.
-
-        Raises:
-            BankError: something exists there, the bank is damaged, or the copy cannot be written.
-        """
+        """Copy the newest commit into a new file while others write, and return its bytes."""
         target = BankFile(path)
         if target.exists():
             raise already_there(target)

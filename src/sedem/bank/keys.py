@@ -236,11 +236,7 @@ class StoredKeys:
             self._counts[row] = len(wanted)
 
     def read(self, blocks: Sequence[int]) -> Quantized:
-        """Return the keys `[n, J, R, H]` of blocks whose keys have one type.
-
-        Raises:
-            BankError: a row is damaged, or the bank was compacted since.
-        """
+        """Return the keys `[n, J, R, H]` of blocks whose keys have one type."""
         rows = self._row_of[list(blocks)].tolist()
         keys = empty((len(blocks), *self._shape), [*DTYPES.values()][self.type_of[blocks[0]]])
         assert isinstance(self._file, BankFile)

@@ -87,11 +87,7 @@ class View:
 
     @classmethod
     def newest(cls, file: BankFile, before: View | None = None) -> View:
-        """Return a view of the newest version; what an earlier view has read is reused.
-
-        Raises:
-            BankError: there is no bank, or it is damaged.
-        """
+        """Return a view of the newest version; what an earlier view has read is reused."""
         head = file.head()
         if before is None:
             return cls(file, file.meta(), head)
@@ -110,16 +106,13 @@ class View:
 
     @cached_property
     def columns(self) -> Columns:
-        """Ids and spans of all blocks.
-
-        Raises:
-            BankError: they are damaged, or the bank was compacted since.
-        """
+        """Ids and spans of all blocks."""
         known, version = self.known, self.head.version
         self.file.check_holds(self.head)
         with self.file.reading() as connection:
             found = query(connection, f"SELECT id, characters {_LIVE}", version, version)
             documents, characters = self._numbers(found).reshape(-1, 2).T.copy()
+            # What an earlier version has read stays valid; only later documents are read.
             last, parts = 0, []
             if known is not None and len(known.documents):
                 # A document can become visible after ones with larger ids.
@@ -133,13 +126,24 @@ class View:
         if oldest > version:
             raise self.compacted()
         ids = np.concatenate([np.zeros(0, np.int64), *(ids for ids, _ in parts)])
-        none = Blocks.none(self.meta.slots)
-        columns = Columns(
-            documents, characters, ids, Blocks.join([none, *(blocks for _, blocks in parts)])
-        )
-        self._check(columns)
+        blocks = Blocks.join([Blocks.none(self.meta.slots), *(some for _, some in parts)])
+        # The file has to hold what its newest version claims, and spans that lie within texts.
+        head = self.head
+        if (len(documents), len(blocks)) != (head.documents, head.blocks):
+            raise damaged(
+                self.file,
+                f"it holds {len(documents):,} documents and {len(blocks):,} blocks, its "
+                f"table 'bank' says {head.documents:,} and {head.blocks:,}",
+            )
+        characters_N = characters[blocks.documents]
+        outside = (blocks.starts < 0) | (blocks.starts > blocks.ends) | (blocks.ends > characters_N)
+        if outside.any():
+            raise damaged(self.file, "the span of a block lies outside its text")
+        most = SPAN_CHARACTERS * blocks.slot_tokens.sum(1, dtype=np.int64)
+        if (blocks.ends - blocks.starts > most).any():
+            raise damaged(self.file, "the span of a block is too long for its tokens")
         self.known = None
-        return columns
+        return Columns(documents, characters, ids, blocks)
 
     @cached_property
     def _by_id(self) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
@@ -180,22 +184,6 @@ class View:
         except (TypeError, ValueError, OverflowError):
             raise damaged(self.file, "a row holds something other than a number") from None
 
-    def _check(self, columns: Columns) -> None:
-        blocks, head = columns.blocks, self.head
-        if (len(columns.documents), len(blocks)) != (head.documents, head.blocks):
-            raise damaged(
-                self.file,
-                f"it holds {len(columns.documents):,} documents and {len(blocks):,} blocks, its "
-                f"table 'bank' says {head.documents:,} and {head.blocks:,}",
-            )
-        characters_N = columns.characters[blocks.documents]
-        outside = (blocks.starts < 0) | (blocks.starts > blocks.ends) | (blocks.ends > characters_N)
-        if outside.any():
-            raise damaged(self.file, "the span of a block lies outside its text")
-        most = SPAN_CHARACTERS * blocks.slot_tokens.sum(1, dtype=np.int64)
-        if (blocks.ends - blocks.starts > most).any():
-            raise damaged(self.file, "the span of a block is too long for its tokens")
-
     def read(self, ids: Sequence[int], room: Quantized, places: Sequence[int]) -> None:
         """Read the memory of blocks from the pages of the file into tensors, without another copy.
 
@@ -203,9 +191,6 @@ class View:
             ids: ids of the blocks.
             room: memory `[n, J, D]` in the type of the bank, contiguous and on the CPU.
             places: where each block belongs in it.
-
-        Raises:
-            BankError: a block is damaged, or the bank was compacted since.
         """
         with self.file.reading() as connection:
             for name, rows in zip(("memory", "scales"), room.raw(), strict=True):
@@ -317,11 +302,7 @@ class Documents(Sequence[Document]):
         raise damaged(file, f"the pages of document {index} lie outside its text")
 
     def text(self, index: int, start: int, end: int) -> str:
-        """Return a span of a document's text; the rest of the text need not be read.
-
-        Raises:
-            BankError: it is damaged, or the bank was compacted since.
-        """
+        """Return a span of a document's text; the rest of the text need not be read."""
         view, number = self._at(index)
         with view.file.reading() as connection:
             rows = query(
@@ -392,11 +373,7 @@ def _live(
 
 
 def checked_memory(name: object, memory: Quantized) -> Quantized:
-    """Return memory or keys that are numbers; a NaN would win every question.
-
-    Raises:
-        DamagedBankError: they hold infinities or NaN.
-    """
+    """Return memory or keys that are numbers; a NaN would win every question."""
     if not memory.is_finite():
         raise damaged(name, "it holds infinities or NaN")
     return memory
@@ -474,12 +451,12 @@ class BankReader(ABC):
     @property
     def documents(self) -> Documents:
         """The documents, in reading order; a text is read when it is needed."""
-        return self.snapshot().all_documents
+        return self.snapshot().documents
 
     @property
     def blocks(self) -> Blocks:
         """The span behind each block, in reading order."""
-        return self.snapshot().all_blocks
+        return self.snapshot().blocks
 
     @property
     def tokens(self) -> int:
@@ -573,12 +550,12 @@ class Snapshot(BankReader):
         return self
 
     @cached_property
-    def all_documents(self) -> Documents:
+    def documents(self) -> Documents:
         """The documents of the files, in reading order."""
         return Documents(self.views)
 
     @cached_property
-    def all_blocks(self) -> Blocks:
+    def blocks(self) -> Blocks:
         """The span behind each block, in reading order."""
         parts = [Blocks.none(self.meta.slots)]
         for number, first in enumerate(self._bounds[:-1].tolist()):
@@ -699,9 +676,6 @@ class MemoryBank(BankReader):
         Args:
             path: the file; or the folder or the place in an object store, such as
                 "s3://bucket/folder", of a bank in parts, which are downloaded on first use.
-
-        Raises:
-            BankError: there is no bank, or it is damaged.
         """
         return cls.open_from(store_at(path))
 
@@ -724,9 +698,6 @@ class MemoryBank(BankReader):
         """Add another bank's documents, in one commit; each replaces one of the same name.
 
         A document that the bank already has with the same text is kept.
-
-        Raises:
-            BankMismatchError: another model made the other bank.
         """
         other = other.snapshot()
         other.check_made_by(self.fingerprint)
@@ -736,11 +707,7 @@ class MemoryBank(BankReader):
             self.purge()
 
     def remove(self, *names: str) -> None:
-        """Remove documents and their blocks, in one commit.
-
-        Raises:
-            UnknownDocumentError: no document has one of the names.
-        """
+        """Remove documents and their blocks, in one commit."""
         with self._changing:
             self.store.remove(*names)
             self.reload()
@@ -754,22 +721,14 @@ class MemoryBank(BankReader):
         return isinstance(self.store, BankFile) and self.store.purge()
 
     def compact(self) -> Compacted:
-        """Free the space of removed documents; answers do not change.
-
-        Raises:
-            BankError: the bank cannot be written, or it is damaged.
-        """
+        """Free the space of removed documents; answers do not change."""
         with self._changing:
             report = self.store.compact()
             self.reload()
             return report
 
     def cast(self, dtype: str) -> MemoryBank:
-        """Return a copy in RAM with slots of another type.
-
-        Raises:
-            ConfigError: there is no such type.
-        """
+        """Return a copy in RAM with slots of another type."""
         file = BankFile()
         copy_to(file, self.snapshot(), replace(self.meta, dtype=check_dtype(dtype)))
         return MemoryBank.open_from(file)
@@ -824,9 +783,6 @@ def copy_to(
     """Make a new bank of the given documents of another one; None means all.
 
     Its slots may have another type. The indices of documents are in ascending order.
-
-    Raises:
-        BankError: something exists there, or it cannot be written.
     """
     with store.creating(meta) as file:
         append_to(file, bank, documents)

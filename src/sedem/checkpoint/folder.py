@@ -55,9 +55,6 @@ def locate(name: str, revision: str | None = None) -> Path:
 
     Args:
         name: a path, the name of a shipped checkpoint, or a hub id.
-
-    Raises:
-        CheckpointError: there is no such checkpoint.
     """
     folder = Path(name)
     if folder.is_dir():
@@ -263,9 +260,6 @@ def model_of(bank: Place) -> str:
     """Return the model that made a bank, or the default model for a new bank.
 
     A bank may come from anybody, so the model that it names is opened only if it ships with sedem.
-
-    Raises:
-        BankError: the bank names another model.
     """
     store = store_at(bank)
     if not store.exists():
@@ -390,11 +384,7 @@ def copy_backbone(backbone: Path, folder: Path) -> None:
 
 
 def read_weights(folder: Path, parts: nn.Module) -> None:
-    """Load the weights of the trained parts.
-
-    Raises:
-        CheckpointError: weights are missing, unknown or of another shape.
-    """
+    """Load the weights of the trained parts."""
     path = folder / WEIGHTS_FILE
     weights = dequantize_int8(load_weights(path), torch.float32, str(path))
     check_weights(parts.state_dict(), weights, str(path))

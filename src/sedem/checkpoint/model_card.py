@@ -21,11 +21,7 @@ Rows = Mapping[str, object]
 
 
 def summary_of(checkpoint: Path) -> dict[str, Any] | None:
-    """The summary of the training that wrote a checkpoint, such as `OUTPUT/final`; None if missing.
-
-    Raises:
-        CheckpointError: the summary cannot be read.
-    """
+    """The summary of the training that wrote a checkpoint such as `OUTPUT/final`, or None."""
     places = [checkpoint]
     if checkpoint.is_dir() and checkpoint.resolve().name == "final":
         places.append(checkpoint.resolve().parent)

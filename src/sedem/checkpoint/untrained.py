@@ -39,9 +39,6 @@ def untrained(
         chat_template: whether questions use the tokenizer's chat template; None means that they do
             if it has one.
         settings: other settings of the configuration, such as segment_length and k.
-
-    Raises:
-        ConfigError: a setting does not suit the backbone.
     """
     layer = middle_layer(backbone, backbone.name, layer)
     if chat_template is None:

@@ -130,9 +130,6 @@ def budget(text: str | None) -> int | str | None:
 
     Returns:
         A number of blocks, "all", "auto", or None for the model's own.
-
-    Raises:
-        ConfigError: the text is none of them.
     """
     if text in (None, "all", "auto"):
         return text

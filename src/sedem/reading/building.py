@@ -476,9 +476,6 @@ def encode(
     Returns:
         The blocks of all documents, whose `documents` are indices of the given ones, and their
         memory `[N, J, D]`.
-
-    Raises:
-        DataError: one has no tokens.
     """
     config = model.config
     segments: list[Segments] = []
@@ -618,11 +615,7 @@ class Cutter:
 
 
 def segments_of(model: SedemModules, document: Document) -> Segments:
-    """Cut a document as a model reads it.
-
-    Raises:
-        DataError: it has no tokens.
-    """
+    """Cut a document as a model reads it."""
     config = model.config
     cut = config.segment_length, config.segmentation, config.segment_shift
     return segment_text(document.text, model.encoder, *cut)

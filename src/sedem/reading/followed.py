@@ -79,11 +79,7 @@ class OpenBank:
         self._opening = threading.Lock()
 
     def snapshot(self) -> Snapshot | None:
-        """Return the bank as of its newest commit; None before the first one.
-
-        Raises:
-            BankError: it is damaged, or it cannot be read.
-        """
+        """Return the bank as of its newest commit; None before the first one."""
         return self.newest()
 
     def newest(self) -> Snapshot | None:
