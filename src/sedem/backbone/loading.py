@@ -52,6 +52,7 @@ INDEX_FILE = "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 ADAPTER_FILE = "adapter_config.json"
 GENERATION_FILE = "generation_config.json"
+NORMS = ("input_layernorm", "post_attention_layernorm")
 
 SLACK = 10**7
 """Number of missing weights in a small backbone that are not refused by count alone."""
@@ -443,7 +444,7 @@ class LightModel(nn.Module):
         layers, tied = config.num_hidden_layers, config.tie_word_embeddings
         weights = read_whole(file, config._opened_as, layers=layers, tied=tied)
         with torch.device("meta"):  # only shapes; the weights replace them
-            self.model = _Trunk(config)
+            self.model: Any = _trunk(config)
             self.lm_head: nn.Module = _Linear(config.hidden_size, config.vocab_size)
         check_weights(self.state_dict(), weights, str(file))
         self.load_state_dict(weights, assign=True)
@@ -525,45 +526,45 @@ class LightBackbone(Backbone):
     run = compile_layers = without_lora = _refuse
 
 
-class _Trunk(nn.Module):
-    def __init__(self, config: LightConfig) -> None:
+def _trunk(config: LightConfig) -> _Part:
+    """All modules but the output head, as the layout names them."""
+    width, inner, eps = config.hidden_size, config.intermediate_size, config.rms_norm_eps
+    queries = config.num_attention_heads * config.head_dim
+    keys = config.num_key_value_heads * config.head_dim
+
+    def layer() -> _Part:
+        bias = config.attention_bias
+        attention = _Part(
+            q_proj=_Linear(width, queries, bias),
+            k_proj=_Linear(width, keys, bias),
+            v_proj=_Linear(width, keys, bias),
+            o_proj=_Linear(queries, width, bias),
+            head_dim=config.head_dim,
+        )
+        mlp = _Part(
+            gate_proj=_Linear(width, inner, config.mlp_bias),
+            up_proj=_Linear(width, inner, config.mlp_bias),
+            down_proj=_Linear(inner, width, config.mlp_bias),
+            act_fn=F.silu,
+        )
+        norms = {name: _Norm(width, eps) for name in NORMS}
+        return _Part(self_attn=attention, mlp=mlp, **norms)
+
+    return _Part(
+        embed_tokens=_Linear(width, config.vocab_size),
+        layers=nn.ModuleList(layer() for _ in range(config.num_hidden_layers)),
+        norm=_Norm(width, eps),
+        rotary_emb=_Rotary(config.rope_parameters["rope_theta"], config.head_dim),
+    )
+
+
+class _Part(nn.Module):
+    """A module that only has others, and what an engine asks of it."""
+
+    def __init__(self, **held: Any) -> None:
         super().__init__()
-        self.embed_tokens = _Linear(config.hidden_size, config.vocab_size)
-        self.layers = nn.ModuleList(_Layer(config) for _ in range(config.num_hidden_layers))
-        self.norm = _Norm(config.hidden_size, config.rms_norm_eps)
-        self.rotary_emb = _Rotary(config.rope_parameters["rope_theta"], config.head_dim)
-
-
-class _Layer(nn.Module):
-    def __init__(self, config: LightConfig) -> None:
-        super().__init__()
-        self.self_attn = _Attention(config)
-        self.mlp = _Mlp(config)
-        self.input_layernorm = _Norm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = _Norm(config.hidden_size, config.rms_norm_eps)
-
-
-class _Attention(nn.Module):
-    def __init__(self, config: LightConfig) -> None:
-        super().__init__()
-        width, bias = config.hidden_size, config.attention_bias
-        self.head_dim = config.head_dim
-        queries = config.num_attention_heads * self.head_dim
-        keys = config.num_key_value_heads * self.head_dim
-        self.q_proj = _Linear(width, queries, bias)
-        self.k_proj = _Linear(width, keys, bias)
-        self.v_proj = _Linear(width, keys, bias)
-        self.o_proj = _Linear(queries, width, bias)
-
-
-class _Mlp(nn.Module):
-    def __init__(self, config: LightConfig) -> None:
-        super().__init__()
-        width, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_proj = _Linear(width, inner, bias)
-        self.up_proj = _Linear(width, inner, bias)
-        self.down_proj = _Linear(inner, width, bias)
-        self.act_fn = F.silu
+        for name, one in held.items():
+            setattr(self, name, one)
 
 
 class _Linear(nn.Module):
