@@ -137,7 +137,13 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
                 shutil.copymode(folder, new)
             sync_tree(new)
             if folder.exists():
-                _set_aside(folder, old)
+                try:
+                    folder.rename(old)
+                except OSError as error:
+                    raise ConfigError(
+                        f"'{folder}' cannot be replaced ({error.strerror}); give a new folder, "
+                        "such as one inside it"
+                    ) from None
             new.rename(folder)
             sync_folder(folder.parent)
         finally:
@@ -172,16 +178,6 @@ def link(source: str | Path, target: str | Path) -> None:
         os.link(source, target, follow_symlinks=False)
     except OSError:
         shutil.copy2(source, target, follow_symlinks=False)
-
-
-def _set_aside(folder: Path, old: Path) -> None:
-    try:
-        folder.rename(old)
-    except OSError as error:
-        raise ConfigError(
-            f"'{folder}' cannot be replaced ({error.strerror}); give a new folder, such as one "
-            "inside it"
-        ) from None
 
 
 def _beside(folder: Path, kind: str) -> Path:

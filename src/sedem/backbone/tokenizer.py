@@ -310,14 +310,12 @@ def ids_around(
     return list(tokenizer(pieces[::2], add_special_tokens=False)["input_ids"]), order
 
 
-def _usual() -> tuple[Roles, ...]:
-    """Return the roles of what `read_chat_template` needs, and of usual conversations."""
-    turns = [("user", *("assistant", "user") * count) for count in range(USUAL_TURNS // 2)]
-    some = [(*first, *rest, "reply") for first in ((), ("system",)) for rest in turns]
-    return ("user", "assistant"), *some
-
-
-_USUAL = _usual()
+_TURNS = [("user", *("assistant", "user") * count) for count in range(USUAL_TURNS // 2)]
+_USUAL: tuple[Roles, ...] = (
+    ("user", "assistant"),
+    *((*first, *turns, "reply") for first in ((), ("system",)) for turns in _TURNS),
+)
+"""The roles of what `read_chat_template` needs, and of usual conversations."""
 
 
 @lru_cache(maxsize=64)

@@ -14,14 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sedem.bank.blocks import Blocks, Meta, partition, to_blocks
-from sedem.bank.care import Again, DamagedDocument
 from sedem.bank.database import WAIT
 from sedem.bank.file import BankFile, check_fingerprint, text_digest
 from sedem.bank.keys import save_keys, stored_bytes
@@ -36,6 +35,9 @@ from sedem.modules import SedemModules
 from sedem.selecting import candidates
 from sedem.tensors import BFLOAT16, Quantized, check_dtype
 from sedem.types import Document, check_documents, distinct
+
+if TYPE_CHECKING:
+    from sedem.bank.care import Again, DamagedDocument
 
 COMMIT = 400_000
 """Characters read between two commits: about 100 MB of memory for a 1B model at C = 4. A longer
