@@ -144,8 +144,8 @@ CONTEXT_TOKENS = {
 
 @study(
     "Tokens of the context loss in stage 1",
-    "The paper says context-window prediction, and a line that it leaves out of the text names the "
-    "reconstruction of tokens. Losses of memory after stage 1 alone.",
+    "The paper gives no numbers. It says context-window prediction, and its source names "
+    "reconstruction of tokens, too. Losses of memory after stage 1 alone.",
 )
 def context_tokens(scale: Scale) -> Iterator[Number]:
     """Losses on held-out windows from memory alone, by the tokens that L_ctx scores."""
