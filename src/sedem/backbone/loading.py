@@ -144,6 +144,7 @@ def open_backbone(
         raise ConfigError(f"attention is '{attention}'; it can be {' or '.join(ATTENTION)}")
     given, name = name, opened_folder(name, revision)
     try:
+        # Light, if an engine takes the matrices alone and the layout is known in every entry.
         if light and is_folder(Path(name)):
             _check_files(name)
             with _reporting_damage("tokenizer", name), _refusing_own_code(name):
@@ -160,6 +161,7 @@ def open_backbone(
     if config.model_type in SINK_FAMILIES:
         attention = "eager"
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention}
+    # By transformers, from int8 rows of ours or from plain weights.
     int8_file = Path(name) / INT8_FILE
     if int8_file.is_file():
         from transformers.initialization import no_init_weights

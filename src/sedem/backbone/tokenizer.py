@@ -1,5 +1,4 @@
-"""Tokenizers from others: tried before they are opened, opened without transformers, and their
-chat templates.
+"""Tokenizers from others: tried first, opened without transformers, and their chat templates.
 
 A tokenizer's file may panic its library, and its rules may make a text grow without end or
 backtrack forever. A chat template is a Jinja program, which may loop or grow without end. Both run
@@ -78,7 +77,7 @@ def check_tokenizer(folder: Path) -> None:
         return
 
     def find() -> str:
-        call, place = f"{__name__}:_try", str(file.resolve())
+        call, place = f"{__name__}:_try_samples", str(file.resolve())
         apart(call, place, seconds=TOKENIZER_SECONDS, memory=TOKENIZER_BYTES)
         return "safe"
 
@@ -88,7 +87,7 @@ def check_tokenizer(folder: Path) -> None:
         raise ValueError(f"{TOKENIZER_FILE} {error}") from None
 
 
-def _try(file: str) -> None:
+def _try_samples(file: str) -> None:
     """Tokenize texts: in the process."""
     try:
         tokenizer = Tokenizer.from_file(file)

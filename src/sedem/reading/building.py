@@ -140,6 +140,7 @@ def build_bank(
     with nullcontext(store) if isinstance(store, BankFile) else store.building(meta) as file:
         if file.exists():
             stored |= file.digests()
+        # Documents are taken one after the other, as many as a commit needs.
         taken = Taken(stored, size or (lambda document: len(document.text)))
         for group in commits(taken.changed(documents, committed), commit):
             group_size = sum(map(taken.size, group))
@@ -149,6 +150,7 @@ def build_bank(
                 if progress is not None:
                     progress(before + part * done // of)
 
+            # The memory of texts that the bank holds under other names is copied.
             twins = [one for one in group if text_digest(one.text) in held]
             copies = _copies(store, twins) if twins else []
             copied = {document.name for document, *_ in copies}
@@ -168,6 +170,7 @@ def build_bank(
                     for document in some:
                         add([document])
 
+            # All others are read; each group is one commit.
             if lacking:
                 add(lacking)
             for document, blocks, memory_NJD in copies:
