@@ -149,7 +149,7 @@ CONTEXT_TOKENS = {
 )
 def context_tokens(scale: Scale) -> Iterator[Number]:
     """Losses on held-out windows from memory alone, by the tokens that L_ctx scores."""
-    for label, variant in CONTEXT_TOKENS.items():
+    for label, variant in CONTEXT_TOKENS.items() if scale.name != "paper" else ():
         losses = ((f"{kind} loss", f"{kind}.memory", 3) for kind in ("continuation", "recall"))
         cell = Cell("memory", variant=studied(scale, variant))
         yield from entries(label, cell, *losses)
