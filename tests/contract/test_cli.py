@@ -98,8 +98,9 @@ def commands() -> Iterator[tuple[list[str], Any]]:
 
     def walk(words: list[str], command: Any) -> Iterator[tuple[list[str], Any]]:
         yield words, command
-        for name, child in getattr(command, "commands", {}).items():
-            yield from walk([*words, name], child)
+        # A group also has the commands of other packages.
+        for name in command.list_commands(None) if hasattr(command, "list_commands") else ():
+            yield from walk([*words, name], command.get_command(None, name))
 
     return walk([], typer.main.get_command(app))
 
