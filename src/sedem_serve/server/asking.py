@@ -13,24 +13,18 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from sedem.answering.conversation import (
-    Conversation,
-    conversation_request,
-    no_documents,
-    read_conversation,
-    unused_turn,
-)
+from sedem.answering.conversation import conversation_request, no_documents
 from sedem.answering.decoding import Decoding
 from sedem.answering.running import Estimate, Selected
-from sedem.bank.memory_bank import BankReader, Snapshot
-from sedem.config import WAYS
+from sedem.bank.memory_bank import Snapshot
 from sedem.method.selector import ALL
-from sedem.selecting.plan import Request
+from sedem.selecting.plan import Options, Request
 from sedem.types import Answer
 from sedem_serve.server.errors import bad_request, conflict, not_found, too_large
 from sedem_serve.server.guard import require_bank
 from sedem_serve.server.keys import Key
 from sedem_serve.server.logs import log
+from sedem_serve.server.messages import Conversation, read_conversation, unused_turn
 from sedem_serve.server.service import Service
 from sedem_serve.server.settings import Settings
 from sedem_serve.server.shapes import AskBody
@@ -111,17 +105,9 @@ async def to_ask(service: Service, key: Key, body: AskBody) -> ResolvedQuestion:
     else:
         bank = await asyncio.to_thread(bank_of, service, name)
         cached = bank.tokens
-    request = Request(
-        bank,
-        conversation.question,
-        body.k,
-        ranking=body.ranking,
-        min_confidence=body.min_confidence,
-        documents=None if body.documents is None else [*body.documents],
-        context=conversation.context,
-        **{name: getattr(body, name) for name in WAYS},
-    )
-    check_selection(bank, body, settings, model.engine.most_blocks())
+    options: Options = {**body.options, "context": conversation.context}
+    request = Request(bank, conversation.question, **options)
+    check_selection(request, settings, model.engine.most_blocks())
     tokens = len(model.encoder.token_ids(request.question))
     return ResolvedQuestion(request, decoding, body, name, conversation.unused, tokens, cached)
 
@@ -138,7 +124,8 @@ def without_documents(
         ApiError: 400, documents are asked for, or the decoder has no chat template.
         ConfigError: the chat template rejects these turns, also folded.
     """
-    needs_documents = body.documents is not None or body.min_confidence is not None
+    options = body.options
+    needs_documents = options["documents"] is not None or options["min_confidence"] is not None
     if needs_documents or not service.model.decoder.tokenizer.chat_template:
         raise bad_request(
             "there is nothing to answer from; ask a bank, as model 'NAME@BANK', or put the text "
@@ -315,30 +302,28 @@ def check_lengths(conversation: Conversation, settings: Settings) -> None:
         )
 
 
-def check_selection(
-    bank: BankReader, body: AskBody, settings: Settings, most_blocks: int | None
-) -> None:
+def check_selection(request: Request, settings: Settings, most_blocks: int | None) -> None:
     """Reject more blocks or documents than the server allows for one answer, with 400.
 
     Args:
         most_blocks: how many blocks the memory of the server is enough for; None means any number.
     """
-    if isinstance(body.k, int) and body.k > settings.max_k:
+    if isinstance(request.k, int) and request.k > settings.max_k:
         raise bad_request(
-            f"'k' is {body.k}; this server allows at most {settings.max_k}, or 'all', or 'auto'",
+            f"'k' is {request.k}; this server allows at most {settings.max_k}, or 'all', or 'auto'",
             "k",
         )
-    if body.documents is not None and len(body.documents) > settings.max_documents:
+    if request.documents is not None and len(request.documents) > settings.max_documents:
         raise bad_request(
-            f"'documents' has {len(body.documents):,} entries, this server allows at most "
+            f"'documents' has {len(request.documents):,} entries, this server allows at most "
             f"{settings.max_documents:,}",
             "documents",
         )
-    for field, asked in (("k", body.k == ALL), ("ranking", body.ranking)):
-        if asked and most_blocks is not None and len(bank) > most_blocks:
+    for field, asked in (("k", request.k == ALL), ("ranking", request.ranking)):
+        if asked and most_blocks is not None and len(request.bank) > most_blocks:
             raise bad_request(
-                f"'{field}' asks for every block; the bank has {len(bank):,}, and the memory of "
-                f"this server is enough for {most_blocks:,}; ask for fewer, or start it with more "
-                "--memory",
+                f"'{field}' asks for every block; the bank has {len(request.bank):,}, and the "
+                f"memory of this server is enough for {most_blocks:,}; ask for fewer, or start it "
+                "with more --memory",
                 field,
             )

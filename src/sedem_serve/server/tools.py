@@ -20,7 +20,8 @@ from sedem_serve.server.errors import ApiError, forbidden, to_api_error
 from sedem_serve.server.keys import Key
 from sedem_serve.server.service import Answerer, Lifecycle, Service
 from sedem_serve.server.settings import Settings
-from sedem_serve.tools.toolbox import Limits, Toolbox
+from sedem_serve.tools import Limits
+from sedem_serve.tools.toolbox import Toolbox
 
 PATH = "/mcp"
 SESSIONS = 256

@@ -280,8 +280,8 @@ class ToolServer(MCPServer[None]):
         try:
             if name in WRITING and not self._writable():
                 raise ToolError(f"there is no tool '{name}' here: nothing was opened for writing")
-            named, note = await self._named(name, arguments)
-            result = await super().call_tool(name, named, context)
+            known, note = await self._known(name, arguments)
+            result = await super().call_tool(name, known, context)
         except ToolError as error:
             raise ToolError(self._sentence(name, error)) from None
         if isinstance(result, CallToolResult) and result.structured_content is not None:
@@ -337,25 +337,18 @@ class ToolServer(MCPServer[None]):
             await anyio.sleep(0.1)
         return asker
 
-    async def _named(
+    async def _known(
         self, name: str, arguments: dict[str, Any]
     ) -> tuple[dict[str, Any], list[str]]:
-        """Return arguments under the names that a tool has, and notes; null is no argument."""
+        """Return the arguments that a tool has, and notes on others; null is no argument."""
         if not self._own:
             self._own = {tool.name: tool for tool in await super().list_tools()}
         if (tool := self._own.get(name)) is None:
             return arguments, []
         known = [*tool.input_schema["properties"]]
         given = {key: value for key, value in arguments.items() if value is not None}
-        # Nothing but a title may become the name of a note, which replaces the one that has it.
-        if "title" in given and "title" not in known and "name" in known and "name" not in given:
-            given["name"] = given.pop("title")
-        for own in tool.input_schema.get("required", []):
-            # Whatever it is called, it is the text that the tool needs.
-            others = [one for one in given if one not in known]
-            texts = [one for one in others if isinstance(given[one], str | list)]
-            if own not in given and texts:
-                given[own] = given.pop(texts[0])
+        if name == "search" and "question" not in given and "query" in given:
+            given["question"] = given.pop("query")  # as ChatGPT's connectors call it
         if not (unknown := [key for key in given if key not in known]):
             return given, []
         told = f"{name} has no argument '{unknown[0][:100]}'; it has {', '.join(known)}"

@@ -19,6 +19,7 @@ from sedem.errors import BankError, ConfigError, DataError, UnknownDocumentError
 from sedem.reading.followed import NOTE, OpenBank
 from sedem.types import Citation, Document, page_of
 from sedem.untrusted import json_text
+from sedem_serve.tools import USUAL, Limits
 from sedem_serve.tools.banks import reader_of
 from sedem_serve.tools.names import SCHEME, Names
 
@@ -43,8 +44,6 @@ TOKENS = 64
 """Most tokens of an answer, unless another number is wanted."""
 MOST_PASSAGES = 100
 MOST_PATTERNS = 100
-UNLIKELY = 0.2
-"""Confidence below which a result says that the documents probably do not say."""
 NOTE_CHARACTERS = 200_000
 NAME_CHARACTERS = 200
 LISTED = 10
@@ -165,17 +164,6 @@ class Noted(BaseModel):
     done: Literal["remembered", "replaced", "forgotten"]
 
 
-class Limits(NamedTuple):
-    """The most characters of a question, blocks of an answer, and tokens of an answer."""
-
-    question: int = 8_000
-    k: int = 64
-    tokens: int = 512
-
-
-USUAL = Limits()
-
-
 class Chosen(NamedTuple):
     """A bank as it is now, and indices of documents in it; None means all."""
 
@@ -241,7 +229,7 @@ class Toolbox:
         k, skip = min(max(k, 1), MOST_PASSAGES), min(max(skip, 0), MOST_PASSAGES)
         banks, notes = self._chosen(scope)
         notes += [why for bank in self.banks for why in self._unreadable(bank)]
-        found, confidence = self._find(banks, question, k + skip, max(per_document, 1))
+        found, confidence, doubtful = self._find(banks, question, k + skip, max(per_document, 1))
         results = _fitting((_passage(*one) for one in found[skip:]), budget)
         omitted = max(len(found) - skip - len(results), 0)
         rest = {"question": question, "scope": scope, "k": k, "skip": skip + len(results)}
@@ -251,7 +239,7 @@ class Toolbox:
             confidence=confidence,
             omitted=omitted,
             next=_call("search", **rest) if omitted else "",
-            notes=[*notes, *_doubts(results, confidence)],
+            notes=[*notes, *_doubts(results, doubtful)],
         )
 
     def read(self, document: str, start: int = 0, length: int = READ, page: int = 0) -> Excerpt:
@@ -342,9 +330,10 @@ class Toolbox:
             for start, end in one.answer_spans
         ]
         reading = [one.reading() for one in self.banks]
-        doubts = _doubts(results, answer.confidence)
+        declined = answer.finish_reason == "unanswerable"
+        doubts = _doubts(results, declined)
         return Answered(
-            status="nothing found" if answer.finish_reason == "unanswerable" else "found",
+            status="nothing found" if declined else "found",
             results=results,
             confidence=answer.confidence,
             omitted=len(omitted),
@@ -422,22 +411,23 @@ class Toolbox:
 
     def _find(
         self, banks: Sequence[Chosen], question: str, k: int, per_document: int
-    ) -> tuple[list[tuple[OpenBank, Citation]], float | None]:
-        """Return the best passages of some banks, and the greatest confidence."""
+    ) -> tuple[list[tuple[OpenBank, Citation]], float | None, bool]:
+        """Return the best passages, the greatest confidence, and whether none would be answered."""
         from sedem.answering.passages import find_passages
         from sedem.selecting.plan import Request
 
         self._check_question(question)
         found: list[tuple[OpenBank, Citation]] = []
-        sure = []
+        selections = []
         model = self.model()
         for bank, snapshot, documents in banks:
             request = Request(snapshot, question, documents=documents)
-            passages, confidence = find_passages(model, model.engine, request, k, per_document)
+            passages, selection = find_passages(model, model.engine, request, k, per_document)
             found += ((bank, passage) for passage in passages)
-            sure += [] if confidence is None else [confidence]
+            selections.append(selection)
         found.sort(key=lambda one: -(one[1].score or 0.0))
-        return found[:k], max(sure, default=None)
+        sure = (one.confidence for one in selections if one.confidence is not None)
+        return found[:k], max(sure, default=None), all(one.declined for one in selections)
 
     def _chosen(self, scope: str) -> tuple[list[Chosen], list[str]]:
         """Return what is in a scope, and notes on banks that are incomplete.
@@ -578,10 +568,10 @@ def _status(results: Sequence[object], notes: Sequence[str]) -> Status:
     return "still reading" if any("still reading" in note for note in notes) else "nothing found"
 
 
-def _doubts(results: Sequence[Passage], confidence: float | None) -> list[str]:
-    """Say what is doubtful about some passages."""
+def _doubts(results: Sequence[Passage], declined: bool) -> list[str]:
+    """Say what is doubtful about some passages; `declined` if the model would not answer."""
     told = []
-    if results and confidence is not None and confidence < UNLIKELY:
+    if results and declined:
         told.append("the documents probably do not say; these are the closest passages")
     if any(one.changed for one in results):
         told.append("some files have changed since they were read; their passages may be outdated")
