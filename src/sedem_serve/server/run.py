@@ -24,7 +24,7 @@ from sedem.untrusted import HEAD_BYTES
 from sedem_serve.server import logs
 from sedem_serve.server.app import create_app
 from sedem_serve.server.connections import Connection
-from sedem_serve.server.keys import KeyRing, keys_of
+from sedem_serve.server.keys import keys_of, reload_keys
 from sedem_serve.server.service import Lifecycle
 from sedem_serve.server.settings import Settings
 
@@ -148,14 +148,9 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     def reload_keys(self) -> None:
-        """Read the file of keys again; if it cannot be used, the old keys stay."""
+        """Read the file of keys again."""
         assert self.settings.key_file is not None
-        try:
-            self.app.state.keys = KeyRing.load(self.settings.key_file)
-        except ConfigError as error:
-            logs.log("keys kept", logging.ERROR, reason=error)
-        else:
-            logs.log("keys reloaded")
+        reload_keys(self.settings.key_file, lambda ring: setattr(self.app.state, "keys", ring))
 
 
 def end_process() -> None:
