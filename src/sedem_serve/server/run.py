@@ -138,7 +138,7 @@ class Server(uvicorn.Server):
         if lifecycle.service is not None:
             scheduler = lifecycle.service.scheduler
             scheduler.drain()
-            lifecycle.service.builder.stop()
+            lifecycle.service.library.stop()
             seconds = self.settings.drain_seconds
             last = time.monotonic() + seconds - seconds / CLOSING_SHARE
             while lifecycle.in_flight and time.monotonic() < last:

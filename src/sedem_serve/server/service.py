@@ -22,7 +22,6 @@ from sedem.answering.scheduler import AsyncReply, Scheduler
 from sedem.bank.memory_bank import BankReader, MemoryBank, Snapshot
 from sedem.errors import ConfigError
 from sedem.selecting.plan import Request
-from sedem_serve.server.building import Builder
 from sedem_serve.server.errors import unavailable
 from sedem_serve.server.library import Library
 from sedem_serve.server.logs import log
@@ -110,7 +109,6 @@ class Service:
     library: Library
     online: OnlineBanks
     metrics: Metrics
-    builder: Builder
 
 
 @dataclass
@@ -186,13 +184,13 @@ def open_service(
     with ExitStack() as opened:
         scheduler = open_answerer(settings, model)
         opened.callback(scheduler.close, at_once=True)
-        library = Library(settings, model, scheduler.prepare)
+        library = Library(settings, model, metrics, scheduler.prepare)
         opened.callback(library.close)
-        builder, online = Builder(library, model, metrics), OnlineBanks(model, settings)
-        service = Service(settings, model, scheduler, library, online, metrics, builder)
+        online = OnlineBanks(model, settings)
+        service = Service(settings, model, scheduler, library, online, metrics)
         _add_gauges(service)
         _capture_graphs(model, library)
-        builder.start()
+        library.start()
         opened.pop_all()
     return service
 
@@ -201,7 +199,6 @@ def close_service(service: Service) -> None:
     """Stop what is still running and close the files; this waits for the threads."""
     service.scheduler.close(at_once=True)
     service.online.close()
-    service.builder.close()
     service.library.close()
 
 
