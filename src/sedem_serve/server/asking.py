@@ -8,9 +8,10 @@ conversation, if it can chat. Messages that are not used are listed: nothing is 
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 
 from sedem.answering.conversation import conversation_request, no_documents
@@ -68,6 +69,10 @@ class Answered:
     asked: ResolvedQuestion
     selected: Selected
     answer: Answer
+
+
+Part = Selected | Estimate | str | Answered
+"""What an answer comes in."""
 
 
 async def to_ask(service: Service, key: Key, body: AskBody) -> ResolvedQuestion:
@@ -151,18 +156,44 @@ def without_documents(
 
 
 async def answering(
-    service: Service, asked: ResolvedQuestion
-) -> AsyncGenerator[Selected | Estimate | str | Answered, None]:
-    """Answer a question.
+    service: Service, key: Key, body: AskBody
+) -> AsyncGenerator[tuple[int, Part], None]:
+    """Answer the body of a request, as many times as it asks for, one after the other.
 
     Yields:
-        The blocks of the answer, how long it takes if that is long, its text in pieces, then the
-        complete answer. Closing the generator cancels the question.
+        The number of the answer, and its parts: the blocks, how long it takes if that is long, the
+        text in pieces, and the complete answer. JSON comes in one piece. Closing the generator
+        cancels the question.
 
     Raises:
-        QueueFullError: too many questions wait.
+        ApiError, QueueFullError: as in `to_ask`.
         SedemError: as in `Scheduler.submit`.
     """
+    asked, parts = await to_ask(service, key, body), list[Part]()
+    for number in range(body.choices):
+        if number and not asked.decoding.temperature:
+            # Greedy answers are all the same.
+            for part in parts:
+                yield number, part
+            continue
+        seed = (asked.decoding.seed + number) % 2**SEED_BITS
+        sampled = replace(asked, decoding=replace(asked.decoding, seed=seed))
+        async with aclosing(_answer(service, sampled)) as answer:
+            async for part in answer:
+                if (field := body.answer_field) is not None:
+                    if isinstance(part, str):
+                        continue
+                    if isinstance(part, Answered):
+                        text = in_json(part.answer.text, field)
+                        parts.append(text)
+                        yield number, text
+                        part = replace(part, answer=replace(part.answer, text=text))
+                parts.append(part)
+                yield number, part
+
+
+async def _answer(service: Service, asked: ResolvedQuestion) -> AsyncGenerator[Part, None]:
+    """Yield the parts of one answer as they come, and count it."""
     if asked.reply is not None:
         nothing = Selected((), (), None, False)
         yield nothing
@@ -194,25 +225,12 @@ async def answering(
         reply.cancel()
 
 
-async def choices(
-    service: Service, asked: ResolvedQuestion, count: int = 1
-) -> AsyncGenerator[tuple[int, Selected | Estimate | str | Answered], None]:
-    """Answer a question several times, one after the other; greedy answers are all the same.
-
-    Yields:
-        The number of the answer, and what `answering` yields.
-    """
-    parts: list[Selected | Estimate | str | Answered] = []
-    for number in range(count):
-        if number and not asked.decoding.temperature:
-            for part in parts:
-                yield number, part
-            continue
-        decoding = replace(asked.decoding, seed=(asked.decoding.seed + number) % 2**SEED_BITS)
-        async with aclosing(answering(service, replace(asked, decoding=decoding))) as answer:
-            async for part in answer:
-                parts.append(part)
-                yield number, part
+def in_json(text: str, field: str) -> str:
+    """Return a text as the field of an object, unless it is the JSON of one that has it."""
+    with suppress(ValueError, RecursionError):
+        if isinstance(found := json.loads(text), dict) and (field in found or field == "answer"):
+            return text
+    return json.dumps({field: text}, ensure_ascii=False)
 
 
 def bank_name(service: Service, key: Key, body: AskBody) -> str | None:

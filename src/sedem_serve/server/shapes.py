@@ -240,6 +240,11 @@ class AskBody(Asked, ABC):
         return options
 
     @property
+    def choices(self) -> int:
+        """How many answers are asked for."""
+        return 1
+
+    @property
     def alternatives(self) -> int | None:
         """How many tokens to list at each place of the answer; None if none are asked for."""
         if self.logprobs is None or self.logprobs is False:
