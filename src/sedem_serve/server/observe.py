@@ -162,7 +162,20 @@ class Observe:
                 end_span(_route(scope), watched.status)
         finally:
             self.lifecycle.in_flight -= working
-            self._report(scope, watched.status, request_id, time.perf_counter() - began)
+            seconds, key = time.perf_counter() - began, scope["state"].get("key")
+            # The path of the route, never the values of its parameters
+            self.metrics.requests.labels(_route(scope), str(watched.status)).inc()
+            self.metrics.request_seconds.labels(_route(scope)).observe(seconds)
+            log(
+                "request",
+                request_id=request_id,
+                method=scope["method"],
+                path=cut(scope["path"]),
+                status=watched.status,
+                ms=round(seconds * 1e3, 1),
+                key=None if key is None else key.name,
+                client=scope["client"][0] if scope.get("client") else None,
+            )
 
     async def _serve(self, scope: Scope, receive: Receive, watched: _Watched) -> None:
         try:
@@ -178,22 +191,6 @@ class Observe:
                 log("failed", logging.ERROR, error=not known, request_id=request_id, reason=reason)
             if not watched.started:
                 await answer.response()(scope, receive, watched.send)
-
-    def _report(self, scope: Scope, status: int, request_id: str, seconds: float) -> None:
-        # The path of the route, never the values of its parameters.
-        self.metrics.requests.labels(_route(scope), str(status)).inc()
-        self.metrics.request_seconds.labels(_route(scope)).observe(seconds)
-        key = scope["state"].get("key")
-        log(
-            "request",
-            request_id=request_id,
-            method=scope["method"],
-            path=cut(scope["path"]),
-            status=status,
-            ms=round(seconds * 1e3, 1),
-            key=None if key is None else key.name,
-            client=scope["client"][0] if scope.get("client") else None,
-        )
 
 
 class _Watched:

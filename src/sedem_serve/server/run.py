@@ -195,7 +195,16 @@ def listen(host: str, port: int) -> socket.socket:
     except socket.gaierror:
         raise ConfigError(f"host is '{host}'; it must be an address of this machine") from None
     except OSError as error:
-        raise ConfigError(_unusable(host, port, error)) from None
+        match error.errno:
+            case errno.EADDRINUSE:
+                why = f"port {port} of {host} is in use; end what uses it, or choose another"
+                why += " with --port"
+            case errno.EACCES:
+                why = f"port {port} needs rights that this user lacks; choose one above 1023"
+            case _:
+                why = f"{host}:{port} cannot be used: {error.strerror}; choose another"
+                why += " with --host and --port"
+        raise ConfigError(why) from None
     return listening
 
 
@@ -205,11 +214,3 @@ def address_of(listening: socket.socket) -> str:
     if host in ("0.0.0.0", "::"):
         host = "localhost"
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
-
-
-def _unusable(host: str, port: int, error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"port {port} of {host} is in use; end what uses it, or choose another with --port"
-    if error.errno == errno.EACCES:
-        return f"port {port} needs rights that this user lacks; choose one above 1023"
-    return f"{host}:{port} cannot be used: {error.strerror}; choose another with --host and --port"

@@ -30,7 +30,6 @@ from sedem_serve.server.online import OnlineBanks
 from sedem_serve.server.settings import Settings
 
 if TYPE_CHECKING:
-    from sedem.engine.kept import Kept
     from sedem.model import SeDeM
 
 
@@ -110,6 +109,12 @@ class Service:
     online: OnlineBanks
     metrics: Metrics
 
+    def close(self) -> None:
+        """Stop what is still running and close the files; this waits for the threads."""
+        self.scheduler.close(at_once=True)
+        self.online.close()
+        self.library.close()
+
 
 @dataclass
 class Lifecycle:
@@ -187,19 +192,33 @@ def open_service(
         library = Library(settings, model, metrics, scheduler.prepare)
         opened.callback(library.close)
         online = OnlineBanks(model, settings)
-        service = Service(settings, model, scheduler, library, online, metrics)
-        _add_gauges(service)
-        _capture_graphs(model, library)
+
+        def banks() -> list[MemoryBank]:
+            return [entry.bank for entry in library.entries() if entry.bank is not None]
+
+        # What is read when the metrics are read
+        gauge, kept = metrics.gauge, getattr(model.engine, "kept", None)
+        gauge("questions_waiting", "Questions that wait for a row.", lambda: scheduler.waiting)
+        gauge("answers_running", "Answers that are being generated.", lambda: scheduler.running)
+        gauge("rows", "Maximum answers at once.", lambda: scheduler.rows)
+        gauge("online_banks", "Temporary banks of texts that came with questions.", online.__len__)
+        gauge(
+            "online_waiting",
+            "Texts that wait to be read or are being read.",
+            lambda: online.waiting,
+        )
+        gauge("banks", "Banks that can be asked.", lambda: len(banks()))
+        gauge("blocks", "Blocks of these banks.", lambda: sum(map(len, banks())))
+        if kept is not None:
+            gauge("kept_hits", "Blocks whose keys and values were kept.", lambda: kept.hits)
+            gauge("kept_misses", "Blocks whose keys and values were computed.", lambda: kept.misses)
+            gauge("kept_bytes", "Bytes of kept keys and values.", lambda: kept.nbytes)
+        # Graphs for usual questions, before a client waits for an answer
+        if model.engine.ahead and any(map(len, banks())):
+            model.rehearse(max(banks(), key=len))
         library.start()
         opened.pop_all()
-    return service
-
-
-def close_service(service: Service) -> None:
-    """Stop what is still running and close the files; this waits for the threads."""
-    service.scheduler.close(at_once=True)
-    service.online.close()
-    service.library.close()
+    return Service(settings, model, scheduler, library, online, metrics)
 
 
 @asynccontextmanager
@@ -218,7 +237,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         lifecycle.draining = True
         opening.cancel()
         if lifecycle.service is not None:
-            await asyncio.to_thread(close_service, lifecycle.service)
+            await asyncio.to_thread(lifecycle.service.close)
         app.state.tracer.close()
 
 
@@ -271,31 +290,3 @@ def open_model(settings: Settings) -> SeDeM:
         with suppress(ConfigError):  # a question that needs it reports the reason
             _ = model.decoder.chat
     return model
-
-
-def _capture_graphs(model: SeDeM, library: Library) -> None:
-    """Let an engine capture its graphs for usual questions before a client waits for an answer."""
-    banks = [e.bank for e in library.entries() if e.bank is not None and len(e.bank)]
-    if model.engine.ahead and banks:
-        model.rehearse(max(banks, key=len))
-
-
-def _add_gauges(service: Service) -> None:
-    """Add the gauges that are read when the metrics are read."""
-    scheduler, online, gauge = service.scheduler, service.online, service.metrics.gauge
-
-    def banks() -> list[MemoryBank]:
-        return [entry.bank for entry in service.library.entries() if entry.bank is not None]
-
-    gauge("questions_waiting", "Questions that wait for a row.", lambda: scheduler.waiting)
-    gauge("answers_running", "Answers that are being generated.", lambda: scheduler.running)
-    gauge("rows", "Maximum answers at once.", lambda: scheduler.rows)
-    gauge("online_banks", "Temporary banks of texts that came with questions.", lambda: len(online))
-    gauge("online_waiting", "Texts that wait to be read or are being read.", lambda: online.waiting)
-    gauge("banks", "Banks that can be asked.", lambda: len(banks()))
-    gauge("blocks", "Blocks of these banks.", lambda: sum(map(len, banks())))
-    kept: Kept | None = getattr(service.model.engine, "kept", None)
-    if kept is not None:
-        gauge("kept_hits", "Blocks whose keys and values were kept.", lambda: kept.hits)
-        gauge("kept_misses", "Blocks whose keys and values were computed.", lambda: kept.misses)
-        gauge("kept_bytes", "Bytes of kept keys and values.", lambda: kept.nbytes)
