@@ -63,7 +63,7 @@ class ResolvedQuestion:
 
 
 @dataclass(frozen=True)
-class Answered:
+class WholeAnswer:
     """An answer, its question, and the blocks that it was conditioned on."""
 
     asked: ResolvedQuestion
@@ -71,7 +71,7 @@ class Answered:
     answer: Answer
 
 
-Part = Selected | Estimate | str | Answered
+Part = Selected | Estimate | str | WholeAnswer
 """What an answer comes in."""
 
 
@@ -183,7 +183,7 @@ async def answering(
                 if (field := body.answer_field) is not None:
                     if isinstance(part, str):
                         continue
-                    if isinstance(part, Answered):
+                    if isinstance(part, WholeAnswer):
                         text = in_json(part.answer.text, field)
                         parts.append(text)
                         yield number, text
@@ -199,7 +199,7 @@ async def _answer(service: Service, asked: ResolvedQuestion) -> AsyncGenerator[P
         yield nothing
         yield asked.reply
         told = Answer(asked.reply, (), 0, 0, {"total_ms": 0.0}, "end", asked.body.model)
-        yield Answered(asked, nothing, told)
+        yield WholeAnswer(asked, nothing, told)
         return
     reply = service.scheduler.stream(asked.request, asked.decoding)
     try:
@@ -216,7 +216,7 @@ async def _answer(service: Service, asked: ResolvedQuestion) -> AsyncGenerator[P
         service.metrics.answered(answer, answer.answer_tokens or 0, seconds)
         if service.settings.log_text:
             log("answered", bank=asked.bank, question=asked.request.question, answer=answer.text)
-        yield Answered(asked, selected, answer)
+        yield WholeAnswer(asked, selected, answer)
     except (asyncio.CancelledError, GeneratorExit):
         if reply.answer is None:
             service.metrics.cancelled.inc()

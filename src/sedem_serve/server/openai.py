@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 from sedem.answering.decoding import UNFINISHED
 from sedem.answering.running import Estimate, Selected
 from sedem.config import WAYS
-from sedem_serve.server.asking import SEPARATOR, Answered, answering
+from sedem_serve.server.asking import SEPARATOR, WholeAnswer, answering
 from sedem_serve.server.errors import not_found
 from sedem_serve.server.events import DONE, Events, cancel_on_disconnect, event, stream
 from sedem_serve.server.guard import Owner
@@ -78,7 +78,7 @@ async def _complete(request: Request, body: ChoicesBody, service: Service, key: 
 async def _events(
     service: Service, key: Key, body: ChoicesBody, frame: Mapping[str, Any]
 ) -> Events:
-    chat, answers = isinstance(body, ChatBody), list[Answered]()
+    chat, answers = isinstance(body, ChatBody), list[WholeAnswer]()
 
     def chunk(index: int, delta: Mapping[str, Any], **fields: Any) -> bytes:
         choice = _choice(chat, "delta", index, delta, fields.pop("answered", None))
@@ -95,7 +95,7 @@ async def _events(
                     yield chunk(index, {}, sedem={"estimate": asdict(part)})
                 case str():
                     yield chunk(index, {"content": part})
-                case Answered():
+                case WholeAnswer():
                     answers.append(part)
                     delta = {"annotations": annotations_of(part)}
                     yield chunk(index, delta, answered=part, sedem=details_of(part))
@@ -105,7 +105,7 @@ async def _events(
 
 
 def _choice(
-    chat: bool, name: str, index: int, said: Mapping[str, Any], answered: Answered | None
+    chat: bool, name: str, index: int, said: Mapping[str, Any], answered: WholeAnswer | None
 ) -> dict[str, Any]:
     """Return one choice, or a piece of one; a plain completion has nothing but its text."""
     return {
@@ -116,11 +116,11 @@ def _choice(
     }
 
 
-def _ending(answered: Answered, cut_off: str, whole: str) -> str:
+def _ending(answered: WholeAnswer, cut_off: str, whole: str) -> str:
     return cut_off if answered.answer.finish_reason == "length" else whole
 
 
-def logprobs_of(answered: Answered, chat: bool) -> dict[str, Any] | None:
+def logprobs_of(answered: WholeAnswer, chat: bool) -> dict[str, Any] | None:
     """The log-probabilities of an answer's tokens, in the form of chat or of plain completions."""
     places = answered.answer.logprobs
     if places is None:
@@ -200,7 +200,7 @@ async def _response_events(
                     yield f": about {part.seconds:.0f} s for {part.blocks} blocks\n\n".encode()
                 case str():
                     yield named("output_text.delta", **place, delta=part, logprobs=[])
-                case Answered():
+                case WholeAnswer():
                     response = _finished(frame, item, part)
                     (message,) = response["output"]
                     (content,) = message["content"]
@@ -218,7 +218,7 @@ async def _response_events(
                     yield named(response["status"], response=response)
 
 
-def _finished(frame: Mapping[str, Any], item: str, answered: Answered) -> dict[str, Any]:
+def _finished(frame: Mapping[str, Any], item: str, answered: WholeAnswer) -> dict[str, Any]:
     """Return the complete response."""
     status = _ending(answered, "incomplete", "completed")
     cut_off = status == "incomplete"
@@ -254,10 +254,10 @@ def _text(text: str, annotations: list[dict[str, Any]]) -> dict[str, Any]:
 # Both
 
 
-async def _whole(service: Service, key: Key, body: AskBody) -> list[Answered]:
+async def _whole(service: Service, key: Key, body: AskBody) -> list[WholeAnswer]:
     """Wait for the complete answers."""
     async with aclosing(answering(service, key, body)) as parts:
-        return [part async for _, part in parts if isinstance(part, Answered)]
+        return [part async for _, part in parts if isinstance(part, WholeAnswer)]
 
 
 def selection_of(selected: Selected) -> dict[str, Any]:
@@ -270,7 +270,7 @@ def selection_of(selected: Selected) -> dict[str, Any]:
     }
 
 
-def details_of(answered: Answered) -> dict[str, Any]:
+def details_of(answered: WholeAnswer) -> dict[str, Any]:
     """The field `sedem` of an answer."""
     asked, answer = answered.asked, answered.answer
     # A quoted answer has no tokens of its own.
@@ -304,7 +304,7 @@ def details_of(answered: Answered) -> dict[str, Any]:
     return details
 
 
-def annotations_of(answered: Answered) -> list[dict[str, Any]]:
+def annotations_of(answered: WholeAnswer) -> list[dict[str, Any]]:
     """The citations in OpenAI's format, one for each block; a file's id is its document's name.
 
     A block with words of the answer has one for each place where they stand in the document.
@@ -318,7 +318,7 @@ def annotations_of(answered: Answered) -> list[dict[str, Any]]:
     return cited
 
 
-def usage_of(answers: Sequence[Answered]) -> dict[str, Any]:
+def usage_of(answers: Sequence[WholeAnswer]) -> dict[str, Any]:
     """Tokens of the documents and the question, and of all answers to it."""
     asked = answers[0].asked
     prompt = (answers[0].answer.context_tokens or 0) + asked.question_tokens

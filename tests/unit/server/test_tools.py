@@ -162,7 +162,9 @@ def test_notes_go_into_banks_that_clients_made(client: TestClient) -> None:
     read_all(client, "mine")
     noted = raw.send("tools/call", name="remember", arguments={"text": "A note.", "name": "n"})
     assert noted["structuredContent"] == {"document": "mine/n.note", "done": "remembered"}
-    found = raw.send("tools/call", name="search", arguments={"question": "note?", "scope": "*.note"})
+    found = raw.send(
+        "tools/call", name="search", arguments={"question": "note?", "scope": "*.note"}
+    )
     assert [one["text"] for one in found["structuredContent"]["results"]] == ["A note."]
     gone = raw.send("tools/call", name="forget", arguments={"name": "n"})
     assert gone["structuredContent"]["done"] == "forgotten"
