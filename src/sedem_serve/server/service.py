@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Protocol
 
@@ -227,49 +225,42 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 
     A model that a test passes in is open at once, so the first request need not wait.
     """
-    lifecycle: Lifecycle = app.state.lifecycle
-    opening = asyncio.create_task(_open(app, lifecycle))
-    if app.state.model is not None:
-        await opening
+    state, opened = app.state, Future[Service]()
+    lifecycle: Lifecycle = state.lifecycle
+
+    def work() -> None:
+        with suppress(InvalidStateError):  # cancelled meanwhile
+            try:
+                given = state.settings, state.metrics, state.model, state.open_answerer
+                opened.set_result(open_service(*given))
+            except Exception as error:
+                opened.set_exception(error)
+
+    async def opening() -> None:
+        # This thread does not keep the process alive.
+        Thread(target=work, name="sedem-opening", daemon=True).start()
+        try:
+            lifecycle.service = await asyncio.wrap_future(opened)
+        except Exception as error:
+            lifecycle.failed = error
+            if state.model is not None:
+                raise
+            state.on_failure()
+        else:
+            model = lifecycle.service.model
+            log("ready", model=model.name, engine=model.engine.name, device=model.device)
+
+    task = asyncio.create_task(opening())
+    if state.model is not None:
+        await task
     try:
         yield
     finally:
         lifecycle.draining = True
-        opening.cancel()
+        task.cancel()
         if lifecycle.service is not None:
             await asyncio.to_thread(lifecycle.service.close)
-        app.state.tracer.close()
-
-
-async def _open(app: FastAPI, lifecycle: Lifecycle) -> None:
-    state = app.state
-    try:
-        lifecycle.service = await _in_thread(
-            partial(open_service, state.settings, state.metrics, state.model, state.open_answerer)
-        )
-    except Exception as error:
-        lifecycle.failed = error
-        if state.model is not None:
-            raise
-        state.on_failure()
-        return
-    model = lifecycle.service.model
-    log("ready", logging.INFO, model=model.name, engine=model.engine.name, device=model.device)
-
-
-async def _in_thread(work: Callable[[], Service]) -> Service:
-    """Run work in a thread that does not keep the process alive, and wait for the result."""
-    done: Future[Service] = Future()
-
-    def run() -> None:
-        with suppress(InvalidStateError):  # cancelled meanwhile
-            try:
-                done.set_result(work())
-            except Exception as error:
-                done.set_exception(error)
-
-    Thread(target=run, name="sedem-opening", daemon=True).start()
-    return await asyncio.wrap_future(done)
+        state.tracer.close()
 
 
 def open_model(settings: Settings) -> SeDeM:
