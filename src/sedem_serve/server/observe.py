@@ -75,9 +75,19 @@ class OpenTelemetry(Tracer):
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ModuleNotFoundError:
             raise ConfigError(f"--telemetry needs a package that is missing; {INSTALL}") from None
-        name = os.environ.get("OTEL_SERVICE_NAME", "sedem")
-        self._provider = TracerProvider(resource=Resource.create({"service.name": name}))
-        self._provider.add_span_processor(BatchSpanProcessor(exporter or _exporter()))
+        if exporter is None:
+            name = os.environ.get("OTEL_TRACES_EXPORTER", "otlp")
+            group, names = "opentelemetry_traces_exporter", EXPORTERS.get(name, (name,))
+            points = [point for one in names for point in entry_points(group=group, name=one)]
+            if not points:
+                raise ConfigError(
+                    f"OpenTelemetry has no exporter '{name}' here; {INSTALL}, or set "
+                    "OTEL_TRACES_EXPORTER to console"
+                )
+            exporter = points[0].load()()
+        service = os.environ.get("OTEL_SERVICE_NAME", "sedem")
+        self._provider = TracerProvider(resource=Resource.create({"service.name": service}))
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("sedem_serve.server")
 
     @contextmanager
@@ -123,17 +133,6 @@ class OpenTelemetry(Tracer):
     def close(self) -> None:
         """Send the spans that have not been sent yet."""
         self._provider.shutdown()
-
-
-def _exporter() -> Any:
-    name = os.environ.get("OTEL_TRACES_EXPORTER", "otlp")
-    for entry_name in EXPORTERS.get(name, (name,)):
-        for entry in entry_points(group="opentelemetry_traces_exporter", name=entry_name):
-            return entry.load()()
-    raise ConfigError(
-        f"OpenTelemetry has no exporter '{name}' here; {INSTALL}, or set OTEL_TRACES_EXPORTER to "
-        "console"
-    )
 
 
 class Observe:

@@ -458,7 +458,13 @@ class Toolbox:
         if damage and len(damage) == len(self.banks):
             raise damage[0]
         if parts:
-            chosen = _limited(chosen, parts)
+            known, names = _known(chosen)
+            inside = [known[index] for index in sorted(set().union(*map(names.within, parts)))]
+            chosen = [
+                one._replace(documents=documents)
+                for one in chosen
+                if (documents := [index for owner, index in inside if owner is one])
+            ]
         if parts and not chosen and _status(chosen, notes) == "nothing found":
             told = "; ".join([f"no document is in the scope '{scope}'", *notes])
             raise DataError(f"{told}; documents() lists their names")
@@ -501,19 +507,6 @@ def _known(banks: Sequence[Chosen]) -> tuple[list[tuple[Chosen, int]], Names]:
     known = [(one, index) for one in banks for index in range(len(one.snapshot.documents))]
     every = [(one.bank, name) for one in banks for name in one.snapshot.documents.names]
     return known, Names((bank.name, name, bank.roots) for bank, name in every)
-
-
-def _limited(banks: Sequence[Chosen], parts: Sequence[str]) -> list[Chosen]:
-    """Return what of some banks is in a scope."""
-    known, names = _known(banks)
-    inside = sorted(set().union(*map(names.within, parts)))
-    limited = [
-        one._replace(
-            documents=[index for owner, index in map(known.__getitem__, inside) if owner is one]
-        )
-        for one in banks
-    ]
-    return [one for one in limited if one.documents]
 
 
 def _listed(bank: OpenBank, snapshot: Snapshot, index: int) -> Listed:
