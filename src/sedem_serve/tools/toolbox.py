@@ -1,7 +1,8 @@
 """What an agent can do with banks, as plain functions: list, search, read, ask, note, forget.
 
-A document is called BANK/NAME. All texts are exact. A result fits a budget of characters: what was
-left out is counted, and `next` is the call that returns it.
+Their arguments and docstrings are those of the tools. A document is called BANK/NAME. All texts are
+exact. A result fits a budget of characters: what was left out is counted, and `next` is the call
+that returns it.
 """
 
 from __future__ import annotations
@@ -195,7 +196,7 @@ class Toolbox:
     # Reading
 
     def documents(self, scope: str = "", start: int = 0, budget: int = BUDGET) -> Listing:
-        """List documents, from the one with number `start` on."""
+        """List the documents with their lengths and pages, and what is still being read."""
         banks, notes = self._chosen(scope)
         notes += [why for bank in self.banks for why in self._unreadable(bank, again=True)]
         every = [
@@ -225,7 +226,12 @@ class Toolbox:
         skip: int = 0,
         budget: int = BUDGET,
     ) -> Found:
-        """Find the passages that answer a question; nothing is generated."""
+        """Find the passages of the documents that answer a question, as exact quotations.
+
+        Returns at most k passages of about 500 characters, best first, at most `per_document` of
+        one document. `scope` limits the search to documents, folders or patterns, separated by ";".
+        Nothing is generated: answer from the passages yourself, and cite them.
+        """
         k, skip = min(max(k, 1), MOST_PASSAGES), min(max(skip, 0), MOST_PASSAGES)
         banks, notes = self._chosen(scope)
         notes += [why for bank in self.banks for why in self._unreadable(bank)]
@@ -243,7 +249,11 @@ class Toolbox:
         )
 
     def read(self, document: str, start: int = 0, length: int = READ, page: int = 0) -> Excerpt:
-        """Return a part of a document: from a character on, of a page, or around a passage."""
+        """Read a part of a document, exactly.
+
+        Give the name of a document with `start`, or with a `page` from 1; or the id of a passage,
+        to see what is around it. `before` and `next` are the calls that return the neighbours.
+        """
         (bank, snapshot, _), index, span = self._located(document)
         documents = snapshot.documents
         pages, characters = documents.pages(index), documents.characters(index)
@@ -277,7 +287,7 @@ class Toolbox:
         )
 
     def fetch(self, id: str) -> Fetched:
-        """Return a document, or what is around a passage, in ChatGPT's shape."""
+        """Return the text of a document, or around a passage, by the id that search returned."""
         found = self.read(id, length=BUDGET - LEAST).model_dump()
         text, name = found.pop("text"), found["document"]
         metadata = {key: str(value) for key, value in found.items()}
@@ -358,7 +368,10 @@ class Toolbox:
     # Notes
 
     def remember(self, text: str, name: str = "") -> Noted:
-        """Write a note: a document that is committed when this returns."""
+        """Keep a note, which later searches find; a note of the same name is replaced.
+
+        The note is stored beside the documents; no file of the user is changed.
+        """
         if len(text) > NOTE_CHARACTERS:
             raise DataError(
                 f"the note has {len(text):,} characters, at most {NOTE_CHARACTERS:,} are kept; "
@@ -371,7 +384,7 @@ class Toolbox:
         return Noted(document=f"{bank.name}/{note}", done=done)
 
     def forget(self, name: str) -> Noted:
-        """Remove a note; what was read from files stays."""
+        """Remove a note; documents that were read from files stay."""
         bank, note = self._note(name)
         names = _names(bank)
         if note in names:
