@@ -200,7 +200,6 @@ class ToolServer(MCPServer[None]):
             told = getdoc(self._ask if name == "ask" else function)
             kind = REPLACES if name in WRITING else READS
             self.add_tool(_tool(name, function, result, run), description=told, annotations=kind)
-        self._own: dict[str, Tool] = {}
 
     async def _search(self, ctx: Context, given: dict[str, Any]) -> Found:
         """Search, and wait a little for the first documents of a folder."""
@@ -262,12 +261,25 @@ class ToolServer(MCPServer[None]):
         try:
             if name in WRITING and not self._writable():
                 raise ToolError(f"there is no tool '{name}' here: nothing was opened for writing")
-            known, note = await self._known(name, arguments)
-            result = await super().call_tool(name, known, context)
+            given, notes = dict(arguments), list[str]()
+            if name in TOOLS:
+                # Null is no argument, and what a tool lacks is told.
+                function, kind = TOOLS[name]
+                _, *known = signature(function).parameters
+                given = {key: value for key, value in arguments.items() if value is not None}
+                if name == "search" and "question" not in given and "query" in given:
+                    given["question"] = given.pop("query")  # as ChatGPT's connectors call it
+                if unknown := [key for key in given if key not in known]:
+                    told = f"{name} has no argument '{unknown[0][:100]}'; it has {', '.join(known)}"
+                    if "notes" not in kind.model_fields:
+                        raise ToolError(told)
+                    notes = [printable(told)]
+                    given = {key: value for key, value in given.items() if key in known}
+            result = await super().call_tool(name, given, context)
         except ToolError as error:
             raise ToolError(self._sentence(name, error)) from None
         if isinstance(result, CallToolResult) and result.structured_content is not None:
-            result.structured_content.get("notes", []).extend(note)
+            result.structured_content.get("notes", []).extend(notes)
             text = json_text(result.structured_content)
             result.content = [TextContent(type="text", text=text)]
         return result
@@ -318,25 +330,6 @@ class ToolServer(MCPServer[None]):
             await ctx.report_progress(anyio.current_time(), message="opening the model")
             await anyio.sleep(0.1)
         return asker
-
-    async def _known(
-        self, name: str, arguments: dict[str, Any]
-    ) -> tuple[dict[str, Any], list[str]]:
-        """Return the arguments that a tool has, and notes on others; null is no argument."""
-        if not self._own:
-            self._own = {tool.name: tool for tool in await super().list_tools()}
-        if (tool := self._own.get(name)) is None:
-            return arguments, []
-        known = [*tool.input_schema["properties"]]
-        given = {key: value for key, value in arguments.items() if value is not None}
-        if name == "search" and "question" not in given and "query" in given:
-            given["question"] = given.pop("query")  # as ChatGPT's connectors call it
-        if not (unknown := [key for key in given if key not in known]):
-            return given, []
-        told = f"{name} has no argument '{unknown[0][:100]}'; it has {', '.join(known)}"
-        if "notes" not in (tool.output_schema or {})["properties"]:
-            raise ToolError(told)
-        return {key: value for key, value in given.items() if key in known}, [printable(told)]
 
     def _sentence(self, tool: str, error: ToolError) -> str:
         """Return what a model reads of an error."""
