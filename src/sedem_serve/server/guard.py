@@ -24,6 +24,7 @@ from sedem_serve.server.body_limit import in_time
 from sedem_serve.server.errors import (
     bank_not_found,
     forbidden,
+    foreign_origin,
     head_too_large,
     too_many_keys,
     unauthorized,
@@ -144,8 +145,7 @@ class Guard:
 
     def _foreign(self) -> Response:
         self.metrics.refused.labels("origin").inc()
-        error = forbidden("this request comes from a page of another site", "foreign_origin")
-        return error.response()
+        return foreign_origin().response()
 
 
 async def key_of(connection: HTTPConnection) -> Key:

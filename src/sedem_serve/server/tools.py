@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sedem.errors import SedemError, UnavailableError
-from sedem_serve.server.errors import ApiError, forbidden, to_api_error
+from sedem_serve.server.errors import ApiError, foreign_origin, to_api_error
 from sedem_serve.server.keys import Key
 from sedem_serve.server.service import Answerer, Lifecycle, Service
 from sedem_serve.server.settings import Settings
@@ -99,8 +99,7 @@ class OwnOrigins:
         if origin in own:
             await self.app(scope, receive, send)
         else:
-            error = forbidden("this request comes from a page of another site", "foreign_origin")
-            await error.response()(scope, receive, send)
+            await foreign_origin().response()(scope, receive, send)
 
 
 class ServedBackend:
