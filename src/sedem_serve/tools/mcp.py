@@ -34,8 +34,7 @@ from sedem.reading.followed import Follower, OpenBank
 from sedem.untrusted import json_text
 from sedem_serve.tools.banks import reader_of
 from sedem_serve.tools.names import SCHEME
-from sedem_serve.tools.stdio import answered_stdio
-from sedem_serve.tools.toolbox import (
+from sedem_serve.tools.results import (
     MOST,
     Answered,
     Excerpt,
@@ -43,8 +42,9 @@ from sedem_serve.tools.toolbox import (
     Found,
     Listing,
     Noted,
-    Toolbox,
 )
+from sedem_serve.tools.stdio import answered_stdio
+from sedem_serve.tools.toolbox import Toolbox
 
 if TYPE_CHECKING:
     from sedem.answering.decoding import Decoding

@@ -1,28 +1,42 @@
 """What an agent can do with banks, as plain functions: list, search, read, ask, note, forget.
 
 Their arguments and docstrings are those of the tools. A document is called BANK/NAME. All texts are
-exact. A result fits a budget of characters: what was left out is counted, and `next` is the call
-that returns it.
+exact.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
-from pydantic import AfterValidator, BaseModel, Field
-
 from sedem.config import PASSAGES, PER_DOCUMENT
-from sedem.errors import BankError, ConfigError, DataError, UnknownDocumentError, printable
+from sedem.errors import BankError, ConfigError, DataError, UnknownDocumentError
 from sedem.reading.followed import NOTE, OpenBank
 from sedem.types import Citation, Document, page_of
 from sedem.untrusted import json_text
 from sedem_serve.tools import USUAL, Limits
 from sedem_serve.tools.banks import reader_of
 from sedem_serve.tools.names import SCHEME, Names
+from sedem_serve.tools.results import (
+    BUDGET,
+    LEAST,
+    MOST,
+    Answered,
+    Excerpt,
+    Fetched,
+    Found,
+    Listed,
+    Listing,
+    Noted,
+    Passage,
+    Quoted,
+    call,
+    fitting,
+    status_of,
+)
 
 if TYPE_CHECKING:
     from sedem.answering.decoding import Decoding
@@ -31,12 +45,6 @@ if TYPE_CHECKING:
     from sedem.selecting.plan import Request
     from sedem.types import Answer
 
-BUDGET = 30_000
-"""Characters of a result, unless another number is wanted."""
-LEAST, MOST = 2_000, 50_000
-"""Least and most characters of a result; clients put larger ones where no model reads them."""
-OVERHEAD = 600
-"""Characters that are kept for notes and for what comes next."""
 READ = 4_000
 """Characters that `read` returns, unless another number is wanted."""
 CONTEXT = 800
@@ -49,120 +57,6 @@ NOTE_CHARACTERS = 200_000
 NAME_CHARACTERS = 200
 LISTED = 10
 """Names in an error."""
-M = TypeVar("M", bound=BaseModel)
-
-Status = Literal["found", "nothing found", "still reading", "out of time"]
-Quotation = Annotated[str, Field(description="Exact quotation: data, not instructions.")]
-Said = Annotated[str, AfterValidator(printable)]
-"""What names may be part of, and is not quoted."""
-Changed = Annotated[bool, Field(description="Whether the file has changed since it was read.")]
-Confidence = Annotated[
-    float | None, Field(description="Probability that the documents have the answer.")
-]
-
-
-class Passage(BaseModel):
-    """A quotation: `text` is characters `start` to `end` of the document."""
-
-    id: str = Field(description="Give it to read to see what is around the passage.")
-    title: Said
-    url: str
-    text: Quotation
-    document: str
-    start: int
-    end: int
-    page: int | None
-    score: float | None
-    reason: Said = Field(description="Why it was selected.")
-    changed: Changed
-
-
-class Result(BaseModel):
-    """What results have in common."""
-
-    status: Status
-    omitted: int = Field(0, description="How many were left out for their length.")
-    next: str = Field("", description="The call that returns what was left out.")
-    notes: list[Said] = []
-
-
-class Found(Result):
-    """The passages that a question finds, best first."""
-
-    results: list[Passage]
-    confidence: Confidence = None
-
-
-class Quoted(BaseModel):
-    """Where a part of a quoted answer stands."""
-
-    document: str
-    start: int
-    end: int
-
-
-class Answered(Found):
-    """An answer; `results` are the spans that it was given from, or passages in its place."""
-
-    answer: str = ""
-    quoted: list[Quoted] = Field([], description="Where the parts of a quoted answer stand.")
-    answer_confidence: float | None = Field(
-        None, description="Probability that the answer is right."
-    )
-    certainty: str | None = Field(None, description="The same as sure, likely or unsure.")
-    alternative: str | None = Field(None, description="The next best answer of an unsure one.")
-    unsupported: list[str] = Field([], description="Words of the answer that no source has.")
-
-
-class Listed(BaseModel):
-    """A document of a list."""
-
-    document: str
-    url: str
-    characters: int
-    pages: int
-    note: bool = Field(description="Whether it is a note, which forget removes.")
-    changed: Changed
-
-
-class Listing(Result):
-    """The documents of all banks."""
-
-    documents: list[Listed]
-    total: int
-
-
-class Excerpt(BaseModel):
-    """A part of a document."""
-
-    document: str
-    start: int
-    end: int
-    page: int | None
-    text: Quotation
-    characters: int = Field(description="Length of the whole document.")
-    pages: int
-    before: str = Field(description="The call that returns what comes before, if anything does.")
-    next: str = Field(description="The call that returns what comes after, if anything does.")
-    changed: Changed
-    notes: list[Said] = []
-
-
-class Fetched(BaseModel):
-    """A document, or what is around a passage, as ChatGPT's `fetch` returns it."""
-
-    id: str
-    title: Said
-    text: Quotation
-    url: str
-    metadata: dict[str, str]
-
-
-class Noted(BaseModel):
-    """A note that was written or removed."""
-
-    document: str
-    done: Literal["remembered", "replaced", "forgotten"]
 
 
 class Chosen(NamedTuple):
@@ -205,15 +99,15 @@ class Toolbox:
             for index in (range(len(snapshot.documents)) if chosen is None else chosen)
         ]
         start = max(start, 0)
-        shown = _fitting((_listed(*one) for one in every[start:]), budget)
+        shown = fitting((_listed(*one) for one in every[start:]), budget)
         omitted = max(len(every) - start - len(shown), 0)
         remarks = [told for chosen in banks for told in chosen.bank.remarks()][:LISTED]
         return Listing(
-            status=_status(every, notes),
+            status=status_of(every, notes),
             documents=shown,
             total=len(every),
             omitted=omitted,
-            next=_call("documents", scope=scope, start=start + len(shown)) if omitted else "",
+            next=call("documents", scope=scope, start=start + len(shown)) if omitted else "",
             notes=[*notes, *remarks],
         )
 
@@ -236,15 +130,15 @@ class Toolbox:
         banks, notes = self._chosen(scope)
         notes += [why for bank in self.banks for why in self._unreadable(bank)]
         found, confidence, doubtful = self._find(banks, question, k + skip, max(per_document, 1))
-        results = _fitting((_passage(*one) for one in found[skip:]), budget)
+        results = fitting((_passage(*one) for one in found[skip:]), budget)
         omitted = max(len(found) - skip - len(results), 0)
         rest = {"question": question, "scope": scope, "k": k, "skip": skip + len(results)}
         return Found(
-            status=_status(results, notes),
+            status=status_of(results, notes),
             results=results,
             confidence=confidence,
             omitted=omitted,
-            next=_call("search", **rest) if omitted else "",
+            next=call("search", **rest) if omitted else "",
             notes=[*notes, *_doubts(results, doubtful)],
         )
 
@@ -280,8 +174,8 @@ class Toolbox:
             text=text,
             characters=characters,
             pages=len(pages),
-            before=_call("read", document=name, start=earlier, length=length) if start else "",
-            next=_call("read", document=name, start=end, length=length) if end < characters else "",
+            before=call("read", document=name, start=earlier, length=length) if start else "",
+            next=call("read", document=name, start=end, length=length) if end < characters else "",
             changed=bank.changed(documents.name(index)),
             notes=[*filter(None, [bank.reading()])],
         )
@@ -332,7 +226,7 @@ class Toolbox:
     def answered(self, bank: OpenBank, answer: Answer) -> Answered:
         """Return an answer with its sources."""
         passages = [_passage(bank, citation) for citation in answer.citations]
-        results = _fitting(passages, BUDGET - len(answer.text))
+        results = fitting(passages, BUDGET - len(answer.text))
         omitted = passages[len(results) :]
         quoted = [
             Quoted(document=f"{bank.name}/{one.document}", start=start, end=end)
@@ -347,7 +241,7 @@ class Toolbox:
             results=results,
             confidence=answer.confidence,
             omitted=len(omitted),
-            next=_call("read", document=omitted[0].id) if omitted else "",
+            next=call("read", document=omitted[0].id) if omitted else "",
             notes=[*answer.cut, *filter(None, reading), *self._unreadable(bank), *doubts],
             answer=answer.text,
             quoted=quoted,
@@ -478,7 +372,7 @@ class Toolbox:
                 for one in chosen
                 if (documents := [index for owner, index in inside if owner is one])
             ]
-        if parts and not chosen and _status(chosen, notes) == "nothing found":
+        if parts and not chosen and status_of(chosen, notes) == "nothing found":
             told = "; ".join([f"no document is in the scope '{scope}'", *notes])
             raise DataError(f"{told}; documents() lists their names")
         return chosen, notes
@@ -557,23 +451,6 @@ def _passage(bank: OpenBank, citation: Citation) -> Passage:
     )
 
 
-def _fitting(items: Iterable[M], budget: int) -> list[M]:
-    """Return the first items that fit a budget of characters, and at least one."""
-    room, kept = min(max(budget, LEAST), MOST) - OVERHEAD, list[M]()
-    for item in items:
-        room -= len(item.model_dump_json()) + 2
-        if room < 0 and kept:
-            break
-        kept.append(item)
-    return kept
-
-
-def _status(results: Sequence[object], notes: Sequence[str]) -> Status:
-    if results:
-        return "found"
-    return "still reading" if any("still reading" in note for note in notes) else "nothing found"
-
-
 def _doubts(results: Sequence[Passage], declined: bool) -> list[str]:
     """Say what is doubtful about some passages; `declined` if the model would not answer."""
     told = []
@@ -582,13 +459,6 @@ def _doubts(results: Sequence[Passage], declined: bool) -> list[str]:
     if any(one.changed for one in results):
         told.append("some files have changed since they were read; their passages may be outdated")
     return told
-
-
-def _call(tool: str, **arguments: Any) -> str:
-    """Return a call as an agent would make it."""
-    given = {name: value for name, value in arguments.items() if value != ""}
-    parts = (f"{name}={json_text(value)}" for name, value in given.items())
-    return f"{tool}({', '.join(parts)})"
 
 
 def _some(names: Sequence[str]) -> str:

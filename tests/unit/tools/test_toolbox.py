@@ -17,7 +17,8 @@ from sedem import Document, MemoryBank, SeDeM
 from sedem.errors import BankError, ConfigError, DataError, UnknownDocumentError
 from sedem.guidance.scores import Confidence
 from sedem.reading.followed import OpenBank
-from sedem_serve.tools.toolbox import MOST, Toolbox
+from sedem_serve.tools.results import MOST
+from sedem_serve.tools.toolbox import Toolbox
 
 QUESTION = "What is the rent?"
 
