@@ -175,8 +175,8 @@ def _encoded_in_order(job: Job, groups: Iterator[Group]) -> Iterator[tuple[Group
     options: dict[str, Any] = {"num_cpus": workers.cpus}
     if on_gpus:
         # A process keeps its model, so Ray must neither end it nor hide the other GPUs from it.
-        seen = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}
-        options |= {"num_gpus": 1, "max_calls": 0, "runtime_env": seen}
+        every = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}
+        options |= {"num_gpus": 1, "max_calls": 0, "runtime_env": every}
     task = ray.remote(max_retries=RETRIES, scheduling_strategy="SPREAD", **options)(encode)
     pending: deque[tuple[Group, Any]] = deque()
     failure: Exception | None = None
@@ -190,32 +190,28 @@ def _encoded_in_order(job: Job, groups: Iterator[Group]) -> Iterator[tuple[Group
                 taking = False
             except Exception as error:
                 failure, taking = error, False
-        else:
-            group, reference = pending.popleft()
-            yield group, _result(workers, group, reference)
+            continue
+        # Wait for the oldest, while the cluster has workers or may get them back.
+        (group, reference), seen = pending.popleft(), time.monotonic()
+        try:
+            while not ray.wait([reference], timeout=LOOK)[0]:
+                seen = time.monotonic() if workers.room()[0] else seen
+                if time.monotonic() - seen > PATIENCE:
+                    raise UnavailableError(
+                        f"the cluster has had no worker for {PATIENCE / 60:.0f} minutes; run the "
+                        "same command again when its hosts are back to continue"
+                    )
+            made = ray.get(reference)
+        except ray.exceptions.RayTaskError as error:
+            raise (error.cause if isinstance(error.cause, SedemError) else error) from None
+        except ray.exceptions.RayError as error:
+            raise UnavailableError(
+                f"{RETRIES + 1} workers died while they read {group} ({first_line(error)}); give "
+                "them more memory, or leave that out"
+            ) from None
+        yield group, made
     if failure is not None:
         raise failure
-
-
-def _result(workers: Workers, group: Group, reference: Any) -> Any:
-    """Wait for a task, whose own error is raised, until the cluster has had no worker for long."""
-    ray, seen = import_ray(), time.monotonic()
-    try:
-        while not ray.wait([reference], timeout=LOOK)[0]:
-            seen = time.monotonic() if workers.room()[0] else seen
-            if time.monotonic() - seen > PATIENCE:
-                raise UnavailableError(
-                    f"the cluster has had no worker for {PATIENCE / 60:.0f} minutes; run the same "
-                    "command again when its hosts are back to continue"
-                )
-        return ray.get(reference)
-    except ray.exceptions.RayTaskError as error:
-        raise (error.cause if isinstance(error.cause, SedemError) else error) from None
-    except ray.exceptions.RayError as error:
-        raise UnavailableError(
-            f"{RETRIES + 1} workers died while they read {group} ({first_line(error)}); give them "
-            "more memory, or leave that out"
-        ) from None
 
 
 def received(content: bytes, sha256: str) -> Snapshot:

@@ -82,29 +82,30 @@ async def to_ask(service: Service, key: Key, body: AskBody) -> ResolvedQuestion:
         ApiError: a field cannot be used, or there is no such bank or model.
         QueueFullError: too many questions wait, or too many texts wait to be read.
     """
-    name = bank_name(service, key, body)
     settings, model = service.settings, service.model
+    # Which bank; one that is out of scope must look like one that does not exist
+    name = bank_name(service, key, body)
     decoding = decoding_of(body, settings, model.decoder.max_positions)
     if name is not None:
-        # Checked first: a bank out of scope must look like one that does not exist.
         require_bank(key, name)
     # A refusal must be cheap: there may be many while the queue is full.
     service.scheduler.require_room()
-    # In a thread, because a message may have millions of characters.
+    # What is asked, in a thread, because a message may have millions of characters
     conversation = await asyncio.to_thread(
         read_conversation, body.turns, with_bank=name is not None
     )
     if conversation is None:
         raise bad_request("the messages have no text; end them with a user's question", "messages")
     check_lengths(conversation, settings)
-    if conversation.reply is not None:
-        request, unused = Request(no_documents(model), ""), conversation.unused
-        return ResolvedQuestion(
-            request, decoding, body, name, unused, 0, 0, reply=conversation.reply
-        )
+    unused = conversation.unused
+    # Without documents, there is a reply that is known, or the model's own.
+    if (reply := conversation.reply) is not None:
+        request = Request(no_documents(model), "")
+        return ResolvedQuestion(request, decoding, body, name, unused, 0, 0, reply)
     if name is None and not conversation.documents:
         last = conversation.last
         return await asyncio.to_thread(without_documents, service, body, last, decoding)
+    # With documents: those of the messages, or of the bank
     if name is None:
         bank, cached = await service.online.bank(key.name, conversation.documents)
     else:
@@ -114,7 +115,7 @@ async def to_ask(service: Service, key: Key, body: AskBody) -> ResolvedQuestion:
     request = Request(bank, conversation.question, **options)
     check_selection(request, settings, model.engine.most_blocks())
     tokens = len(model.encoder.token_ids(request.question))
-    return ResolvedQuestion(request, decoding, body, name, conversation.unused, tokens, cached)
+    return ResolvedQuestion(request, decoding, body, name, unused, tokens, cached)
 
 
 def without_documents(
