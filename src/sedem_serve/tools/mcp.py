@@ -39,9 +39,9 @@ from sedem_serve.tools.results import (
     Answered,
     Excerpt,
     Fetched,
-    Found,
     Listing,
     Noted,
+    Passages,
 )
 from sedem_serve.tools.stdio import answered_stdio
 from sedem_serve.tools.toolbox import Toolbox
@@ -121,7 +121,7 @@ Number = Annotated[int, BeforeValidator(_number)]
 
 
 TOOLS: dict[str, tuple[Callable[..., Any], type[BaseModel]]] = {
-    "search": (Toolbox.search, Found),
+    "search": (Toolbox.search, Passages),
     "ask": (Toolbox.request, Answered),
     "read": (Toolbox.read, Excerpt),
     "documents": (Toolbox.documents, Listing),
@@ -201,11 +201,11 @@ class ToolServer(MCPServer[None]):
             kind = REPLACES if name in WRITING else READS
             self.add_tool(_tool(name, function, result, run), description=told, annotations=kind)
 
-    async def _search(self, ctx: Context, given: dict[str, Any]) -> Found:
+    async def _search(self, ctx: Context, given: dict[str, Any]) -> Passages:
         """Search, and wait a little for the first documents of a folder."""
         until = anyio.current_time() + PATIENCE
         while True:
-            found: Found = await self._run("search", ctx, given)
+            found: Passages = await self._run("search", ctx, given)
             if found.status != "still reading" or anyio.current_time() > until:
                 return found
             await ctx.report_progress(anyio.current_time(), message="; ".join(found.notes))

@@ -32,7 +32,7 @@ Confidence = Annotated[
 ]
 
 
-class Passage(BaseModel):
+class QuotedPassage(BaseModel):
     """A quotation: `text` is characters `start` to `end` of the document."""
 
     id: str = Field(description="Give it to read to see what is around the passage.")
@@ -57,10 +57,10 @@ class Result(BaseModel):
     notes: list[Said] = []
 
 
-class Found(Result):
+class Passages(Result):
     """The passages that a question finds, best first."""
 
-    results: list[Passage]
+    results: list[QuotedPassage]
     confidence: Confidence = None
 
 
@@ -72,7 +72,7 @@ class Quoted(BaseModel):
     end: int
 
 
-class Answered(Found):
+class Answered(Passages):
     """An answer; `results` are the spans that it was given from, or passages in its place."""
 
     answer: str = ""

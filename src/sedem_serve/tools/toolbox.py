@@ -27,12 +27,12 @@ from sedem_serve.tools.results import (
     Answered,
     Excerpt,
     Fetched,
-    Found,
     Listed,
     Listing,
     Noted,
-    Passage,
+    Passages,
     Quoted,
+    QuotedPassage,
     call,
     fitting,
     status_of,
@@ -119,7 +119,7 @@ class Toolbox:
         per_document: int = PER_DOCUMENT,
         skip: int = 0,
         budget: int = BUDGET,
-    ) -> Found:
+    ) -> Passages:
         """Find the passages of the documents that answer a question, as exact quotations.
 
         Returns at most k passages of about 500 characters, best first, at most `per_document` of
@@ -133,7 +133,7 @@ class Toolbox:
         results = fitting((_passage(*one) for one in found[skip:]), budget)
         omitted = max(len(found) - skip - len(results), 0)
         rest = {"question": question, "scope": scope, "k": k, "skip": skip + len(results)}
-        return Found(
+        return Passages(
             status=status_of(results, notes),
             results=results,
             confidence=confidence,
@@ -428,7 +428,7 @@ def _listed(bank: OpenBank, snapshot: Snapshot, index: int) -> Listed:
     )
 
 
-def _passage(bank: OpenBank, citation: Citation) -> Passage:
+def _passage(bank: OpenBank, citation: Citation) -> QuotedPassage:
     name, score = f"{bank.name}/{citation.document}", citation.state_score
     reasons = [
         f"words {', '.join(citation.words)}" if citation.words else "",
@@ -436,7 +436,7 @@ def _passage(bank: OpenBank, citation: Citation) -> Passage:
         f"also in {', '.join(citation.also)}" if citation.also else "",
     ]
     title = citation.document.rpartition("/")[2]
-    return Passage(
+    return QuotedPassage(
         id=f"{name}:{citation.start}-{citation.end}",
         title=title if citation.page is None else f"{title}, page {citation.page}",
         url=SCHEME + quote(name),
@@ -451,7 +451,7 @@ def _passage(bank: OpenBank, citation: Citation) -> Passage:
     )
 
 
-def _doubts(results: Sequence[Passage], declined: bool) -> list[str]:
+def _doubts(results: Sequence[QuotedPassage], declined: bool) -> list[str]:
     """Say what is doubtful about some passages; `declined` if the model would not answer."""
     told = []
     if results and declined:
