@@ -187,6 +187,7 @@ IN_JSON: dict[str, Any] = {
 }
 """The options of a question that a client may give, and what each is in JSON."""
 
+# Type checkers see no fields that are made, so these are read as `AskBody.options`.
 if TYPE_CHECKING:
     Asked = Body
 else:
