@@ -77,9 +77,11 @@ class Commands(TyperGroup):
                     f"({first_line(error)}); update or uninstall its package"
                 ) from None
             if not isinstance(found, typer.Typer):
-                alone = typer.Typer(rich_markup_mode=None)
+                alone = typer.Typer()
                 alone.command()(found)
                 found = alone
+            # As those of this package: help is plain text, and `sedem` itself has completion.
+            found.rich_markup_mode, found._add_completion = None, False
             return typer.main.get_command(found)
         return None
 
