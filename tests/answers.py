@@ -18,7 +18,7 @@ from sedem.backbone.prompts import question_ids
 from sedem.bank.keys import keys_of
 from sedem.engine.interface import AnswerInputs, Engine, Rows
 from sedem.engine.static import Static, open_engine
-from sedem.guidance.queries import Queries
+from sedem.guidance.scores import Queries
 from sedem.method.selector import block_scores
 from sedem.selecting.plan import Request, Scores, plan_of
 from sedem.selecting.select import choose

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from sedem.backbone.decoder import Backbone
 from sedem.config import SedemConfig
 from sedem.errors import ConfigError
-from sedem.guidance.queries import READ_ONCE_RANK, Queries, SecondHop
-from sedem.guidance.scores import Confidence, Guidance
+from sedem.guidance.scores import READ_ONCE_RANK, Confidence, Guidance, Queries, SecondHop
 from sedem.guidance.spans import SecondReading, SpanScorer
 from sedem.method.compressor import build_compressor
 from sedem.method.decompressor import build_decompressor

@@ -229,11 +229,13 @@ class Kept:
 
     Attributes:
         misses: number of blocks that had to be computed.
+        prefixes: those that were read before their blocks were selected.
     """
 
     def __init__(self, walk: BlockWalk, budget: KeptBudget) -> None:
         self.walk = walk
         self.budget = budget
+        self.prefixes = Prefixes(walk.decoder)
         self.hits = self.misses = 0
         self._lock = FairLock()
         device, cpu = walk.decoder.device, torch.device("cpu")
@@ -302,6 +304,7 @@ class Kept:
         with self._lock:
             for level in self.levels:
                 level.clear()
+            self.prefixes.clear()
 
 
 MOST = 64

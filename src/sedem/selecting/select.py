@@ -29,12 +29,13 @@ from sedem.engine.device import Clock, device_lock, fill, mask_of
 from sedem.engine.interface import Engine
 from sedem.errors import BankError, ConfigError, DataError
 from sedem.folding import words_of
-from sedem.guidance.queries import open_features, reordered
 from sedem.guidance.scores import (
     COVERED,
     blocks_for_mass,
     combined_scores,
     confidence_features,
+    open_features,
+    reordered,
     text_count,
 )
 from sedem.guidance.spans import is_exact

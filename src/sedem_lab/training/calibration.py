@@ -30,11 +30,11 @@ from sedem.bank.words import Words, score_words
 from sedem.config import AnswerBy, Hops, SedemConfig, SelectBy
 from sedem.engine.device import Clock
 from sedem.errors import ConfigError, DataError
-from sedem.guidance.queries import SecondHop
 from sedem.guidance.scores import (
     COVERED,
     FEATURES,
     Confidence,
+    SecondHop,
     combined_scores,
     confidence_features,
     minimize,

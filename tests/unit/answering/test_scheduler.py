@@ -25,7 +25,6 @@ from sedem.answering.running import Estimate, Question, RunningAnswers, Watch
 from sedem.answering.scheduler import MOST, USUAL, Pace
 from sedem.backbone.loading import open_backbone
 from sedem.engine.batch import Bucket, StaticBatch
-from sedem.engine.rows import Batches
 from sedem.engine.static import QuestionBuffers, Static, open_engine
 from sedem.errors import (
     BankMismatchError,
@@ -566,9 +565,8 @@ def test_a_question_waits_until_there_is_memory(independent: SeDeM, monkeypatch:
     monkeypatch.setattr(batches, "_make_room", counted)
     batches.release()
     batches.limit = 2**24
-    taken = batches.take(Bucket(1, 8, 16, 16))
-    batches.limit = batches._used() + 1000
-    monkeypatch.setattr(batches, "_most", lambda *, wide: 2**24)
+    taken = batches.take(Bucket(4, 256, 256, 64))
+    batches.limit = batches._used() + 1000  # enough for the question, but not beside these
     with independent.scheduler() as scheduler:
         reply = scheduler.submit(Request(bank, RENT, "all"), SHORT)
         assert put_off.wait(60) and reply.answer is None
@@ -630,11 +628,14 @@ def test_no_usual_question_needs_new_buffers_afterwards(
     model.engine = open_engine("static", model)
     bank = model.read([Document("lease.txt", LEASE)])
     made: list[object] = []
-    new_batch, new_buffers = Batches._new, QuestionBuffers.__init__
-    monkeypatch.setattr(Batches, "_new", lambda *a: made.append(a) or new_batch(*a))
-    monkeypatch.setattr(
-        QuestionBuffers, "__init__", lambda *a, **k: made.append(a) or new_buffers(*a, **k)
-    )
+    for kind in (StaticBatch, QuestionBuffers):
+        new = kind.__init__
+
+        def make(*arguments: Any, new: Any = new, **settings: Any) -> None:
+            made.append(arguments)
+            new(*arguments, **settings)
+
+        monkeypatch.setattr(kind, "__init__", make)
     stepped, step = set[StaticBatch](), StaticBatch.step
     monkeypatch.setattr(StaticBatch, "step", lambda s, ids: stepped.add(s) or step(s, ids))
     model.rehearse(bank, decoding=LIMIT)
