@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from sedem.answering.decoding import Decoding, Transcript
-from sedem.answering.inputs import Prepared
 from sedem.answering.spans import (
     BEFORE,
     Candidate,
@@ -43,6 +42,7 @@ from sedem.guidance.spans import (
 )
 from sedem.method.segments import is_row
 from sedem.modules import SedemModules
+from sedem.selecting.plan import Prepared
 
 TOKENS = 230
 """Most tokens of the sentences, beyond those of the best span."""

@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sedem.answering.decoding import Decoding, Transcript, log_probabilities
-from sedem.answering.inputs import Prepared
 from sedem.backbone.prompts import end_ids
 from sedem.bank.memory_bank import BankReader
 from sedem.engine.device import in_pieces
@@ -38,6 +37,7 @@ from sedem.guidance.spans import (
 )
 from sedem.method.segments import is_row, sentences_of
 from sedem.modules import SedemModules
+from sedem.selecting.plan import Prepared
 
 BEGINNINGS = 32
 """Most beginnings that the decoder reads."""

@@ -7,19 +7,17 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from answers import RENT, SHORT, build, opened, untimed
+from answers import RENT, SHORT, build, opened, prepared_for, untimed
 from conftest import LEASE
 
 from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.answering import rereading
-from sedem.answering.inputs import Prepared, prepare
 from sedem.answering.rereading import Found, TextSearch, open_text, sentences_of_spans, told_partly
 from sedem.answering.spans import Beginning, Candidate, FoundSpan, Passage, Quotation, SpanSearch
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.prompts import end_ids, with_texts
-from sedem.engine.device import Clock
 from sedem.guidance.spans import LEAST, SECOND_FEATURES, SecondReading, rival_features
-from sedem.selecting.plan import Request, Scores, Selection
+from sedem.selecting.plan import Prepared, Request, Scores, Selection
 
 LIMIT = 12
 
@@ -50,7 +48,7 @@ def searches(
 ) -> Iterator[tuple[Prepared, SpanSearch, TextSearch]]:
     """Yield a prepared question with its search in memory and the one in text."""
     request = Request(bank, RENT, k)
-    [prepared] = prepare(model, model.engine, [request], [LIMIT], Clock(model.device))
+    prepared = prepared_for(model, request, LIMIT)
     assert prepared.inputs is not None
     with torch.no_grad(), model.engine.open_rows(1) as rows:
         [logits_V] = rows.join([0], [prepared.inputs], [LIMIT])

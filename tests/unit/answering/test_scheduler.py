@@ -17,15 +17,14 @@ from answers import QUESTIONS, RENT, SHORT, assert_same_sources, engine_of, open
 from conftest import LEASE, RECIPE
 
 from sedem import Answer, Decoding, Document, MemoryBank, SeDeM, SedemConfig
-from sedem.answering import inputs, running
+from sedem.answering import running
 from sedem.answering import scheduler as scheduler_module
 from sedem.answering.decoding import UNANSWERABLE
-from sedem.answering.inputs import is_long
 from sedem.answering.running import Estimate, Question, RunningAnswers, Watch
 from sedem.answering.scheduler import MOST, USUAL, Pace
 from sedem.backbone.loading import open_backbone
 from sedem.engine.batch import Bucket, StaticBatch
-from sedem.engine.static import QuestionBuffers, Static, open_engine
+from sedem.engine.static import QuestionBuffers, Static, StaticRows, open_engine
 from sedem.errors import (
     BankMismatchError,
     CancelledError,
@@ -36,7 +35,8 @@ from sedem.errors import (
     UnavailableError,
 )
 from sedem.guidance.scores import Guidance
-from sedem.selecting.plan import Request
+from sedem.selecting import plan as plans
+from sedem.selecting.plan import Request, is_long
 
 LONG = Decoding(max_new_tokens=60)
 
@@ -324,14 +324,14 @@ def test_the_blocks_of_an_answer_come_before_its_first_token(
 def test_a_question_that_is_tried_again_sends_its_blocks_once(
     fast: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch, turns: Event
 ) -> None:
-    prefill = RunningAnswers._prefill
+    join = StaticRows.join
 
-    def fail_together(self: RunningAnswers, joined: list[Any]) -> None:
-        if len(joined) > 1:
+    def fail_together(self: StaticRows, rows: list[int], *given: Any) -> Any:
+        if len(rows) > 1:
             raise RuntimeError("out of memory")
-        prefill(self, joined)
+        return join(self, rows, *given)
 
-    monkeypatch.setattr(RunningAnswers, "_prefill", fail_together)
+    monkeypatch.setattr(StaticRows, "join", fail_together)
     with fast.scheduler(rows=3) as scheduler:
         running = scheduler.submit(Request(bank, RENT), SHORT)
         next(running)
@@ -386,7 +386,7 @@ def test_rows_and_waiting_are_checked(fast: SeDeM) -> None:
 @pytest.fixture
 def independent(config: SedemConfig, monkeypatch: pytest.MonkeyPatch) -> SeDeM:
     """A model for which more than one block takes long."""
-    monkeypatch.setattr(inputs, "WIDE", 20)
+    monkeypatch.setattr(plans, "WIDE", 20)
     return opened(config, "static", block_context="independent")
 
 

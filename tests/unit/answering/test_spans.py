@@ -6,29 +6,27 @@ from pathlib import Path
 
 import pytest
 import torch
-from answers import RENT, SHORT, build, joined, opened, untimed
+from answers import RENT, SHORT, build, joined, opened, prepared_for, untimed
 from conftest import LEASE
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
 from sedem.answering.decoding import Decoding
-from sedem.answering.inputs import Prepared, prepare
 from sedem.answering.rereading import find_quotation
 from sedem.answering.spans import JOINERS, Candidate, Quotation, SpanSearch
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.prompts import end_ids
-from sedem.engine.device import Clock
 from sedem.engine.interface import Rows
 from sedem.errors import ConfigError
 from sedem.folding import folded
 from sedem.guidance.spans import LEAST
-from sedem.selecting.plan import Request
+from sedem.selecting.plan import Prepared, Request
 
 
 def compared(model: SeDeM, request: Request, limit: int = 12) -> tuple[Prepared, list[Candidate]]:
     """Return the spans that are compared for a request."""
-    [prepared] = prepare(model, model.engine, [request], [limit], Clock(model.device))
+    prepared = prepared_for(model, request, limit)
     assert prepared.inputs is not None
     with joined(model.engine, [prepared.inputs], limit) as (logits_1V, rows):
         return prepared, SpanSearch(model, rows, 0, prepared, limit, logits_1V[0]).candidates()
@@ -124,7 +122,7 @@ def test_several_spans_are_quoted_if_the_decoder_goes_on(
     model: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     joiner = model.decoder.token_ids(JOINERS[0])[0]
-    [prepared] = prepare(model, model.engine, [Request(bank, RENT, 3)], [24], Clock(model.device))
+    prepared = prepared_for(model, Request(bank, RENT, 3), 24)
     assert prepared.inputs is not None
     with joined(model.engine, [prepared.inputs], 24) as (logits_1V, rows):
         plain = quoted(model, rows, prepared, 24, logits_1V[0])

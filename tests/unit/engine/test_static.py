@@ -19,7 +19,6 @@ from conftest import LEASE, POSITIONS, RECIPE
 from torch import Tensor
 
 from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
-from sedem.answering import inputs
 from sedem.backbone.loading import open_backbone
 from sedem.engine import batch as engine_batch
 from sedem.engine import fused, static
@@ -30,6 +29,7 @@ from sedem.engine.interface import AnswerInputs
 from sedem.engine.kept import LEAST_FOR_REQUESTS, KeptBudget, half_of_memory
 from sedem.engine.static import FIRST_STEPS, Static, StaticRows, open_engine
 from sedem.errors import ConfigError, NoRoomError
+from sedem.selecting import plan as plans
 from sedem.selecting.plan import Request
 
 QUESTIONS = ["What is the rent?", "How many eggs?", "Pets?", "Who may leave?", "Plums?"]
@@ -677,7 +677,7 @@ def test_a_row_that_could_not_be_copied_is_empty(
 def test_k_goes_beyond_the_positions_of_the_decoder(
     config: SedemConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inputs, "WIDE", 4000)
+    monkeypatch.setattr(plans, "WIDE", 4000)
     wide, step = set[int](), StaticRows.step
     monkeypatch.setattr(StaticRows, "step", lambda r, ids: wide.add(len(r.wide)) or step(r, ids))
     model, eager = (opened(config, n, block_context="independent") for n in ("static", "eager"))

@@ -10,19 +10,27 @@ from typing import Any
 
 import pytest
 import torch
-from answers import RENT, build, engine_of, inputs_for, joined, opened, scores_by, teach
+from answers import (
+    RENT,
+    build,
+    engine_of,
+    inputs_for,
+    joined,
+    opened,
+    prepared_for,
+    scores_by,
+    teach,
+)
 from conftest import LEASE, RECIPE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
-from sedem.answering.inputs import prepare
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.prompts import SEPARATOR, located_question, question_ids
 from sedem.bank.keys import keys_of
 from sedem.bank.words import score_words
 from sedem.engine import batch as engine_batch
-from sedem.engine.device import Clock
 from sedem.engine.kept import MOST
 from sedem.errors import ConfigError, DataError
 from sedem.guidance.scores import (
@@ -358,10 +366,9 @@ def test_a_question_counts_with_room_for_a_full_block(model: SeDeM) -> None:
     request = Request(short, RENT, 1)
     limit = model.decoder.max_positions - model.config.segment_length
     prompt = len(question_ids(model.decoder, RENT))
-    clock = Clock(model.device)
-    prepare(model, model.engine, [request], [limit - prompt], clock)
+    prepared_for(model, request, limit - prompt)
     with pytest.raises(ConfigError, match="positions, the decoder has"):
-        prepare(model, model.engine, [request], [limit - prompt + 1], clock)
+        prepared_for(model, request, limit - prompt + 1)
 
 
 def test_it_needs_independent_blocks_and_one_backbone(config: SedemConfig) -> None:
@@ -384,7 +391,7 @@ def hopping(request: pytest.FixtureRequest, config: SedemConfig) -> SeDeM:
 
 def selected(model: SeDeM, bank: MemoryBank, **options: object) -> Selection:
     request = replace(Request(bank, RENT, 3), **options)  # type: ignore[arg-type]
-    [prepared] = prepare(model, model.engine, [request], [4], Clock(model.device))
+    prepared = prepared_for(model, request, 4)
     return prepared.selection
 
 
