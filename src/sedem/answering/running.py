@@ -179,6 +179,7 @@ class ThreadReply(Reply, Iterator[str]):
         while not self._over:
             if piece := self._piece(next(self._events)):
                 return piece
+        self.cancel()  # nothing more is wanted of whoever made the events
         raise StopIteration
 
     def selection(self) -> Selected:

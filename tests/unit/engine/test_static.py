@@ -21,7 +21,7 @@ from torch import Tensor
 from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.backbone.loading import open_backbone
 from sedem.engine import batch as engine_batch
-from sedem.engine import fused, static
+from sedem.engine import device, fused, static
 from sedem.engine.batch import Bucket, StaticBatch, needed_bytes
 from sedem.engine.device import Replay, pool_bytes, resident_bytes, round_up, watched
 from sedem.engine.eager import Eager
@@ -74,6 +74,62 @@ def test_a_moved_buffer_is_detected_without_a_gpu() -> None:
     given.set_(torch.ones(3))  # type: ignore[call-overload]
     with pytest.raises(AssertionError, match="moved"):
         double()
+
+
+class Graph:
+    """Stands for a captured graph, and notes in which streams work has run."""
+
+    replays = 0
+
+    def replay(self) -> None:
+        self.replays += 1
+
+
+def test_a_graph_is_captured_once_after_a_rehearsal_and_then_replayed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inside, waits = list[str](), list[str]()
+
+    @contextmanager
+    def entered(name: str) -> Iterator[None]:
+        inside.append(name)
+        try:
+            yield
+        finally:
+            inside.pop()
+
+    class Stream:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def wait_stream(self, other: Stream) -> None:
+            waits.append(f"{self.name} for {other.name}")
+
+    monkeypatch.setattr(device, "side_stream", lambda: Stream("side"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream("own"))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: entered(stream.name))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, **settings: entered("graph"))
+    count, where = torch.zeros(()), list[list[str]]()
+    replay = Replay([count], [count], graph=True)
+
+    def work(*, failing: bool = False) -> None:
+        for run in replay.runs():
+            with run:
+                where.append([*inside])
+                count.add_(1)
+                if failing and inside == ["graph"]:
+                    raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="memory"):
+        work(failing=True)
+    assert not replay._captured
+    for _ in range(3):
+        work()
+    assert where == [["side"], ["graph"]] * 2
+    assert waits == ["side for own", "own for side"] * 2
+    assert isinstance(replay._captured, Graph) and replay._captured.replays == 3
+    assert count == 2  # each rehearsal was undone; a real capture runs nothing
 
 
 def test_a_rehearsed_step_changes_no_answer(fast: SeDeM, bank: MemoryBank) -> None:
