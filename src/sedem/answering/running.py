@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sedem.answering.decoding import UNANSWERABLE, Decoding, Transcript, fetch, log_probabilities
-from sedem.answering.rereading import Found, find_quotation, told_partly, words_without_source
+from sedem.answering.spans import Found, find_quotation, told_partly, words_without_source
 from sedem.backbone.prompts import end_ids
 from sedem.bank.memory_bank import BankReader
 from sedem.engine.device import Clock, watched

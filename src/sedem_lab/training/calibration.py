@@ -20,8 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from sedem.answering.decoding import Decoding
-from sedem.answering.rereading import UNSURE, open_text
-from sedem.answering.spans import Candidate, SpanSearch
+from sedem.answering.spans import UNSURE, Candidate, SpanSearch, open_text
 from sedem.bank.blocks import BlockRow
 from sedem.bank.keys import keys_of
 from sedem.bank.memory_bank import BankReader, MemoryBank
