@@ -38,13 +38,16 @@ CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 Item = TypeVar("Item")
-_WORK = local()
-"""What watches the work of this thread, and how many locks it has."""
 
 
-def _locks_held() -> int:
-    held: int = getattr(_WORK, "locks", 0)
-    return held
+class _Work(local):
+    """What watches the work of this thread, and how many locks it has."""
+
+    watch: Callable[[int, int], None] | None = None
+    locks = 0
+
+
+_WORK = _Work()
 
 
 class FairLock:
@@ -82,7 +85,7 @@ class FairLock:
             if self._owner is None:
                 self._owner, self._depth = me, 1
                 self._since = time.perf_counter()
-                _WORK.locks = _locks_held() + 1
+                _WORK.locks += 1
                 return
             self._waiting.append(waiter)
         try:
@@ -95,13 +98,13 @@ class FairLock:
                 else:
                     self._hand_over()
             raise
-        _WORK.locks = _locks_held() + 1
+        _WORK.locks += 1
 
     def __exit__(self, *error: object) -> None:
         if self._depth > 1:
             self._depth -= 1
             return
-        _WORK.locks = _locks_held() - 1
+        _WORK.locks -= 1
         with self._guard:
             self._hand_over()
 
@@ -144,7 +147,7 @@ def watched(watch: Callable[[int, int], None] | None) -> Iterator[None]:
         watch: called between two pieces, with how much of how much is done, or with 0 and 0 if that
             is not known there. An error that it raises ends the work. None watches nothing.
     """
-    before, _WORK.watch = getattr(_WORK, "watch", None), watch
+    before, _WORK.watch = _WORK.watch, watch
     try:
         yield
     finally:
@@ -156,9 +159,8 @@ def between_pieces(done: int = 0, total: int = 0) -> None:
 
     It does nothing while the thread has a lock that others may wait for.
     """
-    watch = getattr(_WORK, "watch", None)
-    if watch is not None and not _locks_held():
-        watch(done, total)
+    if _WORK.watch is not None and not _WORK.locks:
+        _WORK.watch(done, total)
 
 
 def in_pieces(items: Iterable[Item]) -> Iterator[Item]:

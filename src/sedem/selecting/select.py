@@ -125,8 +125,13 @@ def select(
             states_N, words_N = states.get(row), None if (own := words[row]) is None else own.scores
             total_N = of_documents(plan, combined_scores(states_N, words_N, model.config))
             scores = Scores(total_N, states_N, words[row])
-            # Whether the evidence is there, by the first hop; then the second one, and the choice.
-            confidence = confidence_of(model, scores, tokens)
+            # Whether the bank has the evidence, by the states of the first hop alone: how much a
+            # word weighs depends on the size of the bank. Then the second hop, and the choice.
+            confidence = None
+            if model.confidence is not None and states_N is not None:
+                asked_N = states_N.masked_fill(total_N == -torch.inf, -torch.inf)
+                features_F = confidence_features(asked_N, tokens)
+                confidence = float(model.confidence(features_F[None])[0])
             scores = hop_again(model, engine, plan, scores, tokens, scoring)
             selections.append(choose(model, plan, scores, confidence))
         if clock is not None:
@@ -468,19 +473,6 @@ def document_indexes(bank: Snapshot, documents: Sequence[int | str]) -> list[int
 
 
 # Confidence, second hop and choice
-
-
-def confidence_of(model: SedemModules, scores: Scores, question_tokens: int) -> float | None:
-    """Return the probability that a bank has the evidence for a question.
-
-    It comes from states alone, because how much a word weighs depends on the size of the bank. It
-    is None if the model gives none, or if there are no states.
-    """
-    if model.confidence is None or scores.states is None:
-        return None
-    # Without the blocks of other documents.
-    states_N = scores.states.masked_fill(scores.total == -torch.inf, -torch.inf)
-    return float(model.confidence(confidence_features(states_N, question_tokens)[None])[0])
 
 
 def first_features(scores: Scores, first: int, question_tokens: int) -> Tensor:
