@@ -313,8 +313,8 @@ class StaticBatch:
             # What a question that is read once has computed, if that is still known of all rows.
             below_BPD = None
             if kept is not None and config.read_once and not self._graph:
-                found = (kept.prefixes.find(row.prefix) for row in rows if row.blocks)
-                read = [one for one in found if one is not None]
+                keys = (tuple(row.prefix.tolist()) for row in rows if row.blocks)
+                read = [one for key in keys if (one := kept.prefixes.get(key)) is not None]
                 below_BPD = self._copy_read(read, width) if len(read) == len(rows) else None
             for run in self._prefill.runs():
                 with run:

@@ -405,7 +405,7 @@ class Static:
         """Return the decoder's states of prefixes at the injection layer; answers reuse them."""
         with self.device_lock():
             self._check_not_moved()
-            return [self.kept.prefixes.read(ids_P) for ids_P in prefixes]
+            return [self.kept.read(ids_P) for ids_P in prefixes]
 
     @contextmanager
     def open_rows(self, count: int) -> Iterator[Rows]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -277,6 +278,13 @@ def test_scores_come_from_the_decoders_states_of_the_question(
     torch.testing.assert_close(model.scores(bank, RENT), expected_N, rtol=1e-4, atol=1e-4)
 
 
+class Forgetful(OrderedDict[tuple[int, ...], Any]):
+    """Keeps nothing."""
+
+    def __setitem__(self, key: tuple[int, ...], value: Any) -> None:
+        pass
+
+
 def test_an_answer_reuses_what_was_computed_and_stays_the_same(
     config: SedemConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,7 +308,7 @@ def test_an_answer_reuses_what_was_computed_and_stays_the_same(
         answers = [one.answer(bank, RENT, decoding=decoding, **options) for one in (slow, fast)]
         assert answers[0].text == answers[1].text
     assert reused == [2, 0, 0]
-    monkeypatch.setattr(engine_of(fast).kept.prefixes, "find", lambda ids_P: None)
+    monkeypatch.setattr(engine_of(fast).kept, "prefixes", Forgetful())
     again = fast.answer(bank, RENT, k=2, decoding=decoding)
     assert again.text == expected[0].text and reused[-1] == 0
 
@@ -331,9 +339,9 @@ def test_only_the_last_prefixes_are_kept(config: SedemConfig) -> None:
     prefixes = engine_of(model).kept.prefixes
     rows = [torch.tensor([1, number]) for number in range(2, MOST + 4)]
     model.engine.read_prefixes(rows)
-    assert [prefixes.find(ids) is None for ids in rows] == [True] * 2 + [False] * MOST
+    assert [*prefixes] == [(1, number) for number in range(4, MOST + 4)]
     model.engine.release()
-    assert prefixes.find(rows[-1]) is None
+    assert not prefixes
 
 
 @pytest.mark.parametrize(
