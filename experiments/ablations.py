@@ -135,6 +135,26 @@ def lora(scale: Scale) -> Iterator[Number]:
     return ablation(scale, rows)
 
 
+CONTEXT_TOKENS = {
+    "those after the window (ours)": BASE,
+    "the window's own": Variant("window-tokens", stage1=("losses.context_tokens=window",)),
+    "both": Variant("both-tokens", stage1=("losses.context_tokens=both",)),
+}
+
+
+@study(
+    "Tokens of the context loss in stage 1",
+    "The paper gives no numbers. It says context-window prediction, and its source names "
+    "reconstruction of tokens, too. Losses of memory after stage 1 alone.",
+)
+def context_tokens(scale: Scale) -> Iterator[Number]:
+    """Losses on held-out windows from memory alone, by the tokens that L_ctx scores."""
+    for label, variant in CONTEXT_TOKENS.items() if scale.name != "paper" else ():
+        losses = ((f"{kind} loss", f"{kind}.memory", 3) for kind in ("continuation", "recall"))
+        cell = Cell("memory", variant=studied(scale, variant))
+        yield from entries(label, cell, *losses)
+
+
 @study("The learned-query compressor by K (Table query-ksweep)")
 def learned_queries(scale: Scale) -> Iterator[Number]:
     """Learned queries and the block compressor at each budget; both are trained alike."""

@@ -89,7 +89,8 @@ def _measured(
 ) -> Step:
     stage = stage_of(recipe, layers)
     checkpoint_layers(stage, checkpointing)
-    rows = rows or recipe.optimization.batch_size
+    tokens = question.context + question.question + question.answer
+    rows = rows or recipe.optimization.rows(tokens)
     if isinstance(recipe, Stage2Recipe):
         batch = _block_batch(recipe.model, recipe.data, question, rows)
     elif isinstance(stage, RAGTraining):
