@@ -263,8 +263,8 @@ class StaticBatch:
             memory=0 if kept is None else states,
         )
         state = [self.next_position, *self.lower.state, *self.upper.state]
-        self._prefill = Replay(self.buffers, graph=graph, pool=pool)
-        self.replay = Replay(self.buffers, state, graph=graph, pool=pool)
+        self._prefill_replay = Replay(self.buffers, graph=graph, pool=pool)
+        self.step_replay = Replay(self.buffers, state, graph=graph, pool=pool)
 
     @property
     def buffers(self) -> list[Tensor]:
@@ -316,7 +316,7 @@ class StaticBatch:
                 keys = (tuple(row.prefix.tolist()) for row in rows if row.blocks)
                 read = [one for key in keys if (one := kept.prefixes.get(key)) is not None]
                 below_BPD = self._copy_read(read, width) if len(read) == len(rows) else None
-            for run in self._prefill.runs():
+            for run in self._prefill_replay.runs():
                 with run:
                     blocks = None
                     if not together:
@@ -384,7 +384,7 @@ class StaticBatch:
         self.text = {row: columns + 1 for row, columns in self.text.items()}
         self.ids.copy_(ids_B)
         decoder = self.decoder.steps or self.decoder
-        for run in self.replay.runs():
+        for run in self.step_replay.runs():
             with run:
                 states_BD = step(decoder, decoder.config.inject_layer, self.ids, self)
                 self.logits.copy_(decoder.logits(states_BD))

@@ -140,7 +140,7 @@ def test_a_rehearsed_step_changes_no_answer(fast: SeDeM, bank: MemoryBank) -> No
         with joined(fast.engine, rows, 8) as (_, running):
             (batch,) = engine_of(fast).batches.active
             if rehearsed:
-                with batch.replay.rehearsal():
+                with batch.step_replay.rehearsal():
                     batch.step(tokens)
             seen.append([running.step(tokens) for _ in range(3)])
     assert all(torch.equal(a, b) for a, b in zip(*seen, strict=True))
