@@ -27,7 +27,7 @@ from sedem.errors import BankError, DataError
 from sedem.modules import SedemModules
 from sedem.quantization import BFLOAT16, Quantized, check_dtype
 from sedem.reading.encoding import Progress, compress, encode, segments_of
-from sedem.selecting import candidates
+from sedem.selecting import select
 from sedem.types import Document, check_documents, distinct
 
 COMMIT = 400_000
@@ -196,8 +196,8 @@ def finish(model: SedemModules, store: Store, keys: str | None, taken: Taken) ->
     documents, blocks = held_by(store)
     if keys is not None:
         save_keys(MemoryBank.open_from(store), model.selector, keys)
-    if isinstance(store, BankFile) and blocks > candidates.COARSE_FROM:
-        candidates.bank_codes(MemoryBank.open_from(store), model.selector)
+    if isinstance(store, BankFile) and blocks > select.COARSE_FROM:
+        select.bank_codes(MemoryBank.open_from(store), model.selector)
     return Report(taken.added, taken.replaced, taken.unchanged, documents, blocks)
 
 

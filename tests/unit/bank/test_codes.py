@@ -15,7 +15,7 @@ from sedem.bank.codes import Codes, CodesFile, CodeSpace, codes_path, mean_keys
 from sedem.bank.file import delete
 from sedem.quantization import Quantized
 from sedem.reading.building import build_bank
-from sedem.selecting import candidates as search
+from sedem.selecting import select as search
 
 Made = list[list[int]]
 LEASE = Document("lease.txt", "The rent is 900 euros. The tenant pays for water and for heat. " * 6)
