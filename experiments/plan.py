@@ -21,7 +21,7 @@ from sedem.bank.codes import SIGNS
 from sedem.checkpoint.folder import EXTRA_ENTRIES
 from sedem.config import SedemConfig
 from sedem.durable_files import bytes_text
-from sedem.selecting.candidates import CANDIDATES, COARSE_FROM, WORD_CANDIDATES
+from sedem.selecting.select import CANDIDATES, COARSE_FROM, WORD_CANDIDATES
 from sedem.tensors import BFLOAT16, vector_bytes
 
 SIZES = tuple(10**power for power in range(7, 13))

@@ -11,7 +11,7 @@ from experiments.system.models import full_bank, guided_model, main_model
 from experiments.system.scales import Scale
 from experiments.system.search import BANK_SIZES, BEST, COUNTS, DISTRACTORS
 from experiments.system.tables import Number, entries, mean_of, scores, study
-from sedem.selecting import candidates as search
+from sedem.selecting import select as search
 
 
 @study("Effect of the selection budget K (Table k_sweep)", drawn=("F1",))

@@ -11,17 +11,16 @@ import torch
 from torch import Tensor
 
 from sedem import Answer, Decoding, Document, MemoryBank, SeDeM, SedemConfig
-from sedem.answering.inputs import inputs_of
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
 from sedem.backbone.prompts import question_ids
 from sedem.bank.keys import keys_of
 from sedem.engine.interface import AnswerInputs, Engine, Rows
 from sedem.engine.static import Static, open_engine
-from sedem.guidance.queries import Queries
+from sedem.guidance.scores import Queries
 from sedem.method.selector import block_scores
-from sedem.selecting.plan import Request, Scores, plan_of
-from sedem.selecting.select import choose
+from sedem.selecting.plan import Prepared, Request, Scores, inputs_of, plan_of, prepare
+from sedem.selecting.select import choose, select
 
 RENT = "What is the rent?"
 QUESTIONS = (
@@ -93,6 +92,13 @@ def inputs_for(model: SeDeM, request: Request, turn: int = 0) -> AnswerInputs:
     scores = torch.arange(len(request.bank)).roll(turn).float()
     plan, prompt = plan_of(model, request), question_ids(model.decoder, request.question)
     return inputs_of(model, plan, choose(model, plan, Scores(scores)), prompt)
+
+
+def prepared_for(model: SeDeM, request: Request, limit: int) -> Prepared:
+    """Select the blocks of a request, and make the inputs of its answer."""
+    plan = plan_of(model, request)
+    selection = plan.selected or select(model, model.engine, [plan])[0]
+    return prepare(model, plan, selection, limit)
 
 
 @contextmanager

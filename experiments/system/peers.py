@@ -39,7 +39,6 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import Cache, DynamicCache, StaticCache
 
 from sedem.answering.decoding import Decoding
-from sedem.answering.inputs import check_fits
 from sedem.backbone.decoder import Backbone, check_compiler
 from sedem.backbone.gguf import found_file, is_gguf
 from sedem.backbone.prompts import context_prompt, question_ids
@@ -57,7 +56,7 @@ from sedem.method.encoder import encode
 from sedem.method.selector import ALL
 from sedem.model import SeDeM
 from sedem.modules import SedemModules
-from sedem.selecting.plan import Request, plan_of
+from sedem.selecting.plan import Request, check_fits, plan_of
 from sedem.selecting.select import select
 from sedem.types import Answer, Document, check_documents
 from sedem_lab.baselines.full_context import generate_timed, text_bytes

@@ -34,13 +34,14 @@ from sedem.bank.keys import keys_of, save_keys, slot_mask
 from sedem.bank.words import POSTINGS, score_words
 from sedem.guidance.scores import FEATURES, Confidence
 from sedem.method.segments import segment_text
-from sedem.selecting.candidates import (
+from sedem.selecting.select import (
     CANDIDATES,
     CANDIDATES_ALONE,
     WORD_CANDIDATES,
     bank_codes,
+    encode_questions,
+    scores_of,
 )
-from sedem.selecting.select import encode_questions, scores_of
 from sedem.tensors import Quantized
 from sedem_lab.baselines.bm25 import bm25_scores, index_texts
 from sedem_lab.data import labels

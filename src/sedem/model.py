@@ -7,38 +7,35 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import torch
 from torch import Tensor
 
-from sedem.answering.conversation import conversation_request
 from sedem.answering.decoding import GREEDY, Decoding
-from sedem.answering.passages import find_passages
-from sedem.answering.running import Estimate, ThreadReply, answer_all, stream
-from sedem.answering.scheduler import WAITING, Scheduler, rehearse
+from sedem.answering.running import Estimate, ThreadReply, answer_events
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.gguf import is_gguf
 from sedem.bank.memory_bank import BankReader, MemoryBank
 from sedem.checkpoint import folder as checkpoint
 from sedem.checkpoint.folder import BACKBONE, portable_name
-from sedem.checkpoint.untrained import untrained
 from sedem.config import PASSAGES, PER_DOCUMENT, SedemConfig
 from sedem.engine.device import chosen_device
-from sedem.engine.eager import Eager
 from sedem.engine.interface import Engine
 from sedem.engine.kept import KeptBudget
 from sedem.engine.static import keeping_engine, open_engine
 from sedem.errors import ConfigError
 from sedem.guidance.scores import Budget
 from sedem.modules import SedemModules
-from sedem.reading.building import Progress, read
 from sedem.selecting.plan import Options, Request, plan_of
 from sedem.selecting.select import select
 from sedem.types import Answer, Citation
 
 if TYPE_CHECKING:
+    from sedem.answering.scheduler import Scheduler
+    from sedem.reading.building import Progress
     from sedem.reading.documents import Given
 
 _ANSWERING = threading.Lock()
@@ -74,7 +71,7 @@ class SeDeM(SedemModules):
     @cached_property
     def engine(self) -> Engine:
         """The engine that runs the model: the reference, until another one is set."""
-        return Eager(self)
+        return open_engine("eager", self)
 
     # Reading
 
@@ -91,6 +88,7 @@ class SeDeM(SedemModules):
             DataError: there are no documents, two have the same name, one has no tokens, or a file
                 cannot be read.
         """
+        from sedem.reading.building import read
         from sedem.reading.documents import documents_of
 
         every = documents_of(documents)
@@ -173,7 +171,9 @@ class SeDeM(SedemModules):
         self, requests: Sequence[Request], decoding: Decoding = GREEDY
     ) -> list[Answer]:
         """Answer requests together; they may differ in bank, K and length."""
-        return answer_all(self, self.engine, self.name, requests, decoding)
+        events = answer_events(self, self.engine, self.name, requests, decoding)
+        answers = {number: event for number, event in events if isinstance(event, Answer)}
+        return [answers[number] for number in range(len(requests))]
 
     def stream(
         self,
@@ -193,7 +193,8 @@ class SeDeM(SedemModules):
             An iterator of text. When it is exhausted, its `answer` is what `answer()` returns.
         """
         request = self._request(memory, question, decoding, options)
-        return stream(self, self.engine, self.name, request, decoding, estimated)
+        events = answer_events(self, self.engine, self.name, [request], decoding, estimated)
+        return ThreadReply(events.close, map(itemgetter(1), events))
 
     def _request(
         self, memory: BankReader | None, question: str, decoding: Decoding, options: Options
@@ -202,10 +203,14 @@ class SeDeM(SedemModules):
             return Request(memory, question, **options)
         if options:
             raise ConfigError(f"{', '.join(options)} need a bank; give one, or leave them out")
+        from sedem.answering.conversation import conversation_request
+
         return conversation_request(self, [("user", question)], decoding.max_new_tokens)[0]
 
-    def scheduler(self, *, rows: int | None = None, waiting: int = WAITING) -> Scheduler:
+    def scheduler(self, *, rows: int | None = None, waiting: int | None = None) -> Scheduler:
         """Open a scheduler, so that many readers share this model; arguments as in `Scheduler`."""
+        from sedem.answering.scheduler import Scheduler
+
         return Scheduler(self, self.engine, self.name, rows=rows, waiting=waiting)
 
     def scores(self, memory: BankReader, question: str) -> Tensor:
@@ -236,6 +241,8 @@ class SeDeM(SedemModules):
         Raises:
             BankMismatchError, DataError, ConfigError, UnknownDocumentError: as `answer`.
         """
+        from sedem.answering.passages import find_passages
+
         request = Request(memory, question, documents=documents)
         return find_passages(self, self.engine, request, k, per_document)[0]
 
@@ -268,6 +275,8 @@ class SeDeM(SedemModules):
         self, memory: BankReader, *, k: Budget | None = None, decoding: Decoding = GREEDY
     ) -> None:
         """Prepare buffers and graphs for questions of usual length; arguments as in `answer`."""
+        from sedem.answering.scheduler import rehearse
+
         rehearse(self, self.engine, self.name, memory, k, decoding.max_new_tokens)
 
     # Checkpoints
@@ -310,6 +319,8 @@ class SeDeM(SedemModules):
         # On a GPU, the reference engine may have to run, which needs transformers' layers.
         options["light"] = "eager" not in (engine, attention) and device.type == "cpu"
         if is_gguf(str(name)):
+            from sedem.checkpoint.untrained import untrained
+
             source = portable_name(str(name))
             model = untrained(cls, checkpoint.open_named(source, revision, None, **options))
             model.name, model.source = Path(name).name, source

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from sedem.backbone.decoder import Backbone
 from sedem.config import SedemConfig
 from sedem.errors import ConfigError
-from sedem.guidance.queries import READ_ONCE_RANK, Queries, SecondHop
-from sedem.guidance.scores import Confidence, Guidance
+from sedem.guidance.scores import READ_ONCE_RANK, Confidence, Guidance, Queries, SecondHop
 from sedem.guidance.spans import SecondReading, SpanScorer
 from sedem.method.compressor import build_compressor
 from sedem.method.decompressor import build_decompressor
@@ -110,7 +109,8 @@ class SedemModules(nn.Module):
             digest = hashlib.sha256(json.dumps(self.made_by(), sort_keys=True).encode())
             digest.update(self.encoder.digest.encode())
             for tensor in tensors:
-                digest.update(_bytes(tensor))
+                exact = tensor.detach().to("cpu", torch.float32).contiguous()
+                digest.update(exact.numpy().tobytes())
             self._digest = (state, digest.hexdigest())
         return self._digest[1]
 
@@ -162,7 +162,3 @@ def check_layers(config: SedemConfig, encoder: Backbone, decoder: Backbone) -> N
         )
     if config.chat_template:
         _ = decoder.chat  # raises if the template is missing or unusable
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return tensor.detach().to("cpu", torch.float32).contiguous().numpy().tobytes()

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
-from answers import RENT, joined
+from answers import RENT, joined, prepared_for
 from conftest import LEASE
 from parity.test_engine import CONTEXTS, build, static
 
 from sedem import Decoding, Document, SeDeM
 from sedem.answering.conversation import conversation_request
-from sedem.answering.inputs import prepare
 from sedem.backbone.prompts import Turn
-from sedem.engine.device import Clock
 from sedem.selecting.plan import Request
 
 STEPS = 24
@@ -40,8 +36,7 @@ def by_hugging_face(model: SeDeM, turns: list[Turn]) -> list[int]:
 
 def by_engine(model: SeDeM, requests: list[Request]) -> list[list[int]]:
     """Tokens of answers that run together."""
-    clock = Clock(model.device, time.perf_counter())
-    prepared = prepare(model, model.engine, requests, [STEPS] * len(requests), clock)
+    prepared = [prepared_for(model, request, STEPS) for request in requests]
     inputs = [one.inputs for one in prepared if one.inputs is not None]
     with joined(model.engine, inputs, STEPS) as (logits, rows):
         tokens = [logits.argmax(-1)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from sedem.answering.decoding import UNANSWERABLE, Decoding, Transcript, fetch, log_probabilities
-from sedem.answering.inputs import Prepared, is_long, prepare
-from sedem.answering.rereading import Found, find_quotation, told_partly, words_without_source
+from sedem.answering.spans import Found, find_quotation, told_partly, words_without_source
 from sedem.backbone.prompts import end_ids
 from sedem.bank.memory_bank import BankReader
 from sedem.engine.device import Clock, watched
@@ -33,8 +32,8 @@ from sedem.errors import (
 )
 from sedem.method.selector import top_k
 from sedem.modules import SedemModules
-from sedem.selecting.plan import Request
-from sedem.selecting.select import count_candidates
+from sedem.selecting.plan import Prepared, Request, is_long, plan_of, prepare
+from sedem.selecting.select import count_candidates, select
 from sedem.types import Answer, Citation, Span, certainty_of, joint
 
 
@@ -165,22 +164,28 @@ class Reply:
 
 
 class ThreadReply(Reply, Iterator[str]):
-    """A reply that is read by a thread, piece by piece or at once."""
+    """A reply that is read by a thread, piece by piece or at once.
 
-    def __init__(self, cancel: Callable[[], None], next_event: Callable[[], Event]) -> None:
+    Args:
+        events: the events of its question; the next one is waited for or, in the thread that
+            answers, worked for.
+    """
+
+    def __init__(self, cancel: Callable[[], None], events: Iterator[Event]) -> None:
         super().__init__(cancel)
-        self._next_event = next_event
+        self._events = events
 
     def __next__(self) -> str:
         while not self._over:
-            if piece := self._piece(self._next_event()):
+            if piece := self._piece(next(self._events)):
                 return piece
+        self.cancel()  # nothing more is wanted of whoever made the events
         raise StopIteration
 
     def selection(self) -> Selected:
         """Wait for the blocks of the answer, before its text."""
         if self.selected is None and not self._over:
-            self._piece(self._next_event())
+            self._piece(next(self._events))
         return self._known()
 
     def result(self) -> Answer:
@@ -338,9 +343,10 @@ class RunningAnswers:
         return self.count - len(self.live)
 
     def join(self, questions: Sequence[Question]) -> list[Question]:
-        """Prepare and prefill some questions together, and send the beginning of each answer.
+        """Select blocks for some questions, prefill them, and send the beginning of each answer.
 
-        If that fails, each is tried alone, so that an error reaches only its own question.
+        They do so together. If that fails, each is tried alone, so that an error reaches only its
+        own question.
 
         Args:
             questions: at most as many as there are free rows.
@@ -348,20 +354,36 @@ class RunningAnswers:
         Returns:
             Those that have no room now, and are to join later.
         """
+        model = self.model
         try:
-            with self._watched():
+            with watched(self.watch):
                 # Without `since`, it would wait for the device.
-                stages = Clock(self.model.device, questions[0].since)
-                limits = [question.decoding.max_new_tokens for question in questions]
-                requests = [question.request for question in questions]
-                prepared = prepare(self.model, self.engine, requests, limits, stages)
-                joined = [
-                    Running(self.model, *one, stages)
-                    for one in zip(questions, prepared, strict=True)
-                ]
+                stages = Clock(model.device, questions[0].since)
+                plans = [plan_of(model, question.request) for question in questions]
+                # The blocks of all questions, unless they were selected elsewhere.
+                undecided = [plan for plan in plans if plan.selected is None]
+                found = iter(select(model, self.engine, undecided, stages) if undecided else [])
+                joined = list[Running]()
+                for question, plan in zip(questions, plans, strict=True):
+                    limit = question.decoding.max_new_tokens
+                    prepared = prepare(model, plan, plan.selected or next(found), limit)
+                    joined.append(Running(model, question, prepared, stages))
+                stages.lap("gather_ms")
                 for running in joined:
                     running.question.send(selected(running.prepared))
-                self._prefill([one for one in joined if one.prepared.inputs is not None])
+                # A row for each question that is not declined.
+                free = sorted(set(range(self.count)) - self.live.keys())
+                asked = [running for running in joined if running.prepared.inputs is not None]
+                rows = dict(zip(free, asked, strict=False))
+                if rows:
+                    inputs = [one.prepared.inputs for one in asked if one.prepared.inputs]
+                    limits = [one.question.decoding.max_new_tokens for one in asked]
+                    logits_JV = self.rows.join(list(rows), inputs, limits)
+                    stages.lap("prefill_ms")
+                    self.live |= rows
+                for place, (row, running) in enumerate(rows.items()):
+                    with self._only_for(running, row):
+                        self._begin(row, running, logits_JV[place])
                 for running in joined:
                     if running.prepared.inputs is None:
                         with self._only_for(running):
@@ -378,54 +400,37 @@ class RunningAnswers:
                 return []
         return [one for question in questions for one in self.join([question])]
 
-    def _prefill(self, joined: Sequence[Running]) -> None:
-        free = sorted(set(range(self.count)) - self.live.keys())
-        rows = dict(zip(free, joined, strict=False))
-        if not rows:
-            return
-        inputs = [running.prepared.inputs for running in joined if running.prepared.inputs]
-        # With steps in advance, one step runs after the last token, before that token is read.
-        limits = [running.question.decoding.max_new_tokens for running in joined]
-        logits_JV = self.rows.join(list(rows), inputs, limits)
-        joined[0].stages.lap("prefill_ms")
-        self.live |= rows
-        for (row, running), logits_V in zip(rows.items(), logits_JV, strict=True):
-            with self._only_for(running, row):
-                found = running.found = self._quote(row, running, logits_V)
-                if found is not None and found.quotation is not None:
-                    running.transcript.finish(found.quotation.text, "end")
-                elif found is not None and found.free is not None:
-                    running.transcript = found.free
-                else:
-                    token = running.choose(logits_V[None])
-                    self._ids_B[row] = token[0]
-                    decoding = running.question.decoding
-                    logprobs = log_probabilities(logits_V, token[0], decoding)
-                    running.transcript.add(int(token), logprobs)
-                running.clock.mark("ttft_ms")
-                self._give(row)
-
-    def _quote(self, row: int, running: Running, logits_V: Tensor) -> Found | None:
-        """Find the answer in the text of its blocks; None if it is to be decoded freely."""
-        how, decoding = running.prepared.plan.answer, running.question.decoding
-        if how == "free":
-            return None
-        found = find_quotation(
-            self.model, self.engine, self.rows, row, running.prepared, decoding, logits_V
-        )
-        if how == "span" and found.quotation is None:
-            raise ConfigError(
-                f"the answer is to be quoted, but the selected blocks have no words that fit into "
-                f"{decoding.max_new_tokens} tokens; select other blocks, raise the limit or leave "
-                "answer out"
+    def _begin(self, row: int, running: Running, logits_V: Tensor) -> None:
+        """Quote the answer to a prefilled question from its blocks, or choose its first token."""
+        prepared, decoding = running.prepared, running.question.decoding
+        how, found = prepared.plan.answer, None
+        if how != "free":
+            found = find_quotation(
+                self.model, self.engine, self.rows, row, prepared, decoding, logits_V
             )
-        return told_partly(running.prepared, found)
+            if how == "span" and found.quotation is None:
+                raise ConfigError(
+                    "the answer is to be quoted, but the selected blocks have no words that fit "
+                    f"into {decoding.max_new_tokens} tokens; select other blocks, raise the limit "
+                    "or leave answer out"
+                )
+            found = running.found = told_partly(prepared, found)
+        if found is not None and found.quotation is not None:
+            running.transcript.finish(found.quotation.text, "end")
+        elif found is not None and found.free is not None:
+            running.transcript = found.free
+        else:
+            token = running.choose(logits_V[None])
+            self._ids_B[row] = token[0]
+            running.transcript.add(int(token), log_probabilities(logits_V, token[0], decoding))
+        running.clock.mark("ttft_ms")
+        self._send(running, row)
 
     def step(self) -> None:
         """Run one token of every answer, and send what is new."""
         if not self.live:
             return
-        with self._watched():
+        with watched(self.watch):
             logits_BV = self.rows.step(self._ids_B)
         if self._unread is not None:
             self._read(*self._unread)
@@ -441,9 +446,6 @@ class RunningAnswers:
         self._unread = fetch(ids_B), dict(self.live), logprobs
         if not self.engine.ahead:
             self._read(*self._unread)
-
-    def _watched(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.watch is None else watched(self.watch)
 
     def drop(self) -> None:
         """Free the rows of cancelled questions."""
@@ -464,7 +466,7 @@ class RunningAnswers:
             if self.live.get(row) is running:
                 with self._only_for(running, row):
                     running.transcript.add(tokens[row], logprobs[row])
-                    self._give(row)
+                    self._send(running, row)
 
     @contextmanager
     def _only_for(self, running: Running, row: int | None = None) -> Iterator[None]:
@@ -476,14 +478,11 @@ class RunningAnswers:
             if row is not None:
                 self._leave(row)
 
-    def _give(self, row: int) -> None:
-        running = self.live[row]
-        if running.transcript.finish_reason is not None:
-            self._leave(row)
-        self._send(running)
-
-    def _send(self, running: Running) -> None:
+    def _send(self, running: Running, row: int | None = None) -> None:
+        """Send what is new of an answer; a finished one leaves its row."""
         transcript, question = running.transcript, running.question
+        if transcript.finish_reason is not None and row is not None:
+            self._leave(row)
         if piece := transcript.take():
             question.send(piece)
         if transcript.finish_reason is not None:
@@ -502,101 +501,64 @@ def selected(prepared: Prepared) -> Selected:
 
 
 @torch.no_grad()
-def turns(
-    model: SedemModules, engine: Engine, name: str, questions: Sequence[Question]
-) -> Generator[None, None, None]:
-    """Answer questions in the calling thread; long ones one at a time, after the others.
+def answer_events(
+    model: SedemModules,
+    engine: Engine,
+    name: str,
+    requests: Sequence[Request],
+    decoding: Decoding,
+    estimated: Callable[[Estimate], None] | None = None,
+) -> Generator[tuple[int, Event], None, None]:
+    """Answer requests in the calling thread; long ones one at a time, after the others.
+
+    They may differ in bank, K and length. The first error ends all of them.
+
+    Args:
+        estimated: called at once if an answer takes long; its reader is waiting then.
 
     Yields:
-        After each turn: some questions joined, and one token of every answer.
+        The events of all requests as they come, with the number of their request.
     """
+    events = deque[tuple[int, Event]]()
+
+    def receive(number: int, event: Event) -> None:
+        if isinstance(event, Estimate) and estimated is not None:
+            estimated(event)
+        events.append((number, event))
+
+    def received() -> Iterator[tuple[int, Event]]:
+        while events:
+            number, event = events.popleft()
+            if isinstance(event, Exception):
+                raise event
+            yield number, event
+
+    questions = [Question(one, decoding, partial(receive, n)) for n, one in enumerate(requests)]
     short = [one for one in questions if not is_long(model, one.request)]
     groups: list[tuple[list[Question], Watch | None]] = [(short, None)] if short else []
     groups += [([one], Watch(one)) for one in questions if one not in short]
     for group, watch in groups:
         waiting, count = deque(group), min(len(group), engine.batch_size)
         with engine.open_rows(count) as rows:
-            running = RunningAnswers(model, engine, name, rows, count)
-            running.watch = watch
-            while waiting or running.free < count:
+            answers = RunningAnswers(model, engine, name, rows, count)
+            answers.watch = watch
+            while waiting or answers.live:
                 # Rows refill once half of them are free.
-                if waiting and 2 * running.free >= count:
-                    joining = [waiting.popleft() for _ in range(min(running.free, len(waiting)))]
+                if waiting and 2 * answers.free >= count:
+                    joining = [waiting.popleft() for _ in range(min(answers.free, len(waiting)))]
                     for question in joining:
                         question.since = time.perf_counter()
-                    kept_waiting = running.join(joining)
-                    waiting.extendleft(reversed(kept_waiting))
-                    if kept_waiting and not running.live:
+                    put_off = answers.join(joining)
+                    waiting.extendleft(reversed(put_off))
+                    if put_off and not answers.live:
                         time.sleep(ROOM_SECONDS)
-                    yield
-                running.step()
-                yield
-
-
-def answer_all(
-    model: SedemModules,
-    engine: Engine,
-    name: str,
-    requests: Sequence[Request],
-    decoding: Decoding,
-) -> list[Answer]:
-    """Answer requests in the calling thread; they may differ in bank, K and length.
-
-    The first error ends all of them; `prepare` lists them.
-    """
-    answers: dict[int, Answer] = {}
-    errors: list[Exception] = []
-
-    def receive(number: int, event: Event) -> None:
-        if isinstance(event, Answer):
-            answers[number] = event
-        elif isinstance(event, Exception):
-            errors.append(event)
-
-    questions = [
-        Question(request, decoding, partial(receive, number))
-        for number, request in enumerate(requests)
-    ]
-    with closing(turns(model, engine, name, questions)) as answering:
-        for _ in answering:
-            if errors:
-                raise errors[0]
-    return [answers[number] for number in range(len(requests))]
-
-
-def stream(
-    model: SedemModules,
-    engine: Engine,
-    name: str,
-    request: Request,
-    decoding: Decoding,
-    estimated: Callable[[Estimate], None] | None = None,
-) -> ThreadReply:
-    """Answer one request in the calling thread, while its reply is read; as `answer_all`.
-
-    Args:
-        estimated: called at once if the answer takes long; its reader is waiting then.
-    """
-    events: deque[Event] = deque()
-
-    def receive(event: Event) -> None:
-        if isinstance(event, Estimate) and estimated is not None:
-            estimated(event)
-        events.append(event)
-
-    answering = turns(model, engine, name, [Question(request, decoding, receive)])
-
-    def next_event() -> Event:
-        while not events:
-            next(answering)
-        event = events.popleft()
-        if isinstance(event, Answer | Exception):
-            answering.close()
-        if isinstance(event, Exception):
-            raise event
-        return event
-
-    return ThreadReply(answering.close, next_event)
+                    if waiting or answers.live:
+                        yield from received()
+                answers.step()
+                if waiting or answers.live:
+                    yield from received()
+        # The last answer is told when its row is free.
+        yield from received()
 
 
 def to_answer(name: str, running: Running) -> Answer:
@@ -612,6 +574,8 @@ def to_answer(name: str, running: Running) -> Answer:
             for one, block in zip(citations, selection.ranked, strict=True)
         )
     certainty = found.certainty if quotation is None else quotation.confidence
+    text = transcript.tokenizer.decode
+    logprobs = (tuple((text([token]), p) for token, p in one) for one in transcript.logprobs)
     part = (
         f"the question is about everything, and {len(citations):,} of {len(plan.bank):,} blocks "
         "were read; this is the likeliest place"
@@ -633,7 +597,7 @@ def to_answer(name: str, running: Running) -> Answer:
         unsupported=() if quotation else words_without_source(prepared, transcript.text),
         ranking=ranking(plan.bank, selection.scores.total) if plan.ranking else None,
         answer_tokens=len(transcript.ids) if quotation is None else quotation.tokens,
-        logprobs=_named(transcript),
+        logprobs=tuple(logprobs) or None,
         sentences=tuple((plan.bank.documents.name(n), a, b) for n, a, b in found.sentences),
         alternative=found.alternative
         if certainty_of(joint(certainty, selection.confidence)) == "unsure"
@@ -651,15 +615,6 @@ def left_out(prepared: Prepared) -> tuple[str, ...]:
     return (
         f"{len(left):,} of {len(alike):,} blocks that have the words of the question alike were "
         "left out; a larger k reads more of them",
-    )
-
-
-def _named(transcript: Transcript) -> tuple[tuple[tuple[str, float], ...], ...] | None:
-    """The log-probabilities of an answer with the texts of their tokens."""
-    decode = transcript.tokenizer.decode
-    return (
-        tuple(tuple((decode([id]), value) for id, value in one) for one in transcript.logprobs)
-        or None
     )
 
 

@@ -12,7 +12,7 @@ Each of two threads answers one kind of question, in order of arrival. The first
 ones. In each turn it prefills at most `JOIN` waiting questions together, then runs one token of
 every answer. An answer keeps its row until it ends. An answer of many tokens delays others only if
 every row is taken. The second thread takes questions with a very long memory or text
-(`inputs.is_long`), one after the other. It steps back behind the first, but never stops.
+(`plan.is_long`), one after the other. It steps back behind the first, but never stops.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import closing, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from functools import partial
-from itertools import islice
 from math import ceil
 from queue import SimpleQueue
 from threading import Condition, Lock, Thread
@@ -33,7 +32,6 @@ from typing import Self
 import torch
 
 from sedem.answering.decoding import GREEDY, Decoding
-from sedem.answering.inputs import is_long
 from sedem.answering.running import (
     ROOM_SECONDS,
     Estimate,
@@ -45,16 +43,14 @@ from sedem.answering.running import (
     ThreadReply,
     Watch,
     closed_before,
-    turns,
 )
-from sedem.backbone.decoder import Backbone
 from sedem.bank.memory_bank import BankReader
 from sedem.engine.device import step_back
 from sedem.engine.interface import Engine
 from sedem.errors import ConfigError, QueueFullError, UnavailableError
 from sedem.guidance.scores import Budget
 from sedem.modules import SedemModules
-from sedem.selecting.plan import Request
+from sedem.selecting.plan import Request, is_long
 from sedem.types import Answer
 
 _IMPORTING = Lock()
@@ -79,7 +75,7 @@ class Scheduler:
 
     Args:
         rows: the most answers at once; None means as many as the engine runs efficiently.
-        waiting: the most questions that wait for a row.
+        waiting: the most questions that wait for a row; None means `WAITING`.
 
     Raises:
         ConfigError: `rows` or `waiting` is below 1.
@@ -92,12 +88,12 @@ class Scheduler:
         name: str = "sedem",
         *,
         rows: int | None = None,
-        waiting: int = WAITING,
+        waiting: int | None = None,
     ) -> None:
         self.model, self.engine, self.name = model, engine, name
         self.rows = engine.batch_size if rows is None else rows
-        self.limit = waiting
-        for what, count in (("rows", self.rows), ("waiting", waiting)):
+        self.limit = WAITING if waiting is None else waiting
+        for what, count in (("rows", self.rows), ("waiting", self.limit)):
             if count < 1:
                 raise ConfigError(f"{what} is {count}; it must be at least 1")
         self.changed = Condition()
@@ -145,7 +141,7 @@ class Scheduler:
         """
         events = SimpleQueue[Event]()
         question = self._put(Question(request, decoding, events.put))
-        return ThreadReply(partial(self._cancel, question), events.get)
+        return ThreadReply(partial(self._cancel, question), iter(events.get, None))
 
     def stream(self, request: Request, decoding: Decoding = GREEDY) -> AsyncReply:
         """Ask from an event loop; arguments and errors as for `submit`."""
@@ -404,15 +400,13 @@ def rehearse(
         k: number of blocks; None means the model's default.
         limit: token limit of answers, which decides how large the buffers are.
     """
-    for question in _usual_questions(model.encoder):
-        asked = Question(Request(bank, question, k), Decoding(limit), lambda _: None)
-        with closing(turns(model, engine, name, [asked])) as answering:
-            for _ in islice(answering, 2):  # the second token comes from a step
-                pass
-
-
-def _usual_questions(encoder: Backbone) -> Iterator[str]:
     text = " ".join([WORD] * (USUAL + STRIDE))
-    ends = [end for _, end in encoder.tokenize([text], offsets=True)["offset_mapping"][0]]
+    ends = [end for _, end in model.encoder.tokenize([text], offsets=True)["offset_mapping"][0]]
     for count in range(1, USUAL + STRIDE, STRIDE):
-        yield text[: ends[count - 1]]
+        question = Question(
+            Request(bank, text[: ends[count - 1]], k), Decoding(limit), lambda _: None
+        )
+        with torch.no_grad(), engine.open_rows(1) as rows:
+            answers = RunningAnswers(model, engine, name, rows, 1)
+            answers.join([question])
+            answers.step()

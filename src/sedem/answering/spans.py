@@ -1,8 +1,13 @@
-"""From selected blocks to the span of their text that answers a question, or several of them.
+"""From selected blocks to the span of their text that answers a question, or several of them. Ours.
 
 The decoder reads the beginnings of some spans in one pass, all after the same memory and question,
 which gives the probability of every span that begins there. If it would go on with "and" or a comma
 after the best one, the search begins again after these words.
+
+Memory finds, text decides: memory compares spans of all selected blocks at once, but has lost
+letters and digits. Unless it is sure, the decoder reads the sentences of the best spans as text,
+with their neighbours, and looks for the answer there. The spans that either reading has found are
+compared by both.
 
 Letters: S beginnings, L tokens of each, C candidate spans, K selected blocks, F features, V
 vocabulary.
@@ -13,8 +18,9 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -22,22 +28,27 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sedem.answering.decoding import Decoding, Transcript, log_probabilities
-from sedem.answering.inputs import Prepared
-from sedem.backbone.prompts import end_ids
+from sedem.backbone.prompts import end_ids, with_texts
 from sedem.bank.memory_bank import BankReader
 from sedem.engine.device import in_pieces
-from sedem.engine.interface import Rows
+from sedem.engine.interface import AnswerInputs, Engine, Rows
 from sedem.folding import asked_words, folded, shown, words_of
 from sedem.guidance.spans import (
     LEAST,
     SpanScorer,
     borders_of,
+    is_exact,
     matches_of,
+    rival_features,
+    same_stem,
+    second_features,
     span_features,
     total_weight,
+    unsupported,
 )
 from sedem.method.segments import is_row, sentences_of
 from sedem.modules import SedemModules
+from sedem.selecting.plan import Prepared
 
 BEGINNINGS = 32
 """Most beginnings that the decoder reads."""
@@ -57,11 +68,36 @@ ROWS = 3
 """Most rows of tables that are read again for the words of the question in them."""
 MOST = 8
 """Most spans of one answer."""
+TOKENS = 230
+"""Most tokens of the sentences, beyond those of the best span."""
+SENTENCES = 12
+"""Most sentences."""
+NEIGHBOURS = 1
+"""Sentences to read before and after that of a span: the one before says who "he" is."""
+SUGGESTED = 16
+"""Most beginnings of spans that the text suggests."""
+RECALLED = 8
+"""Most beginnings that memory likes best, which are read as text, too."""
+CHECKED = 12
+"""Spans that the text likes best, which memory is asked about, too."""
+UNSURE = 0.5
+"""The share of the best span below which the sentences are also answered freely."""
 _BLANK_LINE = re.compile(r"\n\s*\n")
 _CHOICE = re.compile(
     r"\b(?:or|and|both|between|oder|und|ou|et|o|y|e)\b|[,;、，或和]|还是", re.IGNORECASE
 )
 """How a question names what to choose from: then its own words may be the answer."""
+ABOUT_ALL = re.compile(
+    r"^\W*(?:(?:please|can you|could you)\W+)*(?:list|count|enumerate|summari[sz]e"
+    r"|(?:name|show|find|give)\b.*\b(?:all|every|each|overview|summary))\b"
+    r"|^\W*how many (?P<counted>\w+)(?: \w+)?(?: are there| do (?:i|we|you) have| exist)?"
+    r"(?: (?:in total|altogether|in (?:the|these|my|all) \w+))?\W*$"
+    r"|^\W*(?:what|which|who)(?: \w+)? (?:is|are|was|were|has|costs?) the"
+    r" (?P<extreme>most|least|\w{2,}est)(?: \w+){0,2}\W*$"
+    r"|\b(?:average|total|sum) of all\b",
+    re.IGNORECASE,
+)
+"""How English questions ask about everything, whatever blocks are selected."""
 
 
 @dataclass(frozen=True)
@@ -95,11 +131,6 @@ class Passage:
     def sentences(self) -> list[int]:
         """Where its sentences begin, and where the text ends."""
         return sentences_of(self.text)
-
-    @property
-    def ends(self) -> set[int]:
-        """Where a span may end."""
-        return self.borders[1]
 
 
 Start = tuple[int, int]
@@ -208,19 +239,9 @@ class Quotation:
         return sum(one.tokens for one in self.spans)
 
     @property
-    def gap(self) -> float:
-        """How far its first token is behind the likeliest one, in log-probability."""
-        return self.spans[0].gap
-
-    @property
     def likelihood(self) -> float:
         """Log-probability of its tokens."""
         return sum(one.likelihood for one in self.spans)
-
-    @property
-    def share(self) -> float:
-        """The share of its first span in the softmax over all spans."""
-        return self.spans[0].share
 
     @property
     def confidence(self) -> float | None:
@@ -301,7 +322,13 @@ class SpanSearch:
             said_1L = torch.tensor([self.said], device=self.log_V.device)
             logits_SLV = self.rows.branches(self.row, said_1L)
             self.log_V = logits_SLV[0, -1].float().log_softmax(-1)
-            span = self.best([one for one in self.candidates() if not self._is_said(one.text)])
+            said = [one.text for one in found]
+            others = [
+                one
+                for one in self.candidates()
+                if not any(text in one.text or one.text in text for text in said)
+            ]
+            span = self.best(others)
         return Quotation(tuple(found)) if found else None
 
     def best(self, spans: Sequence[Candidate]) -> FoundSpan | None:
@@ -340,7 +367,7 @@ class SpanSearch:
         for passage in self.passages:
             for start, _ in passage.beginnings:
                 end = start + len(text)
-                if text and passage.text.startswith(text, start) and end in passage.ends:
+                if text and passage.text.startswith(text, start) and end in passage.borders[1]:
                     first, last = passage.start + start, passage.start + end
                     tokens = len(self.model.decoder.token_ids(self.lead + text))
                     found = FoundSpan(
@@ -348,9 +375,6 @@ class SpanSearch:
                     )
                     return Quotation((found,))
         return None
-
-    def _is_said(self, text: str) -> bool:
-        return any(one.text in text or text in one.text for one in self.found)
 
     def candidates(self) -> list[Candidate]:
         """Return the spans that the decoder has read to their end."""
@@ -368,8 +392,11 @@ class SpanSearch:
             return []
         # Of all words, those that the decoder would most like to begin with are read on.
         first = [Candidate(o, o.end, 1, max(o.log_first, LEAST)) for o in in_pieces(beginnings)]
-        begun = self.ordered(first)
-        chosen = _distinct(begun, LOOK_AHEAD * CHARACTERS)[:most]
+        begun, distinct = self.ordered(first), dict[str, Candidate]()
+        for one in in_pieces(begun):  # the first of those that go on with the same text
+            text = one.beginning.passage.text[one.beginning.at :][: LOOK_AHEAD * CHARACTERS]
+            distinct.setdefault(text, one)
+        chosen = [*distinct.values()][:most]
         known = {one.beginning.start for one in chosen}
         chosen += [o for o in begun if o.beginning.start in also and o.beginning.start not in known]
         found, unfinished = self._read([one.beginning for one in chosen], LOOK_AHEAD)
@@ -494,7 +521,11 @@ class SpanSearch:
         rows = [ids[:length] for ids in tokenized["input_ids"]]
         ids_SL = pad_sequence([torch.tensor(ids) for ids in rows], batch_first=True)
         ids_SL = ids_SL.to(self.log_V.device)
-        log_SLV = self._after(ids_SL).float().log_softmax(-1)
+        # The logits after each token, of continuations of what is said.
+        said_L = torch.tensor(self.said, dtype=ids_SL.dtype, device=ids_SL.device)
+        ids_SP = torch.cat([said_L.expand(len(ids_SL), -1), ids_SL], 1)
+        logits_SLV = self.rows.branches(self.row, ids_SP)[:, len(self.said) :]
+        log_SLV = logits_SLV.float().log_softmax(-1)
         end_SL = log_SLV[..., self.ends].logsumexp(-1).clamp_min(LEAST).cpu()
         joiner_SL, kind_SL = (one.cpu() for one in log_SLV[..., self.joiners].max(-1))
         next_SL = log_SLV[:, :-1].gather(-1, ids_SL[:, 1:, None])[..., 0]
@@ -508,7 +539,7 @@ class SpanSearch:
                 own = own_SL[row, number].item()
                 place = beginning.at + end
                 whole = after != [end]  # a character may have several tokens
-                if whole and place > beginning.at and place in beginning.passage.ends:
+                if whole and place > beginning.at and place in beginning.passage.borders[1]:
                     end = end_SL[row, number].item()
                     goes_on = joiner_SL[row, number].item() > end
                     joiner = JOINERS[int(kind_SL[row, number])] if goes_on else None
@@ -521,12 +552,6 @@ class SpanSearch:
         """Return text as the decoder would go on with it."""
         return f" {text}" if self.said else self.lead + text
 
-    def _after(self, ids_SL: Tensor) -> Tensor:
-        """Logits after each token `[S, L, V]` of continuations of what is said."""
-        said_L = torch.tensor(self.said, dtype=ids_SL.dtype, device=ids_SL.device)
-        ids_SP = torch.cat([said_L.expand(len(ids_SL), -1), ids_SL], 1)
-        return self.rows.branches(self.row, ids_SP)[:, len(self.said) :]
-
 
 def read_passage(bank: BankReader, block: int, before: int) -> Passage:
     """Read the text of a block, with so many characters before it, and what follows it."""
@@ -538,9 +563,244 @@ def read_passage(bank: BankReader, block: int, before: int) -> Passage:
     return Passage(block, row.document, start, inside, text)
 
 
-def _distinct(spans: Sequence[Candidate], length: int) -> list[Candidate]:
-    """Keep the first of those that go on with the same text."""
-    kept: dict[str, Candidate] = {}
-    for one in in_pieces(spans):
-        kept.setdefault(one.beginning.passage.text[one.beginning.at :][:length], one)
-    return list(kept.values())
+# The second reading
+
+
+class TextSearch(SpanSearch):
+    """The search in sentences that were read as text.
+
+    Attributes:
+        inputs: what the row was prefilled with.
+        places: the sentences, joined where they touch, in reading order.
+        memory: the search in memory.
+        remembered: log-probabilities of spans by memory, the best first.
+    """
+
+    inputs: AnswerInputs
+    places: Sequence[Place]
+    memory: SpanSearch
+    remembered: dict[Place, float]
+
+    def candidates(self) -> list[Candidate]:
+        """Return spans that begin where the text suggests, or where memory's best ones do."""
+        recalled = list(dict.fromkeys((document, at) for document, at, _ in self.remembered))
+        return self.search(SUGGESTED, set(recalled[:RECALLED]))
+
+    def compared(self, spans: Sequence[Candidate]) -> tuple[SpanScorer, Tensor]:
+        """Return what chooses among spans, and their features by both readings `[C, F]`."""
+        # Memory is asked about the best spans that it has not looked at.
+        best = [one for one in self.ordered(spans)[:CHECKED] if one.place not in self.remembered]
+        also = self.memory.read({one.beginning.start for one in best})
+        self.remembered |= {one.place: one.likelihood for one in also}
+        memory_C = [self.remembered.get(one.place, torch.nan) for one in spans]
+        gap_C = [one.beginning.gap for one in spans]
+        features_CF = second_features(
+            self.features(spans), torch.tensor(gap_C), torch.tensor(memory_C)
+        )
+        assert self.model.second_reading is not None
+        return self.model.second_reading, features_CF
+
+
+@contextmanager
+def open_text(
+    model: SedemModules,
+    engine: Engine,
+    prepared: Prepared,
+    limit: int,
+    memory: SpanSearch,
+    spans: Sequence[Candidate],
+    named: Sequence[Candidate] = (),
+) -> Iterator[TextSearch]:
+    """Read the sentences of memory's best spans in a row of their own, to search in them.
+
+    Args:
+        spans: the spans, the best first; at least one.
+        named: others whose sentences are read before theirs.
+    """
+    bank, chat = prepared.plan.bank, model.config.chat_template
+    places = sentences_of_spans(model, [*named, *spans])
+    texts = [bank.documents.text(*place) for place in places]
+    ids = with_texts(model.decoder, prepared.prompt, texts, chat=chat)
+    inputs = AnswerInputs(bank, [], torch.zeros(0), torch.tensor(ids))
+    # The parts of the sentences that are inside blocks.
+    passages = []
+    for (document, start, end), text in zip(places, texts, strict=True):
+        for block in memory.passages:
+            first = max(start, block.start + block.inside.start)
+            last = min(end, block.start + block.inside.stop)
+            if block.document == document and first < last:
+                inside = range(first - start, last - start)
+                passages.append(Passage(block.block, document, start, inside, text))
+    with engine.open_rows(1) as rows:
+        [logits_V] = rows.join([0], [inputs], [limit])
+        search = TextSearch(model, rows, 0, prepared, limit, logits_V, passages)
+        search.inputs, search.places, search.memory = inputs, places, memory
+        search.remembered = {one.place: one.likelihood for one in spans}
+        yield search
+
+
+def sentences_of_spans(model: SedemModules, spans: Sequence[Candidate]) -> list[Place]:
+    """Return the sentences of the best spans with their neighbours, joined, in reading order."""
+    kept: dict[Start, int] = {}
+    used = 0
+    for one in spans:
+        passage = one.beginning.passage
+        borders = passage.sentences
+        own = bisect_right(borders[:-1], one.beginning.at) - 1
+        new: dict[Start, int] = {}
+        # The passage may begin within a sentence, which is no neighbour then.
+        around = 0 if _is_in_row(one) else NEIGHBOURS
+        first = min(own, max(own - around, 0 if passage.start == 0 else 1))
+        for number in range(first, min(own + around + 1, len(borders) - 1)):
+            end = max(borders[number + 1], one.end if number == own else 0)
+            place = passage.document, passage.start + borders[number]
+            if kept.get(place, 0) < passage.start + end:
+                new[place] = passage.start + end
+        texts = [
+            passage.text[at - passage.start : end - passage.start] for (_, at), end in new.items()
+        ]
+        size = sum(map(len, model.decoder.tokenize(texts)["input_ids"])) if texts else 0
+        if kept and used + size > TOKENS:
+            break
+        kept |= new
+        used += size
+        if len(kept) >= SENTENCES:
+            break
+    joined: list[Place] = []
+    for (document, start), end in sorted(kept.items()):
+        if joined and joined[-1][0] == document and start <= joined[-1][2]:
+            joined[-1] = document, joined[-1][1], max(end, joined[-1][2])
+        else:
+            joined.append((document, start, end))
+    return joined
+
+
+def _is_in_row(span: Candidate) -> bool:
+    """Whether a span begins in the row of a table, which needs no neighbours."""
+    passage, at = span.beginning.passage, span.beginning.at
+    number = bisect_right(passage.sentences[:-1], at)
+    return is_row(passage.text[passage.sentences[number - 1] : passage.sentences[number]])
+
+
+# What answers
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found for a question.
+
+    Attributes:
+        quotation: the spans that answer it; None if it is answered in other words, or if the blocks
+            have no words.
+        free: the answer in other words, if it was decoded from sentences; then the row need not.
+        certainty: the probability that this is right; None if the model gives none.
+        alternative: the next best answer; None if there is none.
+        sentences: the places that were read again as text, in order.
+        positions: number of tokens that the decoder read for them.
+        partly: whether the question is about everything, of which only some blocks were seen.
+    """
+
+    quotation: Quotation | None
+    free: Transcript | None = None
+    certainty: float | None = None
+    alternative: str | None = None
+    sentences: Sequence[Place] = ()
+    positions: int = 0
+    partly: bool = False
+
+
+@torch.no_grad()
+def find_quotation(
+    model: SedemModules,
+    engine: Engine,
+    rows: Rows,
+    row: int,
+    prepared: Prepared,
+    decoding: Decoding,
+    logits_V: Tensor,
+) -> Found:
+    """Find the best spans for a prepared question, by one reading or by two.
+
+    Args:
+        rows: the engine's rows, in one of which the question was just prefilled.
+        logits_V: logits after the prefix.
+    """
+    limit, about_all = decoding.max_new_tokens, ABOUT_ALL.search(prepared.plan.question)
+    quotes = about_all is not None or prepared.plan.answer == "span"
+    # Memory looks at every word of the blocks. If it is sure, that is the answer.
+    memory, decider = SpanSearch(model, rows, row, prepared, limit, logits_V), model.second_reading
+    spans = memory.ordered(memory.candidates())
+    best = memory.best(spans)
+    freely = best is None or best.gap > float(model.spans.gap)
+    # Memory confuses the rows of a table, whose cells are alike.
+    named = memory.named_rows() if spans and _is_in_row(spans[0]) else []
+    sure = (
+        decider is None
+        or best is None
+        or (not named and not freely and best.share >= float(decider.sure))
+    )
+    needed = model.config.states_per_block + 2 * TOKENS + len(prepared.prompt) + limit
+    if sure or needed > model.decoder.max_positions:
+        other = None if best is None else best.next_best
+        return Found(memory.quote(spans) if quotes or not freely else None, alternative=other)
+    # Otherwise the text of its best sentences decides.
+    assert decider is not None
+    with open_text(model, engine, prepared, limit, memory, spans, named) as text:
+        quotation, free, likelihood = text.quote(text.candidates()), None, 0.0
+        first = None if quotation is None else quotation.spans[0]
+        # If it is not sure either, an answer in other words is the third candidate.
+        unsure = first is not None and (first.share < UNSURE or first.gap > float(decider.gap))
+        if unsure and not quotes:
+            free, likelihood = text.answer_freely(decoding)
+    again, invented = (text.places, len(text.inputs.prefix)), False
+    if free is not None:
+        # It has a name or a number that no source has.
+        invented = any(map(is_exact, words_without_source(prepared, free.text)))
+    if quotation is None or first is None or free is None or invented:
+        return Found(quotation, None, None, None if first is None else first.next_best, *again)
+    features_F = rival_features(first.gap, likelihood - quotation.likelihood, first.share)
+    is_same = free.text == quotation.text
+    if float(decider.freely(features_F[None])) < 0.5:
+        return Found(quotation, None, None, first.next_best if is_same else free.text, *again)
+    certainty = float(decider.free_certainty(features_F[None]))
+    other = first.next_best if is_same else quotation.text
+    return Found(text.located(free.text, certainty), free, certainty, other, *again)
+
+
+def words_without_source(prepared: Prepared, text: str) -> tuple[str, ...]:
+    """Return the words of an answer that neither its sources nor its question have."""
+    citations = prepared.citations
+    # A declined answer comes from no text.
+    if prepared.inputs is None or not citations:
+        return ()
+    names = [one.document for one in citations]
+    return unsupported(text, [*names, *(one.text for one in citations), prepared.plan.question])
+
+
+def told_partly(prepared: Prepared, found: Found) -> Found:
+    """Return what was found; for a question about everything, the sentence it was found in.
+
+    Otherwise a number from one sentence would pass for an answer. A question is not about
+    everything if the sentence itself counts or compares: "three months' notice", "Tubes: 4".
+    """
+    asked = ABOUT_ALL.search(prepared.plan.question)
+    if asked is None or found.quotation is None:
+        return found
+    span = found.quotation.spans[0]
+    passage = read_passage(prepared.plan.bank, span.block, BEFORE)
+    at = span.start - passage.start
+    number = bisect_right(passage.sentences[:-1], at)
+    first, last = passage.sentences[number - 1], passage.sentences[number]
+    sentence = passage.text[first : max(last, span.end - passage.start)]
+    # What is counted stands after its number, or before a colon; anything else stands anywhere.
+    before, after = sentence[: at - first], sentence[at - first :]
+    own = after if asked["counted"] and not before.endswith(": ") else sentence
+    word = next(filter(None, asked.groups()), None)
+    if word is not None and any(
+        same_stem(word.casefold(), own[i:j].casefold()) for i, j in words_of(own)
+    ):
+        return found
+    start = passage.start + first + len(sentence) - len(sentence.lstrip())
+    text = sentence.strip()
+    span = replace(span, start=start, end=start + len(text), text=text, confidence=None)
+    return replace(found, quotation=Quotation((span,)), partly=True)

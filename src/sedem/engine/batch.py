@@ -1,4 +1,4 @@
-"""Two-depth decoding of one batch, in buffers of fixed size.
+"""Two-depth decoding of one batch, in buffers of fixed size, and the batches of an engine.
 
 `method.injection` runs in them, with a cache that has static tensors instead of growing ones. Rows
 of one prefill are padded on the right to end in one column. Columns are then in reading order, so
@@ -15,9 +15,11 @@ row, K columns or blocks per row, L layers, H head width, D width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -28,19 +30,37 @@ from sedem.engine.device import (
     Replay,
     Upload,
     between_pieces,
+    device_bytes,
     fill,
     fill_lengths,
+    free_bytes,
+    new_pool,
+    round_up,
+    storage_bytes,
 )
 from sedem.engine.fused import FusedDecoder
-from sedem.engine.interface import AnswerInputs
-from sedem.engine.kept import Kept, Prefixes, ReadPrefix
-from sedem.errors import ConfigError
-from sedem.guidance.branches import run_branches
+from sedem.engine.interface import WIDE, AnswerInputs
+from sedem.engine.kept import Kept, ReadPrefix
+from sedem.errors import ConfigError, NoRoomError
 from sedem.method.compressor import state_mask
 from sedem.method.injection import Blocks, prefill, step
 
 DeviceLock = Callable[[], AbstractContextManager[None]]
 """Reserves the device for one piece of work in buffers that only this thread uses."""
+
+IDLE_BYTES, IDLE_GRAPH_BYTES = 2**28, 2**30
+"""Limits in bytes of idle batches kept for later answers of their size, without graphs and with
+them: a graph takes long to capture again. The second is higher on a large GPU."""
+IDLE_SHARE = 16
+"""Divisor of a GPU's memory for that limit."""
+SHORT_SHARE = 8
+"""One part in so many of the memory of all caches is never taken by one very long memory, so that
+others can be answered beside it."""
+BRANCHED = 128
+"""Most positions that one call runs after a memory."""
+USUAL_PREFIX = 1024
+"""Columns of a question and its answer, for the number of blocks that fit beside them."""
+MOST_BLOCKS = 2**31
 
 
 @dataclass(frozen=True)
@@ -71,7 +91,8 @@ class StaticCache:
     """Keys and values of the layers below the injection layer, or of those above it.
 
     Rows have their own lengths: the index of each row's next column is kept on the device, where a
-    captured step reads it. The caller tracks on the host whether a column is left.
+    captured step reads it. The caller moves on to the next column once every layer has stored this
+    one, and tracks on the host whether a column is left.
 
     Args:
         layers: the numbers of the layers.
@@ -134,7 +155,7 @@ class StaticCache:
         self._extended = False
 
     def extend(self, positions_B1: Tensor) -> KeyAxis:
-        """Make each row's next column valid, until `advance` moves on; return all columns."""
+        """Make each row's next column valid; return all columns."""
         next_B1 = self.next_column[:, None]
         self.positions.scatter_(1, next_B1, positions_B1)
         self.valid.scatter_(1, next_B1, True)
@@ -162,20 +183,6 @@ class StaticCache:
         """Return the keys and the values of a layer."""
         return self.keys[layer - self.first], self.values[layer - self.first]
 
-    def store_memory(self, row: int, column: int, block: Tensor) -> None:
-        """Copy keys and values `[L, 2, heads, P, H]` of a block into columns of memory."""
-        columns = slice(column, column + block.shape[-2])
-        self.keys[:, row, :, columns] = block[:, 0]
-        self.values[:, row, :, columns] = block[:, 1]
-
-    def advance(self, used_B: Tensor) -> None:
-        """Move to the next column, once every layer has stored this one.
-
-        Args:
-            used_B: 1 for a row in use. The others get 0: they write the same column again.
-        """
-        self.next_column.add_(used_B)
-
     def copy_row(self, row: int, other: StaticCache, other_row: int) -> None:
         """Continue a row of another cache, whose filled columns fit into this one."""
         count = min(self.positions.shape[1], other.positions.shape[1])
@@ -195,14 +202,16 @@ class StaticCache:
 class StaticBatch:
     """The buffers of one batch: the cache in which a prefill and steps run, and their inputs.
 
+    Args:
+        kept: provides the keys and values of independent blocks; None if blocks are not
+            independent, and their states are restored here.
+
     Attributes:
         upload: holds all host inputs of a prefill, `slots` to `prefix_valid`.
         slots: memory of each row `[B, W, D]`.
         real: True where a restored state stands for a real token `[B, U]`.
         scores: score of each state's block `[B, U]`; -inf where there is none.
         number: number of each state's block among those of its row `[B, U]`.
-        prefix: token ids, padded on the right `[B, P]`; P is that of the last prefill.
-        prefix_valid: False where the prefix is padding.
         ids: the tokens of a step `[B]`.
         next_position: position of the next token `[B]`.
         logits: after the prefill or the last step `[B, V]`.
@@ -215,21 +224,20 @@ class StaticBatch:
         self,
         decoder: FusedDecoder,
         bucket: Bucket,
+        kept: Kept | None = None,
         *,
         graph: bool = False,
         pool: Pool = None,
     ) -> None:
-        self.decoder = decoder
-        self.bucket = bucket
-        self._graph = graph
+        self.decoder, self.bucket, self.kept, self._graph = decoder, bucket, kept, graph
         self.text: dict[int, int] = {}
-        device, vocabulary = decoder.device, decoder.embedding.shape[0]
+        device, (vocabulary, width) = decoder.device, decoder.embedding.shape
         rows, states = bucket.rows, bucket.slots * decoder.states_per_slot
-        width, per_prefix = decoder.embedding.shape[1], (rows, bucket.prefix)
+        slots, per_prefix = bucket.slots if kept is None else 0, (rows, bucket.prefix)
         self.upload = Upload(
             device,
             {
-                "slots": ((rows, self._own_slots(), width), torch.float32),
+                "slots": ((rows, slots, width), torch.float32),
                 "real": ((rows, states), torch.bool),
                 "scores": ((rows, states), torch.float32),
                 "number": ((rows, states), torch.long),
@@ -240,7 +248,6 @@ class StaticBatch:
         inputs = self.upload.device
         self.slots, self.real = inputs["slots"], inputs["real"]
         self.scores, self.number = inputs["scores"], inputs["number"]
-        self.prefix, self.prefix_valid = inputs["prefix"], inputs["prefix_valid"]
         self.ids = torch.zeros(rows, dtype=torch.long, device=device)
         self.next_position = torch.zeros_like(self.ids)
         self.used = torch.zeros_like(self.ids)
@@ -253,11 +260,11 @@ class StaticBatch:
             rows,
             states + columns,
             biased=decoder.guide is not None and bool(states),
-            memory=states - self._own_slots() * decoder.states_per_slot,
+            memory=0 if kept is None else states,
         )
         state = [self.next_position, *self.lower.state, *self.upper.state]
-        self._replay_prefill = Replay(self.buffers, graph=graph, pool=pool)
-        self._replay_step = Replay(self.buffers, state, graph=graph, pool=pool)
+        self._prefill_replay = Replay(self.buffers, graph=graph, pool=pool)
+        self.step_replay = Replay(self.buffers, state, graph=graph, pool=pool)
 
     @property
     def buffers(self) -> list[Tensor]:
@@ -268,26 +275,100 @@ class StaticBatch:
 
     def prefill(self, inputs: Sequence[AnswerInputs], lock: DeviceLock = nullcontext) -> None:
         """Start new answers in the first rows; the others are empty."""
+        decoder, config, kept = self.decoder, self.decoder.config, self.kept
+        host, sent = self.upload.host, self.upload.device
         rows = [*inputs, *([inputs[0]] * (self.bucket.rows - len(inputs)))]
-        prefixes = [row.prefix for row in rows]
+        lengths = [len(row.prefix) for row in rows]
         with lock():
             self.upload.begin()
-        host = self.upload.host
-        fill(host["prefix"], prefixes)
-        fill_lengths(host["prefix_valid"], [len(ids) for ids in prefixes])
-        self._load_memory(rows, lock)
+        fill(host["prefix"], [row.prefix for row in rows])
+        fill_lengths(host["prefix_valid"], lengths)
+
+        # The memory of each row. Independent blocks stand side by side, without their padding.
+        if kept is None:
+            per_slot = decoder.states_per_slot
+            real = [state_mask(row.bank.slot_tokens(row.blocks), per_slot) for row in rows]
+            sizes = [[real_KU.shape[1]] * len(real_KU) for real_KU in real]
+            fill(host["slots"], [s.bank.memory(s.blocks).float().flatten(0, 1) for s in rows])
+            fill(host["real"], [real_KU.flatten() for real_KU in real])
+        else:
+            sizes = [kept.walk.sizes(row.bank, row.blocks) for row in rows]
+            fill_lengths(host["real"], [sum(row) for row in sizes])
+            self._copy_kept(kept, rows, lock)
+
+        # The block and the score of each state, unless all blocks are one text, as in the paper.
+        together = decoder.guide is None and config.block_context == "joint"
+        if not together:
+            repeats = [torch.tensor(row, dtype=torch.long) for row in sizes]
+            number = [torch.arange(len(r)).repeat_interleave(r) for r in repeats]
+            pairs = zip(rows, repeats, strict=True)
+            fill(host["number"], number)
+            fill(host["scores"], [s.scores.repeat_interleave(r) for s, r in pairs], -torch.inf)
+
         # Only a graph always has the same shape. Otherwise, shared padding is not run.
-        width = self.bucket.prefix if self._graph else max(map(len, prefixes))
-        sent = self.upload.device
+        width = self.bucket.prefix if self._graph else max(lengths)
+        prefix_BP, valid_BP = (sent[name][:, :width] for name in ("prefix", "prefix_valid"))
         with lock():
             self.upload.send()
-            self.prefix, self.prefix_valid = (
-                sent[name][:, :width] for name in ("prefix", "prefix_valid")
-            )
-            self._replay_prefill(self._run_prefill)
+            # What a question that is read once has computed, if that is still known of all rows.
+            below_BPD = None
+            if kept is not None and config.read_once and not self._graph:
+                keys = (tuple(row.prefix.tolist()) for row in rows if row.blocks)
+                read = [one for key in keys if (one := kept.prefixes.get(key)) is not None]
+                below_BPD = self._copy_read(read, width) if len(read) == len(rows) else None
+            for run in self._prefill_replay.runs():
+                with run:
+                    blocks = None
+                    if not together:
+                        guide = decoder.guide if self.bucket.slots else None
+                        bias_BU = None if guide is None else guide(self.scores)
+                        room = config.states_per_block if config.read_once else None
+                        blocks = Blocks(self.number, config.block_context, bias_BU, room)
+                    filled = prefill(
+                        decoder,
+                        config.inject_layer,
+                        prefix_BP,
+                        valid_BP,
+                        decoder.decompress(self.slots) if kept is None else None,
+                        self.real,
+                        blocks=blocks,
+                        cache=self,
+                        padded=False,
+                        below_BPD=below_BPD,
+                        last=True,
+                    )
+                    self.logits.copy_(decoder.logits(filled.prefix[:, 0]))
             self.used.fill_(1)
             self.text = dict.fromkeys(range(self.bucket.rows), self.bucket.prefix)
             self.clear(slice(len(inputs), self.bucket.rows))
+
+    def _copy_kept(self, kept: Kept, rows: Sequence[AnswerInputs], lock: DeviceLock) -> None:
+        """Copy the keys and values of each row's blocks into the first columns."""
+        done, total, together = 0, sum(len(row.blocks) for row in rows), kept.walk.together
+        for index, row in enumerate(rows):
+            column = 0
+            for first in range(0, len(row.blocks), together):
+                # A few at a time: all of a long memory would not fit what is kept, and others
+                # have the device between them.
+                with lock():
+                    group = row.blocks[first : first + together]
+                    for block in kept.fetch(row.bank, group):
+                        columns = slice(column, column + block.shape[-2])
+                        self.upper.keys[:, index, :, columns] = block[:, 0]
+                        self.upper.values[:, index, :, columns] = block[:, 1]
+                        column = columns.stop
+                done += len(group)
+                between_pieces(done, total)
+
+    def _copy_read(self, read: Sequence[ReadPrefix], width: int) -> Tensor:
+        """Copy what the layers below injection computed; return their states `[B, P, D]`."""
+        hidden_BPD = read[0].hidden.new_zeros(len(read), width, read[0].hidden.shape[1])
+        for row, one in enumerate(read):
+            columns = slice(0, len(one.hidden))
+            hidden_BPD[row, columns] = one.hidden
+            self.lower.keys[:, row, :, columns] = one.keys
+            self.lower.values[:, row, :, columns] = one.values
+        return hidden_BPD
 
     def step(self, ids_B: Tensor) -> None:
         """Run one token `[B]` of each row.
@@ -302,17 +383,11 @@ class StaticBatch:
             )
         self.text = {row: columns + 1 for row, columns in self.text.items()}
         self.ids.copy_(ids_B)
-        self._replay_step(self._run_step)
-
-    def branches(self, row: int, ids_SL: Tensor) -> Tensor:
-        """Run several continuations of a row, none of which is stored; `guidance.branches`.
-
-        Returns:
-            Logits after each token `[S, L, V]`.
-        """
-        decoder = self.decoder
-        states_SLD = run_branches(decoder, decoder.config.inject_layer, ids_SL, self, row)
-        return decoder.logits(states_SLD)
+        decoder = self.decoder.steps or self.decoder
+        for run in self.step_replay.runs():
+            with run:
+                states_BD = step(decoder, decoder.config.inject_layer, self.ids, self)
+                self.logits.copy_(decoder.logits(states_BD))
 
     def begin(self, next_B: Tensor) -> None:
         """Set the position of the first token after a prefill; see `injection.Cache`."""
@@ -320,9 +395,9 @@ class StaticBatch:
 
     def advance(self) -> None:
         """Go on to the next token of each row in use; see `injection.Cache`."""
-        self.lower.advance(self.used)
-        self.upper.advance(self.used)
-        self.next_position.add_(self.used)
+        # An empty row stays where it is, and writes the same column again.
+        for counter in (self.lower.next_column, self.upper.next_column, self.next_position):
+            counter.add_(self.used)
 
     def copy_rows(self, other: StaticBatch, rows: Mapping[int, int]) -> None:
         """Continue rows of another batch.
@@ -346,128 +421,165 @@ class StaticBatch:
         for counter in (self.used, self.lower.next_column, self.upper.next_column):
             counter[rows] = 0
 
-    def _own_slots(self) -> int:
-        """Number of slots per row that this batch restores itself."""
-        return self.bucket.slots
 
-    def _load_memory(self, rows: Sequence[AnswerInputs], lock: DeviceLock) -> None:
-        """Put the memory of each row into the upload to the device."""
-        host, per_slot = self.upload.host, self.decoder.states_per_slot
-        real = [state_mask(row.bank.slot_tokens(row.blocks), per_slot) for row in rows]
-        fill(host["slots"], [s.bank.memory(s.blocks).float().flatten(0, 1) for s in rows])
-        fill(host["real"], [real_KU.flatten() for real_KU in real])
-        self._load_blocks(rows, [[real_KU.shape[1]] * len(real_KU) for real_KU in real])
-
-    def _load_blocks(self, rows: Sequence[AnswerInputs], sizes: Sequence[Sequence[int]]) -> None:
-        """Load the block number and score of each state, where they matter."""
-        if self._together:
-            return
-        repeats = [torch.tensor(row, dtype=torch.long) for row in sizes]
-        pairs = list(zip(rows, repeats, strict=True))
-        host = self.upload.host
-        fill(host["number"], [torch.arange(len(r)).repeat_interleave(r) for r in repeats])
-        scores = [s.scores.repeat_interleave(r) for s, r in pairs]
-        fill(host["scores"], scores, padding=-torch.inf)
-
-    @property
-    def _together(self) -> bool:
-        """Whether blocks are one text, as in the paper."""
-        return self.decoder.guide is None and self.decoder.config.block_context == "joint"
-
-    def _restored(self) -> Tensor | None:
-        """Restored states of each row `[B, U, D]`; None if their keys and values are here."""
-        return self.decoder.decompress(self.slots)
-
-    def _below(self) -> Tensor | None:
-        """States of the prefixes at the injection layer, if those layers have run."""
-        return None
-
-    def _run_prefill(self) -> None:
-        decoder, blocks = self.decoder, None
-        config = decoder.config
-        if not self._together:
-            bias_BU = decoder.guide(self.scores) if decoder.guide and self.bucket.slots else None
-            room = config.states_per_block if config.read_once else None
-            blocks = Blocks(self.number, config.block_context, bias_BU, room)
-        filled = prefill(
-            decoder,
-            config.inject_layer,
-            self.prefix,
-            self.prefix_valid,
-            self._restored(),
-            self.real,
-            blocks=blocks,
-            cache=self,
-            padded=False,
-            below_BPD=self._below(),
-            last=True,
-        )
-        self.logits.copy_(decoder.logits(filled.prefix[:, 0]))
-
-    def _run_step(self) -> None:
-        decoder = self.decoder.steps or self.decoder
-        states_BD = step(decoder, decoder.config.inject_layer, self.ids, self)
-        self.logits.copy_(decoder.logits(states_BD))
+# Batches in use, and idle ones
 
 
-class IndependentBatch(StaticBatch):
-    """The buffers of one batch with independent blocks; see `StaticBatch`.
+class Batches:
+    """Makes batches, and keeps idle ones for reuse; any thread may take and return them.
+
+    Args:
+        limit: bytes that batches and kept keys and values share; None means what is free.
 
     Attributes:
-        read: what is already computed for the prefix of each row; empty if any is missing.
+        pool: memory that graphs share; None without graphs.
+        idle: batches that no answer uses, the most recently used last.
     """
 
     def __init__(
-        self,
-        decoder: FusedDecoder,
-        bucket: Bucket,
-        kept: Kept,
-        prefixes: Prefixes,
-        *,
-        graph: bool = False,
-        pool: Pool = None,
+        self, decoder: FusedDecoder, kept: Kept, *, graphs: bool, limit: int | None = None
     ) -> None:
-        self.kept, self.prefixes = kept, prefixes
-        self.read: list[ReadPrefix] = []
-        super().__init__(decoder, bucket, graph=graph, pool=pool)
+        self.decoder, self.kept, self.limit = decoder, kept, limit
+        self.pool = new_pool() if graphs else None
+        self.idle: list[StaticBatch] = []
+        self.active: list[StaticBatch] = []
+        # The sizes of batches that are being made: their memory is spoken for.
+        self._made: list[Bucket] = []
+        self._guard = Lock()
+        self._graphs = graphs
+        self._idle_share = device_bytes(decoder.device) // IDLE_SHARE
 
-    def _own_slots(self) -> int:
-        return 0
+    @property
+    def independent(self) -> bool:
+        """Whether blocks are independent."""
+        return self.decoder.config.block_context == "independent"
 
-    def _load_memory(self, rows: Sequence[AnswerInputs], lock: DeviceLock) -> None:
-        """Copy the keys and values of each row's blocks into the first columns."""
-        sizes = [self.kept.walk.sizes(row.bank, row.blocks) for row in rows]
-        fill_lengths(self.upload.host["real"], [sum(row) for row in sizes])
-        self._load_blocks(rows, sizes)
-        reusable = self.decoder.config.read_once and not self._graph
-        asked = [row.prefix for row in rows if row.blocks] if reusable else []
-        read = [one for ids_P in asked if (one := self.prefixes.find(ids_P)) is not None]
-        self.read = read if len(read) == len(rows) else []
-        done, total, together = 0, sum(len(row.blocks) for row in rows), self.kept.walk.together
-        for index, row in enumerate(rows):
-            column = 0
-            for first in range(0, len(row.blocks), together):
-                # A few at a time: all of a long memory would not fit what is kept, and others
-                # have the device between them.
-                with lock():
-                    group = row.blocks[first : first + together]
-                    for block in self.kept.fetch(row.bank, group):
-                        self.upper.store_memory(index, column, block)
-                        column += block.shape[-2]
-                done += len(group)
-                between_pieces(done, total)
+    def take(self, bucket: Bucket, *, grown: bool = False) -> StaticBatch:
+        """Return an idle batch of this size, or a new one if there is none.
 
-    def _restored(self) -> Tensor | None:
-        return None
+        Args:
+            grown: whether answers that run have outgrown their batch, so that they cannot wait.
 
-    def _below(self) -> Tensor | None:
-        if not self.read:
+        Raises:
+            ConfigError: it has no room, even alone.
+            NoRoomError: it has no room beside those that are in use.
+        """
+        with self._guard:
+            batch = next((batch for batch in self.idle if batch.bucket == bucket), None)
+            if batch is not None:
+                self.idle.remove(batch)
+                self.active.append(batch)
+                return batch
+            if self.limit is not None:
+                self._make_room(bucket, self.limit, grown=grown)
+            self._made.append(bucket)
+        try:
+            needed, free = cache_bytes(self.decoder, bucket), free_bytes(self.decoder.device)
+            if needed > free:
+                raise ConfigError(
+                    f"keys and values of the selected blocks need {needed:,} bytes of memory, "
+                    f"{free:,} are free; use a smaller k"
+                )
+            kept = self.kept if self.independent else None
+            batch = StaticBatch(self.decoder, bucket, kept, graph=self._graphs, pool=self.pool)
+        finally:
+            with self._guard:
+                self._made.remove(bucket)
+                if batch is not None:
+                    self.active.append(batch)
+        return batch
+
+    def _make_room(self, bucket: Bucket, limit: int, *, grown: bool) -> None:
+        """Free idle batches, then what is kept, until a new batch has room."""
+        needed = needed_bytes(self.decoder, bucket)
+        most = limit - (limit // SHORT_SHARE if self.exceeds(bucket.slots) else 0)
+        if needed > most:
+            raise ConfigError(
+                f"keys and values of the selected blocks need {needed:,} bytes of memory, {most:,} "
+                f"are allowed, which is enough for {self.most_blocks() or 0:,} blocks; use a "
+                "smaller k, or give more memory"
+            )
+        while self.idle and self._used() + needed > limit:
+            del self.idle[0]
+        used = self._used()
+        if used + needed > limit and not grown:
+            raise NoRoomError(
+                f"keys and values of the selected blocks need {needed:,} bytes of memory, and "
+                f"other answers use {used:,} of {limit:,}; ask again later"
+            )
+        self.kept.limit_to(limit - used - needed)
+
+    def give_back(self, batch: StaticBatch) -> None:
+        """Make a batch idle, unless it is wide; above the limit, the oldest idle ones are freed."""
+        with self._guard:
+            self.active.remove(batch)
+            if not self.exceeds(batch.bucket.slots):
+                self.idle.append(batch)
+            limit = max(IDLE_GRAPH_BYTES, self._idle_share) if self._graphs else IDLE_BYTES
+            while len(self.idle) > 1 and storage_bytes(buffers_of(self.idle)) > limit:
+                del self.idle[0]
+            if self.limit is not None:
+                self.kept.limit_to(self.limit - self._used())
+
+    def most_blocks(self) -> int | None:
+        """Return how many blocks of full size one answer may use; None if memory sets no limit."""
+        if self.limit is None or not self.independent:
             return None
-        width = self.decoder.embedding.shape[1]
-        hidden_BPD = self.read[0].hidden.new_zeros(*self.prefix.shape, width)
-        for row, one in enumerate(self.read):
-            columns = slice(0, len(one.hidden))
-            hidden_BPD[row, columns] = one.hidden
-            self.lower.keys[:, row, :, columns] = one.keys
-            self.lower.values[:, row, :, columns] = one.values
-        return hidden_BPD
+        per_slot = self.decoder.states_per_slot
+        slots = -(-self.decoder.config.states_per_block // per_slot)
+
+        def needed(blocks: int) -> int:
+            bucket = Bucket(1, USUAL_PREFIX, round_up(blocks * slots, 16), 0)
+            return needed_bytes(self.decoder, bucket)
+
+        most = self.limit - self.limit // SHORT_SHARE
+        return bisect_right(range(MOST_BLOCKS), most, key=needed) - 1
+
+    def _used(self) -> int:
+        """Bytes of all batches, and of those that are being made."""
+        buckets = [*self._made, *(batch.bucket for batch in (*self.active, *self.idle))]
+        return sum(needed_bytes(self.decoder, bucket) for bucket in buckets)
+
+    def release(self) -> None:
+        """Free idle batches."""
+        with self._guard:
+            self.idle = []
+        # A pool cannot be used again after its last graph is freed.
+        self.pool = new_pool() if self._graphs else None
+
+    def exceeds(self, slots: int) -> bool:
+        """Whether a row with so many slots has a batch of its own.
+
+        Others would be padded to its memory. It is never moved: both batches would have to fit.
+        """
+        return self.independent and slots * self.decoder.states_per_slot > WIDE
+
+    def slots_of(self, inputs: AnswerInputs) -> int:
+        """Number of slots that a row needs in its batch."""
+        if not self.independent:
+            return inputs.bank.slot_tokens(inputs.blocks).numel()
+        states = sum(self.kept.walk.sizes(inputs.bank, inputs.blocks))
+        return -(-states // self.decoder.states_per_slot)
+
+
+def cache_bytes(decoder: FusedDecoder, bucket: Bucket) -> int:
+    """Bytes of the keys and values of a batch."""
+    columns, states = bucket.prefix + bucket.steps, bucket.slots * decoder.states_per_slot
+    each = len(decoder.layers) * columns + len(decoder.upper) * states
+    first = decoder.layers[0]
+    width = 2 * first.key_heads * first.head_width * decoder.dtype.itemsize
+    return bucket.rows * each * width
+
+
+def needed_bytes(decoder: FusedDecoder, bucket: Bucket) -> int:
+    """Bytes that a batch takes while it runs: its caches, and what one layer makes of them."""
+    first = decoder.layers[0]
+    copied = 2 * first.key_heads * first.head_width * decoder.dtype.itemsize
+    biases = 2 * BRANCHED * decoder.dtype.itemsize
+    columns = replace(bucket, rows=1).columns(decoder.states_per_slot)
+    return cache_bytes(decoder, bucket) + columns * (copied + biases)
+
+
+def buffers_of(batches: Iterable[StaticBatch]) -> list[Tensor]:
+    """Return the tensors of several batches."""
+    return [buffer for batch in batches for buffer in batch.buffers]

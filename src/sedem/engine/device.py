@@ -11,7 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from threading import Lock, get_ident, get_native_id, local
 from typing import Any, TypeVar
@@ -38,13 +38,16 @@ CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 Item = TypeVar("Item")
-_WORK = local()
-"""What watches the work of this thread, and how many locks it has."""
 
 
-def _locks_held() -> int:
-    held: int = getattr(_WORK, "locks", 0)
-    return held
+class _Work(local):
+    """What watches the work of this thread, and how many locks it has."""
+
+    watch: Callable[[int, int], None] | None = None
+    locks = 0
+
+
+_WORK = _Work()
 
 
 class FairLock:
@@ -82,7 +85,7 @@ class FairLock:
             if self._owner is None:
                 self._owner, self._depth = me, 1
                 self._since = time.perf_counter()
-                _WORK.locks = _locks_held() + 1
+                _WORK.locks += 1
                 return
             self._waiting.append(waiter)
         try:
@@ -95,13 +98,13 @@ class FairLock:
                 else:
                     self._hand_over()
             raise
-        _WORK.locks = _locks_held() + 1
+        _WORK.locks += 1
 
     def __exit__(self, *error: object) -> None:
         if self._depth > 1:
             self._depth -= 1
             return
-        _WORK.locks = _locks_held() - 1
+        _WORK.locks -= 1
         with self._guard:
             self._hand_over()
 
@@ -137,14 +140,14 @@ class FairLock:
 
 
 @contextmanager
-def watched(watch: Callable[[int, int], None]) -> Iterator[None]:
+def watched(watch: Callable[[int, int], None] | None) -> Iterator[None]:
     """Watch the long work of this thread.
 
     Args:
         watch: called between two pieces, with how much of how much is done, or with 0 and 0 if that
-            is not known there. An error that it raises ends the work.
+            is not known there. An error that it raises ends the work. None watches nothing.
     """
-    before, _WORK.watch = getattr(_WORK, "watch", None), watch
+    before, _WORK.watch = _WORK.watch, watch
     try:
         yield
     finally:
@@ -156,9 +159,8 @@ def between_pieces(done: int = 0, total: int = 0) -> None:
 
     It does nothing while the thread has a lock that others may wait for.
     """
-    watch = getattr(_WORK, "watch", None)
-    if watch is not None and not _locks_held():
-        watch(done, total)
+    if _WORK.watch is not None and not _WORK.locks:
+        _WORK.watch(done, total)
 
 
 def in_pieces(items: Iterable[Item]) -> Iterator[Item]:
@@ -445,17 +447,18 @@ def side_stream() -> torch.cuda.Stream:
 
 
 class Replay:
-    """Runs a function repeatedly, on a GPU as one captured graph.
+    """Runs a piece of work again and again, on a GPU as one captured graph.
+
+        for run in replay.runs():
+            with run:
+                ...  # reads and writes the buffers, without waiting for the device
 
     A graph reads and writes fixed addresses. Inputs must be copied into fixed buffers, and results
     are read from fixed buffers. Every run first checks that no buffer was moved, even without a
     graph, so that a mistake shows on any machine.
 
-    The function is passed to each call and not stored. The owner of the replay is therefore freed,
-    with its buffers and graph, as soon as nothing refers to it.
-
     Args:
-        buffers: all tensors that the function shares with its caller.
+        buffers: all tensors that the work shares with its caller.
         state: the buffers that a run both reads and changes; a rehearsal restores them.
     """
 
@@ -474,41 +477,35 @@ class Replay:
         self._addresses = self._layout()
         self._captured: torch.cuda.CUDAGraph | None = None
 
-    def __call__(self, function: Callable[[], None]) -> None:
-        """Run the function once.
+    def runs(self) -> Iterator[AbstractContextManager[Any]]:
+        """Yield what to run the work in: once, twice to capture it, never once it is captured.
 
-        Args:
-            function: reads and writes the buffers, without waiting for the device. It must be the
-                same every time, because only the first call captures it.
+        The work must be the same every time.
         """
         assert self._layout() == self._addresses, "a buffer was moved after it was fixed"
         if not self.graph:
-            function()
+            yield nullcontext()
             return
         if self._captured is None:
-            self._captured = self._capture(function)
+            # Libraries allocate workspaces in their first run, which must not be captured.
+            side, captured = side_stream(), torch.cuda.CUDAGraph()
+            side.wait_stream(torch.cuda.current_stream())
+            yield self.rehearsal()
+            torch.cuda.current_stream().wait_stream(side)
+            yield torch.cuda.graph(
+                captured, pool=self.pool, stream=side, capture_error_mode="thread_local"
+            )
+            self._captured = captured
         self._captured.replay()
 
-    def rehearse(self, function: Callable[[], None]) -> None:
-        """Run the function once and restore the state that it has changed."""
-        before = [buffer.clone() for buffer in self.state]
-        function()
-        for buffer, value in zip(self.state, before, strict=True):
-            buffer.copy_(value)
-
-    def _capture(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        # Libraries allocate workspaces in their first run, which must not be captured.
-        side = side_stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self.rehearse(function)
-        torch.cuda.current_stream().wait_stream(side)
-        captured = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(
-            captured, pool=self.pool, stream=side, capture_error_mode="thread_local"
-        ):
-            function()
-        return captured
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Run work beside the replays, and restore the state that it changes."""
+        with torch.cuda.stream(side_stream()) if self.graph else nullcontext():
+            before = [buffer.clone() for buffer in self.state]
+            yield
+            for buffer, value in zip(self.state, before, strict=True):
+                buffer.copy_(value)
 
     def _layout(self) -> list[tuple[int, torch.Size, tuple[int, ...]]]:
         return [(b.data_ptr(), b.shape, b.stride()) for b in self.buffers]

@@ -23,8 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sedem.engine.device import FairLock, storage_bytes
 from sedem.engine.interface import AnswerInputs, Rows
-from sedem.guidance.branches import run_branches
-from sedem.guidance.independent import keys_values, read_prefix, real_first
+from sedem.guidance.independent import keys_values, read_prefix, real_first, run_branches
 from sedem.method.compressor import state_mask
 from sedem.method.encoder import encode
 from sedem.method.injection import Blocks, GrowingCache, Prefilled, prefill, step

@@ -340,13 +340,17 @@ def fuse_modules(model: SedemModules) -> tuple[FusedEncoder, FusedDecoder]:
     )
     if encoder is not decoder:
         encoder.truncate(config.extract_layer)
+    # Products in float32 are slow on a GPU.
+    decompressor: nn.Module = model.decompressor
+    if decoder.device.type != "cpu":
+        decompressor = Rounded(decompressor, decoder.dtype)
     fused_decoder = FusedDecoder(
         layers,
         decoder.bos_token_id,
         decoder.model.get_input_embeddings().weight,
         decoder.model.get_decoder().rotary_emb,
         model,
-        _for_inference(model.decompressor, decoder),
+        decompressor,
         model.decompressor.states_per_slot,
         model.guidance,
         decoder.model.get_decoder().norm,
@@ -372,7 +376,7 @@ def _fuse(backbone: Backbone, index: int, *, merge: bool) -> FusedLayer:
     attention, mlp = layer.self_attn, layer.mlp
     projections = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
     for projection in projections:
-        if merge and _is_adapted(projection):
+        if merge and hasattr(projection, "base_layer"):
             _base_linear(projection).weight.data = _merged_weight(projection)
             # PEFT then runs the module without its adapter.
             projection.merged_adapters = [ADAPTER]
@@ -380,6 +384,10 @@ def _fuse(backbone: Backbone, index: int, *, merge: bool) -> FusedLayer:
     width = attention.head_dim
     heads, key_heads = len(query.weight) // width, len(key.weight) // width
     qkv, qkv_bias = _join(query, key, value)
+    head_norm = None
+    if hasattr(attention, "q_norm"):
+        query_norm, key_norm = attention.q_norm.weight.data, attention.k_norm.weight.data
+        head_norm = torch.cat([query_norm.expand(heads, -1), key_norm.expand(key_heads, -1)])
     gate_up, gate_up_bias = _join(mlp.gate_proj, mlp.up_proj)
     return FusedLayer(
         qkv=qkv,
@@ -392,7 +400,7 @@ def _fuse(backbone: Backbone, index: int, *, merge: bool) -> FusedLayer:
         down_bias=mlp.down_proj.bias,
         attention_norm=layer.input_layernorm.weight,
         mlp_norm=layer.post_attention_layernorm.weight,
-        head_norm=_head_norm(attention, heads, key_heads),
+        head_norm=head_norm,
         heads=heads,
         key_heads=key_heads,
         eps=layer.input_layernorm.variance_epsilon,
@@ -417,11 +425,8 @@ def _merged_weight(projection: Any) -> Tensor:
 
 
 def _base_linear(projection: Any) -> nn.Linear:
-    return projection.base_layer if _is_adapted(projection) else projection
-
-
-def _is_adapted(projection: Any) -> bool:
-    return hasattr(projection, "base_layer")
+    """The linear map that an adapter adds to; the projection itself without one."""
+    return getattr(projection, "base_layer", projection)
 
 
 def _join(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:
@@ -437,16 +442,3 @@ def _join_rows(parameters: Sequence[Tensor]) -> Tensor:
     for parameter, view in zip(parameters, views, strict=True):
         parameter.data = view
     return joined
-
-
-def _head_norm(attention: Any, heads: int, key_heads: int) -> Tensor | None:
-    if not hasattr(attention, "q_norm"):
-        return None
-    query, key = attention.q_norm.weight.data, attention.k_norm.weight.data
-    return torch.cat([query.expand(heads, -1), key.expand(key_heads, -1)])
-
-
-def _for_inference(decompressor: nn.Module, decoder: Backbone) -> nn.Module:
-    """The decompressor, in the decoder's type on a GPU, where float32 products are slow."""
-    on_cpu = decoder.device.type == "cpu"
-    return decompressor if on_cpu else Rounded(decompressor, decoder.dtype)

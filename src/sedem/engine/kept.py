@@ -84,6 +84,8 @@ Removed = list[tuple[BankReader, int, Tensor]]
 
 TOGETHER = 8
 """Blocks per call on a GPU; a CPU computes each block alone."""
+MOST = 64
+"""Number of prefixes that are kept."""
 
 
 class BlockWalk:
@@ -100,7 +102,8 @@ class BlockWalk:
 
     def sizes(self, bank: BankReader, blocks: Sequence[int]) -> list[int]:
         """Number of states of each block, without padding."""
-        return self._real(bank, blocks).sum(1).tolist()
+        real_NU = state_mask(bank.slot_tokens(blocks), self.decoder.states_per_slot)
+        return real_NU.sum(1).tolist()
 
     @torch.no_grad()
     def compute(self, bank: BankReader, blocks: Sequence[int]) -> list[Tensor]:
@@ -117,7 +120,7 @@ class BlockWalk:
                 self._start_11D = start_state(decoder, layer)
             # A GPU's call is always full, so that its shape is always the same.
             full = group + [group[0]] * (self.together - len(group))
-            real_NU = self._real(bank, full)
+            real_NU = state_mask(bank.slot_tokens(full), decoder.states_per_slot)
             memory_NJD = bank.memory(full).to(decoder.device, torch.float32)
             restored_NUD = decoder.decompress(memory_NJD).to(decoder.dtype)
             # Attention does not see padding at the end; without other blocks, there is none.
@@ -131,9 +134,6 @@ class BlockWalk:
                 for kept, size, _ in zip(every_NL2GUH, sizes, group, strict=False)
             ]
         return computed
-
-    def _real(self, bank: BankReader, blocks: Sequence[int]) -> Tensor:
-        return state_mask(bank.slot_tokens(blocks), self.decoder.states_per_slot)
 
 
 @dataclass
@@ -223,17 +223,34 @@ class KeptLevel:
         return removed
 
 
+@dataclass(frozen=True)
+class ReadPrefix:
+    """What the layers below injection computed for one prefix.
+
+    Attributes:
+        hidden: states at the injection layer `[P, D]`.
+        keys, values: of these layers `[L, G, P, H]`.
+    """
+
+    hidden: Tensor
+    keys: Tensor
+    values: Tensor
+
+
 class Kept:
     """Provides the keys and values of blocks, kept ones or newly computed ones, to one thread at a
     time, in the order of asking.
 
     Attributes:
         misses: number of blocks that had to be computed.
+        prefixes: by their tokens, the last ones that were read before their blocks were selected:
+            an answer soon follows.
     """
 
     def __init__(self, walk: BlockWalk, budget: KeptBudget) -> None:
         self.walk = walk
         self.budget = budget
+        self.prefixes: OrderedDict[tuple[int, ...], ReadPrefix] = OrderedDict()
         self.hits = self.misses = 0
         self._lock = FairLock()
         device, cpu = walk.decoder.device, torch.device("cpu")
@@ -252,9 +269,11 @@ class Kept:
         distinct = list(dict.fromkeys(blocks))
         with self._lock:
             for block in distinct:
-                entry = self._find(bank, block)
-                if entry is not None:
-                    entries[block] = entry
+                for level in self.levels:
+                    if (entry := level.get(bank, block)) is not None:
+                        is_first = level is self.levels[0]  # a GPU keeps it from now on
+                        entries[block] = entry if is_first else self.keep(0, bank, block, entry)
+                        break
             missing = [block for block in distinct if block not in entries]
             self.hits += len(entries)
             self.misses += len(missing)
@@ -262,13 +281,16 @@ class Kept:
                 entries[block] = self.keep(0, bank, block, computed)
             return [entries[block] for block in blocks]
 
-    def _find(self, bank: BankReader, block: int) -> Tensor | None:
-        """Return a block that need not be computed; a GPU keeps it from now on."""
-        for level in self.levels:
-            entry = level.get(bank, block)
-            if entry is not None:
-                return entry if level is self.levels[0] else self.keep(0, bank, block, entry)
-        return None
+    def read(self, ids_P: Tensor) -> Tensor:
+        """Return the states of a prefix at the injection layer `[P, D]`, and keep it."""
+        decoder, cache = self.walk.decoder, GrowingColumns()
+        layer, room = decoder.config.inject_layer, decoder.config.states_per_block
+        hidden_PD = read_prefix(decoder, layer, ids_P, room, cache)
+        keys, values = (torch.cat(several) for several in zip(*cache.stored.values(), strict=True))
+        self.prefixes[tuple(ids_P.tolist())] = ReadPrefix(hidden_PD, keys, values)
+        if len(self.prefixes) > MOST:
+            self.prefixes.popitem(last=False)
+        return hidden_PD
 
     def keep(self, number: int, bank: BankReader, block: int, entry: Tensor) -> Tensor:
         """Keep a block at a level, and move what it displaces to the next level.
@@ -302,49 +324,4 @@ class Kept:
         with self._lock:
             for level in self.levels:
                 level.clear()
-
-
-MOST = 64
-"""Number of prefixes that are kept."""
-
-
-@dataclass(frozen=True)
-class ReadPrefix:
-    """What the layers below injection computed for one prefix.
-
-    Attributes:
-        hidden: states at the injection layer `[P, D]`.
-        keys, values: of these layers `[L, G, P, H]`.
-    """
-
-    hidden: Tensor
-    keys: Tensor
-    values: Tensor
-
-
-class Prefixes:
-    """Reads prefixes, and keeps the last ones: an answer soon follows."""
-
-    def __init__(self, decoder: FusedDecoder) -> None:
-        self.decoder = decoder
-        self._read: OrderedDict[tuple[int, ...], ReadPrefix] = OrderedDict()
-
-    def read(self, ids_P: Tensor) -> Tensor:
-        """Return the states of a prefix at the injection layer `[P, D]`."""
-        cache, config = GrowingColumns(), self.decoder.config
-        room = config.states_per_block
-        hidden_PD = read_prefix(self.decoder, config.inject_layer, ids_P, room, cache)
-        pairs = zip(*cache.stored.values(), strict=True)
-        keys, values = (torch.cat(several) for several in pairs)
-        self._read[tuple(ids_P.tolist())] = ReadPrefix(hidden_PD, keys, values)
-        if len(self._read) > MOST:
-            self._read.popitem(last=False)
-        return hidden_PD
-
-    def find(self, ids_P: Tensor) -> ReadPrefix | None:
-        """Return what was computed for a prefix; None if it was not read, or not lately."""
-        return self._read.get(tuple(ids_P.tolist()))
-
-    def clear(self) -> None:
-        """Forget all prefixes."""
-        self._read.clear()
+            self.prefixes.clear()

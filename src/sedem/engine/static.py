@@ -1,21 +1,25 @@
 """The fast engine: fused layers, merged adapters, static caches and, on a GPU, captured graphs.
 
-`open_engine` opens it or the reference.
+Answers run together in one batch: rows join, finished rows leave, long answers get more room.
+`open_engine` opens this engine or the reference.
 
-Letters: B batch, T tokens, E encoder width, V vocabulary, X extraction layers.
+Letters: B batch or rows, J rows that join, T tokens, P prefix tokens, D decoder width, E encoder
+width, V vocabulary, X extraction layers, S branches, L tokens of each.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from sedem.backbone.decoder import FAMILIES, Backbone
 from sedem.bank.memory_bank import BankReader
+from sedem.engine.batch import Batches, Bucket, DeviceLock, StaticBatch, buffers_of
 from sedem.engine.device import (
     FairLock,
     Pool,
@@ -27,12 +31,11 @@ from sedem.engine.device import (
     round_up,
     storage_bytes,
 )
-from sedem.engine.eager import Eager
 from sedem.engine.fused import FusedEncoder, FusedLayer, fuse_modules
-from sedem.engine.interface import Engine, Rows
+from sedem.engine.interface import AnswerInputs, Engine, Rows
 from sedem.engine.kept import BlockWalk, Kept, KeptBudget, Progress
-from sedem.engine.rows import Batches, StaticRows, buffers_of
 from sedem.errors import ConfigError
+from sedem.guidance.independent import run_branches
 from sedem.modules import SedemModules
 
 logger = logging.getLogger(__name__)
@@ -41,6 +44,10 @@ ENGINES = ("auto", "eager", "static", "graphs")
 WEIGHTS = ("full", "int8")
 MAX_QUESTION_BUFFERS = 32
 """Number of question batch sizes whose buffers are kept."""
+FIRST_STEPS = 64
+"""Answer tokens that the first batch has room for; longer answers move to a larger batch."""
+COLUMNS = 64
+"""Rounding unit of prefix columns and slots of rows that join, for few moves and few graphs."""
 
 
 class QuestionBuffers:
@@ -66,7 +73,7 @@ class QuestionBuffers:
         self.ids = self.upload.device["ids"]
         self.states = embedding.new_zeros(layers, rows, tokens, embedding.shape[1])
         self._graph = graph
-        self._replay_encode = Replay(self.buffers, graph=graph, pool=pool)
+        self._replay = Replay(self.buffers, graph=graph, pool=pool)
 
     @property
     def buffers(self) -> list[Tensor]:
@@ -82,11 +89,236 @@ class QuestionBuffers:
         self.upload.send()
         # Only a graph always has the same shape. Otherwise, padding is not run.
         width = self.ids.shape[1] if self._graph else tokens
-        self._replay_encode(lambda: self._encode(width))
+        for run in self._replay.runs():
+            with run:
+                self.states[:, :, :width] = self.encoder.states(self.ids[:, :width])
         return self.states[:, :rows, :tokens].clone()
 
-    def _encode(self, width: int) -> None:
-        self.states[:, :, :width] = self.encoder.states(self.ids[:, :width])
+
+class StaticRows:
+    """Rows that share a running batch, and move to another one when it fits them better.
+
+    Callers know a row by its number, which never changes. Moves change its place in the batch. A
+    row of a very long memory has a batch to itself, see `Batches.exceeds`. One thread uses them.
+
+    Args:
+        lock: reserves the device; not held while others may go on.
+
+    Attributes:
+        batch: the shared batch that runs now; None before the first row.
+        places: the place of each row in the shared batch.
+        needs: the size that each of these rows needs, as a batch of one row.
+        wide: the batches of rows with a very long memory.
+    """
+
+    def __init__(self, batches: Batches, count: int, lock: DeviceLock) -> None:
+        self.batches, self.count, self.lock = batches, count, lock
+        self.batch: StaticBatch | None = None
+        self.places: dict[int, int] = {}
+        self.needs: dict[int, Bucket] = {}
+        self.wide: dict[int, StaticBatch] = {}
+        self._max_steps: dict[int, int] = {}
+        # The row at each place and the place of each row, on the device; 0 where there is none.
+        self._row_of = self._place_of = torch.zeros(0, dtype=torch.long)
+
+    @torch.no_grad()
+    def join(
+        self, rows: Sequence[int], inputs: Sequence[AnswerInputs], limits: Sequence[int]
+    ) -> Tensor:
+        """Prefill some rows; see `interface.Rows.join`."""
+        slots = [self.batches.slots_of(one) for one in inputs]
+        wide = any(map(self.batches.exceeds, slots))
+        if wide and len(rows) > 1:
+            with ExitStack() as joining:
+                logits = []
+                for row, one, limit in zip(rows, inputs, limits, strict=True):
+                    logits.append(self.join([row], [one], [limit])[0])
+                    joining.callback(self.leave, row)
+                joining.pop_all()
+            return torch.stack(logits)
+
+        # They start in the batch that then runs them or, if others run, in one of their own, from
+        # which they are copied.
+        beside = bool(self.places) and not wide
+        if not beside and not wide:
+            self._give_back()
+        steps = 0 if beside else max(limits)
+        bucket = Bucket(
+            rows=round_up(len(inputs), 1),
+            prefix=round_up(max(len(row.prefix) for row in inputs), 8),
+            slots=round_up(max(slots), 16),
+            steps=round_up(steps if wide else min(steps, FIRST_STEPS), 16),
+        )
+        with self.lock():
+            batch = self.batches.take(bucket)
+        try:
+            batch.prefill(inputs, self.lock)
+        except BaseException:
+            with self.lock():
+                self.batches.give_back(batch)
+            raise
+        with self.lock():
+            if beside:
+                return self._copied(batch, rows, limits)
+            if wide:
+                self.wide[rows[0]] = batch
+            else:
+                self.needs = dict.fromkeys(rows, replace(bucket, rows=1))
+                self._max_steps = dict(zip(rows, limits, strict=True))
+                self._place({row: place for place, row in enumerate(rows)}, batch)
+            return batch.logits[: len(rows)].clone()
+
+    def _copied(self, prefilled: StaticBatch, rows: Sequence[int], limits: Sequence[int]) -> Tensor:
+        """Copy prefilled rows into the running batch."""
+        try:
+            # Rounded up, for few moves and few graphs.
+            need = replace(
+                prefilled.bucket,
+                rows=1,
+                prefix=round_up(prefilled.bucket.prefix, COLUMNS),
+                slots=round_up(prefilled.bucket.slots, COLUMNS),
+            )
+            steps = (round_up(min(limit, FIRST_STEPS), 16) for limit in limits)
+            needs = {row: replace(need, steps=n) for row, n in zip(rows, steps, strict=True)}
+            self._fit({**self.needs, **needs})
+            assert self.batch is not None
+            free = set(range(self.batch.bucket.rows)) - set(self.places.values())
+            places = dict(zip(rows, sorted(free), strict=False))
+            try:
+                self.batch.copy_rows(
+                    prefilled, dict(zip(places.values(), range(len(rows)), strict=True))
+                )
+            except BaseException:
+                for place in places.values():  # they stay free
+                    self.batch.clear(slice(place, place + 1))
+                raise
+            logits_JV = prefilled.logits[: len(rows)].clone()
+        finally:
+            self.batches.give_back(prefilled)
+        for row, place in places.items():
+            # A copy from the host would wait for the device.
+            self._row_of[place].fill_(row)
+            self._place_of[row].fill_(place)
+        self.places |= places
+        self.needs |= needs
+        self._max_steps |= zip(rows, limits, strict=True)
+        return logits_JV
+
+    def leave(self, row: int) -> None:
+        """Free a row."""
+        with self.lock():
+            if row in self.wide:
+                self.batches.give_back(self.wide.pop(row))
+                return
+            assert self.batch is not None
+            place = self.places.pop(row)
+            del self.needs[row], self._max_steps[row]
+            self.batch.clear(slice(place, place + 1))
+
+    @torch.no_grad()
+    def branches(self, row: int, ids_SL: Tensor) -> Tensor:
+        """Run several continuations of a row; return logits `[S, L, V]`."""
+        batch, decoder = self.wide.get(row, self.batch), self.batches.decoder
+        place, layer = self.places.get(row, 0), decoder.config.inject_layer
+        assert batch is not None
+        with self.lock():
+            return decoder.logits(run_branches(decoder, layer, ids_SL, batch, place))
+
+    @torch.no_grad()
+    def step(self, ids_B: Tensor) -> Tensor:
+        """Run one token of every row in use.
+
+        Returns:
+            Logits `[B, V]`; those of other rows are undefined.
+
+        Raises:
+            ConfigError: an answer is longer than its limit.
+        """
+        wide: dict[int, Tensor] = {}
+        for row, alone in self.wide.items():
+            with self.lock():
+                alone.step(ids_B[row : row + 1])
+                wide[row] = alone.logits[0].clone()
+        if self.places:
+            with self.lock():
+                self._grow()
+                assert self.batch is not None
+                self.batch.step(ids_B[self._row_of])
+                logits_BV = self.batch.logits[self._place_of]
+        else:
+            logits_BV = next(iter(wide.values())).expand(self.count, -1).clone()
+        for row, logits_V in wide.items():
+            logits_BV[row] = logits_V
+        return logits_BV
+
+    def close(self) -> None:
+        """Free all rows."""
+        self._give_back()
+        while self.wide:
+            self.leave(next(iter(self.wide)))
+
+    def _give_back(self) -> None:
+        with self.lock():
+            if self.batch is not None:
+                self.batches.give_back(self.batch)
+            self.batch, self.places = None, {}
+
+    def _grow(self) -> None:
+        """Give each row the size that its next step needs; steps double once they are used up."""
+        assert self.batch is not None
+        needs = dict[int, Bucket]()
+        for row, place in self.places.items():
+            need, most = self.needs[row], self._max_steps[row]
+            if self.batch.text[place] >= need.prefix + need.steps:
+                if need.steps >= most:
+                    raise ConfigError(f"an answer is longer than {most} steps; start it with more")
+                need = replace(need, steps=round_up(min(most, 2 * need.steps), 16))
+            needs[row] = need
+        self._fit(needs, grown=True)
+
+    def _fit(self, needs: dict[int, Bucket], *, grown: bool = False) -> None:
+        """Move to another batch if these rows do not fit, or if half the size is enough.
+
+        If that fails, the rows stay where they are.
+        """
+        self.needs.update((row, needs[row]) for row in self.places)
+        needed = Bucket(
+            rows=round_up(len(needs), 1),
+            prefix=max(need.prefix for need in needs.values()),
+            slots=max(need.slots for need in needs.values()),
+            steps=max(need.steps for need in needs.values()),
+        )
+        running = self.batch
+        if running is not None:
+            old, per_slot = running.bucket, self.batches.decoder.states_per_slot
+            if not old.holds(needed):
+                # Twice the rows at once, so that a burst of questions causes few moves.
+                more = needed.rows > old.rows
+                rows = max(needed.rows, min(self.count, 2 * old.rows)) if more else old.rows
+                needed = replace(needed, rows=rows)
+            elif 2 * needed.columns(per_slot) > old.columns(per_slot):
+                return
+        new = self.batches.take(needed, grown=grown)
+        try:
+            new.clear(slice(None))
+            if running is not None:
+                new.copy_rows(running, dict(enumerate(self.places.values())))
+            self._place({row: place for place, row in enumerate(self.places)}, new)
+        except BaseException:
+            self.batches.give_back(new)
+            raise
+        if running is not None:
+            self.batches.give_back(running)
+
+    def _place(self, places: dict[int, int], batch: StaticBatch) -> None:
+        """Assign rows to places of a batch."""
+        row_of, place_of = [0] * batch.bucket.rows, [0] * self.count
+        for row, place in places.items():
+            row_of[place], place_of[row] = row, place
+        device = batch.logits.device
+        self._row_of = torch.tensor(row_of, device=device)
+        self._place_of = torch.tensor(place_of, device=device)
+        self.batch, self.places = batch, places
 
 
 class Static:
@@ -173,7 +405,7 @@ class Static:
         """Return the decoder's states of prefixes at the injection layer; answers reuse them."""
         with self.device_lock():
             self._check_not_moved()
-            return [self.batches.prefixes.read(ids_P) for ids_P in prefixes]
+            return [self.kept.read(ids_P) for ids_P in prefixes]
 
     @contextmanager
     def open_rows(self, count: int) -> Iterator[Rows]:
@@ -241,7 +473,6 @@ class Static:
         with self.device_lock():
             self.kept.clear()
             self._question_buffers = {}
-            self.batches.prefixes.clear()
             self.batches.release()
 
     @contextmanager
@@ -251,15 +482,10 @@ class Static:
         with device_lock(device), self._buffers_lock, attention_backends(device):
             yield
 
-    @contextmanager
-    def answer_lock(self) -> Iterator[None]:
-        """Reserve what a piece of work needs that uses no buffers of other threads."""
-        if not self._beside:
-            with self.device_lock():
-                yield
-            return
-        with attention_backends(self.model.device):
-            yield
+    @property
+    def answer_lock(self) -> DeviceLock:
+        """What reserves the device for a piece of work that uses no buffers of other threads."""
+        return nullcontext if self._beside else self.device_lock
 
     def _check_not_moved(self) -> None:
         # Moving or casting a module moves its own weights and leaves the fused ones behind.
@@ -322,8 +548,15 @@ def open_engine(
     """
     if name not in ENGINES:
         raise ConfigError(f"engine is '{name}'; it can be {', '.join(ENGINES)}")
-    _check_weights(weights, name, model)
     int8, on_gpu = weights == "int8", model.device.type == "cuda"
+    if weights not in WEIGHTS:
+        raise ConfigError(f"weights are '{weights}'; they can be {', '.join(WEIGHTS)}")
+    if int8 and model.device.type != "cpu":
+        raise ConfigError(
+            f"weights 'int8' are for a CPU, the model is on '{model.device}'; use weights 'full'"
+        )
+    if int8 and name not in ("auto", "static"):
+        raise ConfigError(f"weights 'int8' need engine 'static', not '{name}'")
     if int8:
         name = "static"
     layouts = {b.model.config.model_type for b in (model.encoder, model.decoder)}
@@ -339,6 +572,8 @@ def open_engine(
         elif on_gpu and not any(map(depends_on_length, (model.encoder, model.decoder))):
             name = "graphs"
     if name == "eager":
+        from sedem.engine.eager import Eager  # the default engine does not need it
+
         return Eager(model, None if budget is None else budget.room())
     if unproven:
         raise ConfigError(
@@ -352,16 +587,3 @@ def open_engine(
             f"engine 'graphs' needs a CUDA device, the model is on '{model.device}'; use 'static'"
         )
     return Static(model, graphs=name == "graphs", int8=int8, budget=budget)
-
-
-def _check_weights(weights: str, engine: str, model: SedemModules) -> None:
-    if weights not in WEIGHTS:
-        raise ConfigError(f"weights are '{weights}'; they can be {', '.join(WEIGHTS)}")
-    if weights == "full":
-        return
-    if model.device.type != "cpu":
-        raise ConfigError(
-            f"weights 'int8' are for a CPU, the model is on '{model.device}'; use weights 'full'"
-        )
-    if engine not in ("auto", "static"):
-        raise ConfigError(f"weights 'int8' need engine 'static', not '{engine}'")

@@ -1,11 +1,17 @@
-"""Independent blocks: keys and values of a block are computed once, from the block alone. Ours.
+"""Passes that see nothing of each other: blocks, prefixes and branches of an answer. Ours.
 
-A restored state sees only the start token and its own block, and the positions of every block start
-at 1. What the upper layers compute for a block then depends neither on the question nor on other
-blocks. It can be kept, and the order of blocks does not matter. `injection.prefill` with these keys
-and values equals one with the states themselves and context "independent".
+Independent blocks: a restored state sees only the start token and its own block, and the positions
+of every block start at 1. What the upper layers compute for a block then depends neither on the
+question nor on other blocks. It can be kept, and the order of blocks does not matter.
+`injection.prefill` with these keys and values equals one with the states themselves and context
+"independent".
 
-Letters: N blocks, U restored states, G key heads, H head width, P prefix positions, D width.
+Branches: several continuations of one answer, read in one pass. Each sees memory, question and the
+answer so far, and itself, as if it were decoded alone. Nothing is stored, so the answer can go on
+in another way.
+
+Letters: N blocks, U restored states, G key heads, H head width, P prefix positions, D width, S
+branches, L tokens of each.
 """
 
 from __future__ import annotations
@@ -15,7 +21,7 @@ from torch import Tensor
 
 from sedem.backbone.decoder import KeyAxis, KeyValues
 from sedem.method.encoder import LayerRunner
-from sedem.method.injection import GrowingColumns, prefix_positions
+from sedem.method.injection import Cache, GrowingColumns, LayerColumns, prefix_positions
 
 KeysValues = list[tuple[Tensor, Tensor]]
 """Keys and values `[N, G, U, H]` of each layer above the injection layer."""
@@ -89,3 +95,43 @@ def read_prefix(
     axis = KeyAxis(positions_1P, valid_1P, padded=False, span=len(ids_P) + room)
     embedded_1PD = decoder.embed(ids_1P)
     return decoder.run(embedded_1PD, 0, inject_layer, positions_1P, valid_1P, axis, cache)[0]
+
+
+class Beside:
+    """The columns of one row, and new ones after them that are not stored."""
+
+    def __init__(self, columns: LayerColumns, row: int) -> None:
+        self.columns, self.row = columns, slice(row, row + 1)
+
+    def update(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of the row, followed by new ones."""
+        keys, values = self.columns.of(layer)
+        return torch.cat([keys[self.row], key], 2), torch.cat([values[self.row], value], 2)
+
+
+def run_branches(
+    decoder: LayerRunner, inject_layer: int, ids_SL: Tensor, cache: Cache, row: int
+) -> Tensor:
+    """Run the branches of one row through all layers.
+
+    Args:
+        ids_SL: tokens, padded on the right, where causal attention hides the padding.
+        cache: holds what the row has seen; it does not change.
+
+    Returns:
+        States after the last layer `[S, L, D]`.
+    """
+    branches, length = ids_SL.shape
+    ahead_L = torch.arange(length, device=ids_SL.device)
+    position_1P = (cache.next_position[row] + ahead_L).repeat(branches)[None]
+    # The number of each branch tells its columns from those of the others; see `KeyAxis.block`.
+    branch_S = -2 - torch.arange(branches, device=ids_SL.device)
+    branch_1P = branch_S.repeat_interleave(length)[None]
+    valid_1P = torch.ones_like(position_1P, dtype=torch.bool)
+    hidden_1PD = decoder.embed(ids_SL.reshape(1, -1))
+    depths = (0, inject_layer), (inject_layer, decoder.depth)
+    for depth, columns in zip(depths, (cache.lower, cache.upper), strict=True):
+        axis = columns.axis.row(row).extended(position_1P, valid_1P, branch_1P)
+        beside = Beside(columns, row)
+        hidden_1PD = decoder.run(hidden_1PD, *depth, position_1P, valid_1P, axis, beside, branch_1P)
+    return hidden_1PD[0].unflatten(0, ids_SL.shape)

@@ -1,4 +1,4 @@
-"""What block scores tell besides the K best: attention biases, a budget, a confidence. Ours.
+"""What selecting has beyond the paper: what scores tell besides the K best; other queries. Ours.
 
 The paper discards the selector's scores after choosing K blocks, and always answers. Here:
 
@@ -10,7 +10,20 @@ The paper discards the selector's scores after choosing K blocks, and always ans
                        best block matches each question token less well, and stands out less from
                        the next ones.
 
-Letters: B batch, K selected blocks, N blocks, F features.
+Queries come from other states than those that W_Q was trained on:
+
+    read once          in the paper, the frozen encoder reads the question to select blocks, and the
+                       decoder's own lower layers read it again to answer. The first pass is spared:
+                       the queries come from the states at the injection layer, which the answer
+                       needs anyway. A product of low rank is added to W_Q for it.
+    second hop         it finds blocks that only the first one makes the question lead to. "Where
+                       was the founder of Arlo born?" needs the block that names the founder, and
+                       then one that the question shares no word with. The encoder reads the best
+                       block and then the question again. The question's states now know the block,
+                       and queries of another W_Q look for what is left.
+
+Letters: B batch, Q question tokens, K selected blocks, N blocks, F features, E width, R heads, H
+width of a head.
 """
 
 from __future__ import annotations
@@ -23,7 +36,7 @@ from torch import Tensor, nn
 
 from sedem.config import Condition, SedemConfig
 from sedem.errors import ConfigError
-from sedem.method.selector import is_count
+from sedem.method.selector import Selector, is_count
 
 AUTO = "auto"
 
@@ -32,6 +45,14 @@ RIVALS = 7
 little on the size of a bank and the candidates of a large bank include all of them."""
 
 FEATURES = ("best", "lead")
+
+READ_ONCE_RANK, HOP_RANK = 32, 8
+"""Ranks of what is added to W_Q for the decoder's states, and for the second hop."""
+PARTS = ("states", "words", "named")
+"""What the scores of a second hop are added to: s_n, BM25 of the question's words, and BM25 of the
+words of the first block."""
+WEIGHTS = (0.0, 0.05, 0.05)
+"""Weights of `PARTS` at the start of training."""
 
 
 def guidance_bias(scores_BK: Tensor, tau: Tensor | float) -> Tensor:
@@ -252,3 +273,91 @@ def minimize(loss: Callable[[], Tensor], parameters: list[Tensor]) -> None:
         return value
 
     optimizer.step(closure)
+
+
+# Queries from other states
+
+
+class Queries(nn.Module):
+    """W_Q for other states: the selector's, plus a product of low rank.
+
+    Args:
+        selector: the selector whose keys the queries are compared with.
+
+    Attributes:
+        down, up: the two factors of what is added.
+    """
+
+    def __init__(self, selector: Selector, rank: int) -> None:
+        super().__init__()
+        own = selector.w_query
+        self.down = nn.Linear(own.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, own.out_features, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def queries(self, selector: Selector, hidden_BQE: Tensor) -> Tensor:
+        """Queries `[B, Q, R, H]` from the states of question tokens."""
+        hidden_BQE = selector.norm_query(hidden_BQE)
+        return selector.unit_heads(selector.w_query(hidden_BQE) + self.up(self.down(hidden_BQE)))
+
+
+class SecondHop(Queries):
+    """W_Q of the second hop, and how its scores join those of the first.
+
+    Args:
+        selector: the selector whose keys it is compared with, and whose W_Q it begins as.
+
+    Attributes:
+        weights: units of its scores that one unit of each of `PARTS` is worth.
+        open: the probability that a question needs a second hop.
+    """
+
+    def __init__(self, selector: Selector) -> None:
+        super().__init__(selector, HOP_RANK)
+        self.weights = nn.Parameter(torch.tensor(WEIGHTS))
+        self.open = Confidence(3)
+
+    def forward(
+        self, again_N: Tensor, states_N: Tensor, words_N: Tensor, named_N: Tensor
+    ) -> Tensor:
+        """What the other blocks are ordered by `[N]`, given their scores and `PARTS`."""
+        states, words, named = self.weights
+        return again_N + states * states_N + words * words_N + named * named_N
+
+
+def reordered(total_N: Tensor, again_N: Tensor, first: int) -> Tensor:
+    """What blocks are selected and guided by after a second hop `[N]`.
+
+    The second hop orders the others: the best of them gets the second best total of the first hop,
+    and so on. Its scores are not on the scale for which guidance was trained, and that of the first
+    block, of whose words its queries were made, would suppress all others.
+
+    Args:
+        total_N: what the first hop selects by, best at `first`; -inf for non-candidates.
+        again_N: what the second one orders the others by.
+    """
+    is_other_N = torch.arange(len(total_N)) != first
+    others_N = is_other_N.nonzero()[:, 0]
+    order_N = others_N[again_N[others_N].argsort(descending=True, stable=True)]
+    found_N = total_N.clone()
+    found_N[order_N] = total_N[others_N].sort(descending=True).values
+    return found_N
+
+
+def open_features(
+    total_N: Tensor, states_N: Tensor, covered: float, question_tokens: int
+) -> Tensor:
+    """The features of whether a question needs a second hop `[F]`.
+
+    Args:
+        total_N: what the first block is selected by; -inf for non-candidates.
+        states_N: s_n of the blocks.
+        covered: share of the question's words in the first block, by their weights.
+
+    Returns:
+        That share, the first block's s_n, and how far the next block is behind it.
+    """
+    best = total_N.topk(min(2, len(total_N)))
+    behind = best.values[0] - best.values[-1]
+    state = states_N[best.indices[0]]
+    return torch.stack([torch.tensor(covered), state / question_tokens, behind / question_tokens])

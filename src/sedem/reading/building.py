@@ -32,7 +32,7 @@ from sedem.errors import BankError, DataError
 from sedem.method.compressor import slot_tokens
 from sedem.method.segments import Segments, segment_text
 from sedem.modules import SedemModules
-from sedem.selecting import candidates
+from sedem.selecting import select
 from sedem.tensors import BFLOAT16, Quantized, check_dtype
 from sedem.types import Document, check_documents, distinct
 
@@ -216,8 +216,8 @@ def finish(model: SedemModules, store: Store, keys: str | None, taken: Taken) ->
     documents, blocks = held_by(store)
     if keys is not None:
         save_keys(MemoryBank.open_from(store), model.selector, keys)
-    if isinstance(store, BankFile) and blocks > candidates.COARSE_FROM:
-        candidates.bank_codes(MemoryBank.open_from(store), model.selector)
+    if isinstance(store, BankFile) and blocks > select.COARSE_FROM:
+        select.bank_codes(MemoryBank.open_from(store), model.selector)
     return Report(taken.added, taken.replaced, taken.unchanged, documents, blocks)
 
 

@@ -2,47 +2,66 @@
 
     H_Q -> q -> s_n of each block -> K best blocks
 
-Beside the paper's, our extensions: words of the question, a second hop, and the confidence.
+Beside the paper's, our extensions: words of the question, a second hop, and the confidence. In a
+large bank, only candidates are scored: the blocks whose codes are nearest to the question
+(`bank.codes`), and those with its words. docs/performance.md reports how much of the evidence was
+measured to be among them.
 
-Letters: B questions, Q question tokens, N blocks, E encoder width, T tokens, R heads, H head width,
-F features of the confidence.
+Letters: B questions, Q question tokens, N blocks, n some blocks, E encoder width or that of all
+heads, T tokens, R heads, H head width, F features of the confidence, W words of a code.
 """
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sedem.backbone.prompts import EMPTY, SEPARATOR, check_question, located_question
+from sedem.bank.blocks import scan_ranges
+from sedem.bank.codes import ROW, SAMPLE, Codes, CodesFile, CodeSpace, codes_path, mean_keys
+from sedem.bank.database import damaged, delete_database
 from sedem.bank.file import unknown_document
-from sedem.bank.keys import key_parts, keys_of, slot_mask
+from sedem.bank.keys import key_index, key_parts, keys_of, slot_mask
 from sedem.bank.memory_bank import BankReader, Snapshot
 from sedem.bank.words import POSTINGS, Words, score_words
 from sedem.engine.device import Clock, device_lock, fill, mask_of
 from sedem.engine.interface import Engine
-from sedem.errors import BankError, ConfigError, DataError
+from sedem.errors import BankError, ConfigError, DamagedBankError, DataError
 from sedem.folding import words_of
-from sedem.guidance.queries import open_features, reordered
 from sedem.guidance.scores import (
     COVERED,
     blocks_for_mass,
     combined_scores,
     confidence_features,
+    open_features,
+    reordered,
     text_count,
 )
 from sedem.guidance.spans import is_exact
 from sedem.method.selector import Selector, block_scores, resolve_budget, top_k
 from sedem.modules import SedemModules
-from sedem.selecting import candidates
 from sedem.selecting.plan import Plan, Scores, Selection, Settled
 from sedem.tensors import Quantized
+
+logger = logging.getLogger(__name__)
+
+COARSE_FROM = 100_000
+"""Largest bank in which all blocks are scored; larger banks are searched for candidates."""
+CANDIDATES = 256
+"""Candidates of a question by codes."""
+CANDIDATES_ALONE = 1024
+"""The same for a question without candidates by words."""
+WORD_CANDIDATES = 128
+"""Candidates of a question by words: evidence that has them is among the first."""
 
 REFERS_BACK = re.compile(
     r"\b(?:he|him|his|she|her|hers|it|its|they|them|their|theirs|these|those|this)\b"
@@ -98,7 +117,7 @@ def select(
         for rows in by_bank.values():
             bank, every = plans[rows[0]].bank, any(needs_every_score(plans[row]) for row in rows)
             some = rows if len(rows) < len(plans) else slice(None)
-            also = [candidates.best_by_words(words[row]) for row in rows]
+            also = [best_by_words(words[row]) for row in rows]
             found = scoring(model.selector, bank, query_BQRH[some], mask_BQ[some], every, also)
             states |= zip(rows, found, strict=True)
         selections = []
@@ -106,8 +125,13 @@ def select(
             states_N, words_N = states.get(row), None if (own := words[row]) is None else own.scores
             total_N = of_documents(plan, combined_scores(states_N, words_N, model.config))
             scores = Scores(total_N, states_N, words[row])
-            # Whether the evidence is there, by the first hop; then the second one, and the choice.
-            confidence = confidence_of(model, scores, tokens)
+            # Whether the bank has the evidence, by the states of the first hop alone: how much a
+            # word weighs depends on the size of the bank. Then the second hop, and the choice.
+            confidence = None
+            if model.confidence is not None and states_N is not None:
+                asked_N = states_N.masked_fill(total_N == -torch.inf, -torch.inf)
+                features_F = confidence_features(asked_N, tokens)
+                confidence = float(model.confidence(features_F[None])[0])
             scores = hop_again(model, engine, plan, scores, tokens, scoring)
             selections.append(choose(model, plan, scores, confidence))
         if clock is not None:
@@ -217,7 +241,7 @@ def score_questions(
         fp32 scores `[B, N]`, on the CPU; -inf for a block that is not a candidate.
     """
     with device_lock(query_BQRH.device):
-        if every or len(bank) <= candidates.COARSE_FROM:
+        if every or len(bank) <= COARSE_FROM:
             slots_NJ = slot_mask(bank, selector)
             mask_BQ, parts = _beside(query_BQRH, mask_BQ), []
             for blocks, keys_nJRH in key_parts(bank, selector):
@@ -227,9 +251,12 @@ def score_questions(
             return torch.cat(parts, 1).cpu()
         scores_BN = torch.full((len(mask_BQ), len(bank)), -torch.inf)
         for row, mask_Q in enumerate(mask_BQ):
+            # Those with words of the question, and those whose codes are nearest to its mean.
             words_n = also[row] if also else torch.zeros(0, dtype=torch.long)
-            query_QRH = query_BQRH[row, : int(mask_Q.sum())]
-            found = candidates.nearest(bank, selector, query_QRH, words_n)
+            query_E = query_BQRH[row, : int(mask_Q.sum())].float().mean(0).flatten().cpu()
+            count = min(CANDIDATES if len(words_n) else CANDIDATES_ALONE, len(bank))
+            nearest_n = bank_codes(bank, selector).nearest(query_E, count)
+            found: list[int] = torch.cat([nearest_n, words_n]).unique().tolist()
             one = slice(row, row + 1)
             exact_1n = scores_of(selector, bank, query_BQRH[one], mask_BQ[one], found)
             scores_BN[row, found] = exact_1n[0].cpu()
@@ -265,7 +292,95 @@ def _beside(query_BQRH: Tensor, mask_BQ: Tensor) -> Tensor:
     return mask_BQ.pin_memory().to(query_BQRH.device, non_blocking=True)
 
 
+# Candidates in a large bank
+
+
+@torch.no_grad()
+def bank_codes(bank: BankReader, selector: Selector) -> Codes:
+    """Return the codes of all blocks, and keep them in a file beside a bank that is one file.
+
+    Only the codes of blocks that are new are made. Without a place for the file they are made
+    again by the next process.
+    """
+    now = bank.snapshot()
+    index = key_index(now, selector)
+    if index.codes is None:
+        index.codes = _stored_codes(now, selector)
+    if index.codes is None:
+        space = _fit(now, selector)
+        parts = [_codes_of(now, selector, space, part_n) for part_n in _rows(np.arange(len(now)))]
+        index.codes = Codes.of(space, np.concatenate(parts))
+    return index.codes
+
+
+def _stored_codes(now: Snapshot, selector: Selector, *, again: bool = True) -> Codes | None:
+    """Return the codes in the file beside a bank, which gets those it lacks; None without one.
+
+    A damaged file is deleted and made again.
+    """
+    path = now.path
+    if path is None:
+        return None
+    (view,) = now.views
+    ids_N = view.columns.ids[now.held.start : now.held.stop]
+    try:
+        with closing(CodesFile(path, view.head.id, selector.digest())) as file:
+            space = file.space(lambda: _fit(now, selector))
+            if len(space.mean_E) != selector.w_key.out_features:
+                raise damaged(file.path, "its mean is not that of this selector's keys")
+            codes_NW, is_known_N = file.read(ids_N, space.words)
+            missing_n = np.flatnonzero(~is_known_N)
+            if len(missing_n):
+                logger.warning("making codes of %d blocks of bank '%s'", len(missing_n), path)
+            for part_n in _rows(missing_n):
+                codes_NW[part_n] = _codes_of(now, selector, space, part_n)
+                file.add(ids_N[part_n], codes_NW[part_n])
+    except DamagedBankError:
+        delete_database(codes_path(path))
+        return _stored_codes(now, selector, again=False) if again else None
+    except BankError as error:
+        logger.warning("%s; the codes of the bank are not stored", error)
+        return None
+    return Codes.of(space, codes_NW)
+
+
+def _fit(bank: Snapshot, selector: Selector) -> CodeSpace:
+    """Fit a space of codes to blocks from all over a bank."""
+    sample_n = np.linspace(0, len(bank) - 1, min(SAMPLE, len(bank))).astype(np.int64)
+    return CodeSpace.fit(_means(bank, selector, sample_n))
+
+
+def _codes_of(
+    bank: Snapshot, selector: Selector, space: CodeSpace, blocks_n: NDArray[np.int64]
+) -> NDArray[np.uint64]:
+    return space.codes(_means(bank, selector, blocks_n))
+
+
+def _means(bank: Snapshot, selector: Selector, blocks_n: NDArray[np.int64]) -> Tensor:
+    """Return the mean keys of some blocks `[n, E]`."""
+    parts = []
+    for part in scan_ranges(len(blocks_n)):
+        blocks = blocks_n[part.start : part.stop].tolist()
+        padding_P = (bank.slot_tokens(blocks).flatten() == 0).nonzero()[:, 0]
+        parts.append(mean_keys(keys_of(bank, selector, blocks), padding_P))
+    return torch.cat(parts)
+
+
+def _rows(blocks_n: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """Split blocks into what a row of the file holds."""
+    for start in range(0, len(blocks_n), ROW):
+        yield blocks_n[start : start + ROW]
+
+
 # Words and documents
+
+
+def best_by_words(words: Words | None) -> Tensor:
+    """Return the blocks of a large bank to compare by states because of their words, in order."""
+    if words is None or words.count <= COARSE_FROM:
+        return torch.zeros(0, dtype=torch.long)
+    best_N = words.scores.topk(min(WORD_CANDIDATES, words.count))
+    return best_N.indices[best_N.values > 0].sort().values
 
 
 def find_words(plan: Plan, text: str, context: str = "") -> Words | None:
@@ -281,7 +396,7 @@ def find_words(plan: Plan, text: str, context: str = "") -> Words | None:
     """
     if plan.selection == "states":
         return None
-    postings = POSTINGS if len(plan.bank) > candidates.COARSE_FROM else None
+    postings = POSTINGS if len(plan.bank) > COARSE_FROM else None
     words = score_words(plan.bank, text, postings)
     share = share_of_context(text) if context.strip() else 0.0
     return words.beside(score_words(plan.bank, context, postings), share) if share else words
@@ -303,7 +418,7 @@ def needs_every_score(plan: Plan) -> bool:
     if plan.blocks is not None or plan.documents is not None or plan.ranking:
         return True
     # `blocks_for_mass` uses that many of the best scores.
-    return plan.most > candidates.CANDIDATES
+    return plan.most > CANDIDATES
 
 
 def of_documents(plan: Plan, scores_N: Tensor) -> Tensor:
@@ -360,19 +475,6 @@ def document_indexes(bank: Snapshot, documents: Sequence[int | str]) -> list[int
 # Confidence, second hop and choice
 
 
-def confidence_of(model: SedemModules, scores: Scores, question_tokens: int) -> float | None:
-    """Return the probability that a bank has the evidence for a question.
-
-    It comes from states alone, because how much a word weighs depends on the size of the bank. It
-    is None if the model gives none, or if there are no states.
-    """
-    if model.confidence is None or scores.states is None:
-        return None
-    # Without the blocks of other documents.
-    states_N = scores.states.masked_fill(scores.total == -torch.inf, -torch.inf)
-    return float(model.confidence(confidence_features(states_N, question_tokens)[None])[0])
-
-
 def first_features(scores: Scores, first: int, question_tokens: int) -> Tensor:
     """Return the features of whether a question needs a second hop `[F]`."""
     assert scores.states is not None
@@ -410,7 +512,7 @@ def hop_again(
         second.queries(model.selector, hidden_1QE),
         torch.ones(hidden_1QE.shape[:2], dtype=torch.bool),
         needs_every_score(plan),
-        [candidates.best_by_words(named)],
+        [best_by_words(named)],
     )
     # A block that was no candidate of the first hop scored no better than those that were.
     candidates_N = states_N > -torch.inf

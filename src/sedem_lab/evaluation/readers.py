@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from sedem.answering.decoding import Decoding
-from sedem.answering.inputs import restored_sizes
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.prompts import question_ids
 from sedem.bank.blocks import Blocks
@@ -25,7 +24,7 @@ from sedem.errors import ConfigError
 from sedem.guidance.scores import Budget
 from sedem.method.selector import ALL, top_k
 from sedem.model import SeDeM
-from sedem.selecting.plan import Request, budget_of
+from sedem.selecting.plan import Request, budget_of, restored_sizes
 from sedem.selecting.select import count_blocks
 from sedem.tensors import BFLOAT16, Quantized, check_dtype, join
 from sedem.types import Answer, Document, Reader

@@ -20,21 +20,18 @@ import torch
 from torch import Tensor, nn
 
 from sedem.answering.decoding import Decoding
-from sedem.answering.inputs import prepare
-from sedem.answering.rereading import UNSURE, open_text
-from sedem.answering.spans import Candidate, SpanSearch
+from sedem.answering.spans import UNSURE, Candidate, SpanSearch, open_text
 from sedem.bank.blocks import BlockRow
 from sedem.bank.keys import keys_of
 from sedem.bank.memory_bank import BankReader, MemoryBank
 from sedem.bank.words import Words, score_words
 from sedem.config import AnswerBy, Hops, SedemConfig, SelectBy
-from sedem.engine.device import Clock
 from sedem.errors import ConfigError, DataError
-from sedem.guidance.queries import SecondHop
 from sedem.guidance.scores import (
     COVERED,
     FEATURES,
     Confidence,
+    SecondHop,
     combined_scores,
     confidence_features,
     minimize,
@@ -42,13 +39,14 @@ from sedem.guidance.scores import (
 from sedem.guidance.spans import SecondReading, SpanScorer, rival_features
 from sedem.model import SeDeM
 from sedem.reading.building import Progress
-from sedem.selecting.plan import Request, Scores
+from sedem.selecting.plan import Request, Scores, plan_of, prepare
 from sedem.selecting.select import (
     encode_hop,
     encode_questions,
     first_features,
     prompt_states,
     scores_of,
+    select,
 )
 from sedem.types import LIKELY, Document
 from sedem_lab.data.examples import Example
@@ -572,7 +570,9 @@ def compare_spans(
     for number, example in enumerate(examples, start=1):
         documents = [read.names[document.text] for document in example.documents]
         request = Request(read.bank, example.question, K, documents=documents)
-        [prepared] = prepare(model, model.engine, [request], [limit], Clock(model.device))
+        plan = plan_of(model, request)
+        [selection] = select(model, model.engine, [plan])
+        prepared = prepare(model, plan, selection, limit)
         assert prepared.inputs is not None
         with model.engine.open_rows(1) as rows:
             [logits_V] = rows.join([0], [prepared.inputs], [limit])

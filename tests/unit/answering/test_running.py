@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -266,14 +267,14 @@ def test_few_operations_stand_between_a_question_and_its_first_token(
     model.engine = open_engine("static", model)
     one_token = Decoding(max_new_tokens=1)
     expected = model.answer(bank, RENT, decoding=one_token)  # makes buffers and keys
-    counting, run = Counting(), Replay.__call__
+    counting, runs = Counting(), Replay.runs
 
-    def replay(self: Replay, function: Callable[[], None]) -> None:
+    def replayed(self: Replay) -> Iterator[AbstractContextManager[Any]]:
         counting.paused = True
-        run(self, function)
+        yield from runs(self)
         counting.paused = False
 
-    monkeypatch.setattr(Replay, "__call__", replay)
+    monkeypatch.setattr(Replay, "runs", replayed)
     with counting:
         answer = model.answer(bank, RENT, decoding=one_token)
     assert untimed(answer) == untimed(expected)

@@ -17,16 +17,14 @@ from answers import QUESTIONS, RENT, SHORT, assert_same_sources, engine_of, open
 from conftest import LEASE, RECIPE
 
 from sedem import Answer, Decoding, Document, MemoryBank, SeDeM, SedemConfig
-from sedem.answering import inputs, running
+from sedem.answering import running
 from sedem.answering import scheduler as scheduler_module
 from sedem.answering.decoding import UNANSWERABLE
-from sedem.answering.inputs import is_long
 from sedem.answering.running import Estimate, Question, RunningAnswers, Watch
 from sedem.answering.scheduler import MOST, USUAL, Pace
 from sedem.backbone.loading import open_backbone
 from sedem.engine.batch import Bucket, StaticBatch
-from sedem.engine.rows import Batches
-from sedem.engine.static import QuestionBuffers, Static, open_engine
+from sedem.engine.static import QuestionBuffers, Static, StaticRows, open_engine
 from sedem.errors import (
     BankMismatchError,
     CancelledError,
@@ -37,7 +35,8 @@ from sedem.errors import (
     UnavailableError,
 )
 from sedem.guidance.scores import Guidance
-from sedem.selecting.plan import Request
+from sedem.selecting import plan as plans
+from sedem.selecting.plan import Request, is_long
 
 LONG = Decoding(max_new_tokens=60)
 
@@ -325,14 +324,14 @@ def test_the_blocks_of_an_answer_come_before_its_first_token(
 def test_a_question_that_is_tried_again_sends_its_blocks_once(
     fast: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch, turns: Event
 ) -> None:
-    prefill = RunningAnswers._prefill
+    join = StaticRows.join
 
-    def fail_together(self: RunningAnswers, joined: list[Any]) -> None:
-        if len(joined) > 1:
+    def fail_together(self: StaticRows, rows: list[int], *given: Any) -> Any:
+        if len(rows) > 1:
             raise RuntimeError("out of memory")
-        prefill(self, joined)
+        return join(self, rows, *given)
 
-    monkeypatch.setattr(RunningAnswers, "_prefill", fail_together)
+    monkeypatch.setattr(StaticRows, "join", fail_together)
     with fast.scheduler(rows=3) as scheduler:
         running = scheduler.submit(Request(bank, RENT), SHORT)
         next(running)
@@ -387,7 +386,7 @@ def test_rows_and_waiting_are_checked(fast: SeDeM) -> None:
 @pytest.fixture
 def independent(config: SedemConfig, monkeypatch: pytest.MonkeyPatch) -> SeDeM:
     """A model for which more than one block takes long."""
-    monkeypatch.setattr(inputs, "WIDE", 20)
+    monkeypatch.setattr(plans, "WIDE", 20)
     return opened(config, "static", block_context="independent")
 
 
@@ -566,9 +565,8 @@ def test_a_question_waits_until_there_is_memory(independent: SeDeM, monkeypatch:
     monkeypatch.setattr(batches, "_make_room", counted)
     batches.release()
     batches.limit = 2**24
-    taken = batches.take(Bucket(1, 8, 16, 16))
-    batches.limit = batches._used() + 1000
-    monkeypatch.setattr(batches, "_most", lambda *, wide: 2**24)
+    taken = batches.take(Bucket(4, 256, 256, 64))
+    batches.limit = batches._used() + 1000  # enough for the question, but not beside these
     with independent.scheduler() as scheduler:
         reply = scheduler.submit(Request(bank, RENT, "all"), SHORT)
         assert put_off.wait(60) and reply.answer is None
@@ -630,11 +628,14 @@ def test_no_usual_question_needs_new_buffers_afterwards(
     model.engine = open_engine("static", model)
     bank = model.read([Document("lease.txt", LEASE)])
     made: list[object] = []
-    new_batch, new_buffers = Batches._new, QuestionBuffers.__init__
-    monkeypatch.setattr(Batches, "_new", lambda *a: made.append(a) or new_batch(*a))
-    monkeypatch.setattr(
-        QuestionBuffers, "__init__", lambda *a, **k: made.append(a) or new_buffers(*a, **k)
-    )
+    for kind in (StaticBatch, QuestionBuffers):
+        new = kind.__init__
+
+        def make(*arguments: Any, new: Any = new, **settings: Any) -> None:
+            made.append(arguments)
+            new(*arguments, **settings)
+
+        monkeypatch.setattr(kind, "__init__", make)
     stepped, step = set[StaticBatch](), StaticBatch.step
     monkeypatch.setattr(StaticBatch, "step", lambda s, ids: stepped.add(s) or step(s, ids))
     model.rehearse(bank, decoding=LIMIT)

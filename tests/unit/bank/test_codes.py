@@ -14,7 +14,7 @@ from sedem.bank import codes
 from sedem.bank.codes import Codes, CodesFile, CodeSpace, codes_path, mean_keys
 from sedem.bank.file import delete
 from sedem.reading.building import build_bank
-from sedem.selecting import candidates as search
+from sedem.selecting import select as search
 from sedem.tensors import Quantized
 
 Made = list[list[int]]

@@ -16,13 +16,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
-from sedem.answering.inputs import inputs_of
 from sedem.backbone.loading import open_backbone
 from sedem.backbone.prompts import located_question, question_ids
 from sedem.engine.eager import start_decoding
 from sedem.method import selector
 from sedem.method.injection import GrowingCache, step
-from sedem.selecting.plan import Request, Scores, plan_of
+from sedem.selecting.plan import Request, Scores, inputs_of, plan_of
 from sedem.selecting.select import choose, encode_questions, score_questions
 from sedem_lab.evaluation.cost import Workload, count_flops
 

@@ -1,24 +1,55 @@
+"""What scores tell, and queries of questions that are read once and of a second hop."""
+
 from __future__ import annotations
 
 import math
 import random
+from collections import OrderedDict
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from answers import (
+    RENT,
+    build,
+    engine_of,
+    inputs_for,
+    joined,
+    opened,
+    prepared_for,
+    scores_by,
+    teach,
+)
+from conftest import LEASE, RECIPE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sedem.config import SedemConfig
-from sedem.errors import ConfigError
+from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
+from sedem.backbone.decoder import Backbone
+from sedem.backbone.prompts import SEPARATOR, located_question, question_ids
+from sedem.bank.keys import keys_of
+from sedem.bank.words import score_words
+from sedem.engine import batch as engine_batch
+from sedem.engine.kept import MOST
+from sedem.errors import ConfigError, DataError
 from sedem.guidance.scores import (
     Auto,
     Confidence,
     Guidance,
+    SecondHop,
     blocks_for_mass,
     confidence_features,
     guidance_bias,
+    open_features,
+    reordered,
 )
+from sedem.method.encoder import encode
+from sedem.method.injection import Prefilled
+from sedem.method.selector import block_scores
+from sedem.selecting.plan import Request, Selection
+from sedem.selecting.select import encode_questions
 from sedem_lab.evaluation.metrics import BINS, auroc, calibration_error
 
 
@@ -205,3 +236,264 @@ def test_an_auto_budget_takes_what_it_leaves_open_from_the_model() -> None:
 def test_a_bad_auto_budget_is_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Auto(**settings)
+
+
+# Queries of questions that are read once
+
+
+DOCUMENTS = [Document("lease.txt", LEASE), Document("recipe.txt", RECIPE)]
+SETTINGS = {"block_context": "independent", "guidance": True, "read_once": True}
+
+
+def read_once(config: SedemConfig, engine: str) -> SeDeM:
+    model = opened(config, engine, lora=True, **SETTINGS)
+    assert model.read_once is not None
+    teach(model.read_once)
+    return model
+
+
+@pytest.fixture(params=["eager", "static"])
+def model(request: pytest.FixtureRequest, config: SedemConfig) -> SeDeM:
+    return read_once(config, request.param)
+
+
+@pytest.fixture
+def bank(model: SeDeM) -> MemoryBank:
+    return model.read(DOCUMENTS)
+
+
+def test_scores_come_from_the_decoders_states_of_the_question(
+    model: SeDeM, bank: MemoryBank
+) -> None:
+    part, config, decoder = model.read_once, model.config, model.decoder
+    assert part is not None
+    ids, own = located_question(decoder, RENT)
+    assert ids == question_ids(decoder, RENT)
+    # The start token is at 0, the question after a full block.
+    positions = [0, *range(config.segment_length + 1, config.segment_length + len(ids))]
+    hidden_1PD = decoder.embed(torch.tensor([ids]))
+    hidden_1PD = decoder.run(hidden_1PD, 0, config.inject_layer, torch.tensor([positions]))
+    hidden_QD = hidden_1PD[0, own]
+    expected_N = scores_by(model, bank, part, hidden_QD)
+    torch.testing.assert_close(model.scores(bank, RENT), expected_N, rtol=1e-4, atol=1e-4)
+
+
+class Forgetful(OrderedDict[tuple[int, ...], Any]):
+    """Keeps nothing."""
+
+    def __setitem__(self, key: tuple[int, ...], value: Any) -> None:
+        pass
+
+
+def test_an_answer_reuses_what_was_computed_and_stays_the_same(
+    config: SedemConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, fast = read_once(config, "eager"), read_once(config, "static")
+    bank, decoding = slow.read(DOCUMENTS), Decoding(6)
+    questions = [RENT, "How many eggs?"]
+    expected = [slow.answer(bank, question, k=2, decoding=decoding) for question in questions]
+    reused: list[int] = []
+    run = engine_batch.prefill
+
+    def counted(*given: Any, below_BPD: torch.Tensor | None, **settings: Any) -> Prefilled:
+        reused.append(0 if below_BPD is None else len(below_BPD))
+        return run(*given, below_BPD=below_BPD, **settings)
+
+    monkeypatch.setattr(engine_batch, "prefill", counted)
+    requests = [Request(bank, question, 2) for question in questions]
+    together = fast.answer_requests(requests, decoding)
+    assert reused == [2]
+    assert [one.text for one in together] == [one.text for one in expected]
+    for options in ({"blocks": []}, {"k": 2, "condition": "text"}):
+        answers = [one.answer(bank, RENT, decoding=decoding, **options) for one in (slow, fast)]
+        assert answers[0].text == answers[1].text
+    assert reused == [2, 0, 0]
+    monkeypatch.setattr(engine_of(fast).kept, "prefixes", Forgetful())
+    again = fast.answer(bank, RENT, k=2, decoding=decoding)
+    assert again.text == expected[0].text and reused[-1] == 0
+
+
+def test_an_engine_follows_the_configuration_of_its_model(config: SedemConfig) -> None:
+    model = read_once(config, "static")
+    bank = model.read([Document("a.txt", "900 euros.")])  # shorter than a full block
+    once, part, settings = logits_of(model, bank), model.read_once, model.config
+    model.read_once, model.config = None, settings.with_changes(read_once=False)
+    twice = logits_of(model, bank)
+    assert not torch.allclose(twice, once, atol=1e-3)
+    slow = read_once(config, "eager")
+    slow.read_once, slow.config = None, model.config
+    torch.testing.assert_close(twice, logits_of(slow, bank), rtol=1e-4, atol=1e-4)
+    model.read_once, model.config = part, settings
+    torch.testing.assert_close(logits_of(model, bank), once)
+
+
+def logits_of(model: SeDeM, bank: MemoryBank) -> torch.Tensor:
+    """Logits after a question that has been scored."""
+    model.scores(bank, RENT)
+    with joined(model.engine, [inputs_for(model, Request(bank, RENT, 1))], 1) as (logits_BV, _):
+        return logits_BV
+
+
+def test_only_the_last_prefixes_are_kept(config: SedemConfig) -> None:
+    model = read_once(config, "static")
+    prefixes = engine_of(model).kept.prefixes
+    rows = [torch.tensor([1, number]) for number in range(2, MOST + 4)]
+    model.engine.read_prefixes(rows)
+    assert [*prefixes] == [(1, number) for number in range(4, MOST + 4)]
+    model.engine.release()
+    assert not prefixes
+
+
+@pytest.mark.parametrize(
+    "question", ["  Who is Zoë Ünal?\n", "日本の首都は？", "Question: Answer:", "?"]
+)
+def test_the_own_tokens_of_a_question_spell_it(model: SeDeM, question: str) -> None:
+    decoder = model.decoder
+    ids, place = located_question(decoder, question)
+    assert ids == question_ids(decoder, question)
+    own = ids[place]
+    assert decoder.tokenizer.decode(own).strip() == question.strip()
+    hidden_1QE, mask_1Q = encode_questions(model, model.engine, [question])
+    assert hidden_1QE.shape[1] == len(own) == int(mask_1Q.sum())
+
+
+def test_a_question_that_is_empty_or_leaves_no_room_for_a_block_is_refused(
+    model: SeDeM, bank: MemoryBank
+) -> None:
+    with pytest.raises(DataError, match="the question is empty"):
+        model.answer(bank, " ")
+    ids, own = located_question(model.decoder, RENT)
+    around = len(ids) - len(ids[own])
+    room = model.decoder.max_positions - model.config.segment_length - around
+    with pytest.raises(DataError, match=f"the model reads at most {room:,}"):
+        model.answer(bank, "why " * room)
+
+
+def test_a_question_counts_with_room_for_a_full_block(model: SeDeM) -> None:
+    short = model.read([Document("a.txt", "900 euros.")])
+    request = Request(short, RENT, 1)
+    limit = model.decoder.max_positions - model.config.segment_length
+    prompt = len(question_ids(model.decoder, RENT))
+    prepared_for(model, request, limit - prompt)
+    with pytest.raises(ConfigError, match="positions, the decoder has"):
+        prepared_for(model, request, limit - prompt + 1)
+
+
+def test_it_needs_independent_blocks_and_one_backbone(config: SedemConfig) -> None:
+    with pytest.raises(ConfigError, match="needs independent blocks and one backbone"):
+        config.with_changes(block_context="joint", read_once=True)
+    with pytest.raises(ConfigError, match="needs independent blocks and one backbone"):
+        config.with_changes(**SETTINGS, decoder="another")
+
+
+# A second hop
+
+
+@pytest.fixture(params=["eager", "static"])
+def hopping(request: pytest.FixtureRequest, config: SedemConfig) -> SeDeM:
+    model = opened(config, request.param, second_hop=True, selection="both")
+    assert model.second_hop is not None
+    teach(model.second_hop)
+    return model
+
+
+def selected(model: SeDeM, bank: MemoryBank, **options: object) -> Selection:
+    request = replace(Request(bank, RENT, 3), **options)  # type: ignore[arg-type]
+    prepared = prepared_for(model, request, 4)
+    return prepared.selection
+
+
+def test_the_second_hop_orders_the_others_which_keep_the_totals_of_the_first(
+    hopping: SeDeM,
+) -> None:
+    bank, part = hopping.read(DOCUMENTS), hopping.second_hop
+    assert part is not None
+    once = selected(hopping, bank, hops=1).scores
+    first = int(once.total.argmax())
+    text = hopping.encoder.token_ids(bank.block_text(first) + SEPARATOR)
+    question = hopping.encoder.token_ids(RENT)
+    states = encode(hopping.encoder, torch.tensor([text + question]), hopping.config.extract_layers)
+    hidden_1QE = hopping.mixture(states.float())[:, -len(question) :]
+    weight = hopping.selector.w_query.weight + part.up.weight @ part.down.weight
+    projected = hopping.selector.norm_query(hidden_1QE) @ weight.T
+    heads = projected.unflatten(-1, (hopping.selector.heads, -1))
+    query_1QRH = heads / heads.norm(dim=-1, keepdim=True)
+    every = range(len(bank))
+    again_N = block_scores(
+        query_1QRH,
+        torch.ones(1, len(question), dtype=torch.bool),
+        keys_of(bank, hopping.selector, every).dequantize()[None],
+        torch.as_tensor(bank.slot_tokens(every))[None] > 0,
+    )[0]
+    a, b, c = part.weights.tolist()
+    assert once.states is not None and once.words is not None
+    named_N = score_words(bank, bank.block_text(first)).scores
+    order_N = again_N + a * once.states + b * once.words.scores + c * named_N
+    others = sorted((n for n in every if n != first), key=lambda n: -order_N[n])
+    expected_N = once.total.clone()
+    for block, total in zip(others, sorted(once.total[others].tolist(), reverse=True), strict=True):
+        expected_N[block] = total
+    twice = selected(hopping, bank, hops=2)
+    assert torch.equal(twice.scores.total, expected_N)
+    assert twice.ranked[0] == first
+    assert twice.confidence == selected(hopping, bank, hops=1).confidence
+
+
+def test_auto_hops_where_the_first_block_leaves_something_open(hopping: SeDeM) -> None:
+    bank, part = hopping.read(DOCUMENTS), hopping.second_hop
+    assert part is not None
+    totals = {hops: selected(hopping, bank, hops=hops).scores.total for hops in (1, 2)}
+    for bias, hops in ((-9.0, 1), (9.0, 2)):
+        with torch.no_grad():
+            part.open.bias.fill_(bias)
+        assert torch.equal(selected(hopping, bank, hops="auto").scores.total, totals[hops])
+
+
+def test_forced_blocks_blocks_by_words_and_a_single_block_have_one_hop(hopping: SeDeM) -> None:
+    bank = hopping.read(DOCUMENTS)
+    for options in ({"blocks": [1, 0], "k": None}, {"selection": "words"}):
+        once, twice = (selected(hopping, bank, hops=hops, **options) for hops in (1, 2))
+        assert once.ranked == twice.ranked and torch.equal(once.scores.total, twice.scores.total)
+    single = hopping.read([Document("a.txt", "900 euros.")])
+    assert len(single) == 1 and selected(hopping, single, hops=2).ranked == [0]
+
+
+def test_a_second_hop_stays_within_the_requested_documents(hopping: SeDeM) -> None:
+    bank = hopping.read(DOCUMENTS)
+    found = selected(hopping, bank, hops=2, documents=["recipe.txt"], k="all")
+    assert {bank.blocks[n].document for n in found.ranked} == {1}
+
+
+def test_it_begins_with_the_queries_of_the_selector(model: SeDeM) -> None:
+    part = SecondHop(model.selector)
+    hidden_1QE = torch.randn(1, 3, model.encoder.width)
+    assert torch.equal(part.queries(model.selector, hidden_1QE), model.selector.queries(hidden_1QE))
+
+
+def test_blocks_of_other_documents_stay_out_of_both_hops() -> None:
+    total_N = torch.tensor([-torch.inf, 7.0, 4.0, 5.0])
+    again_N = torch.tensor([-torch.inf, 90.0, 30.0, 20.0])
+    assert reordered(total_N, again_N, 1).tolist() == [-torch.inf, 7.0, 5.0, 4.0]
+
+
+def test_features_say_how_much_the_first_block_covers_and_how_far_others_are_behind() -> None:
+    total_N = torch.tensor([3.0, 7.0, 5.0, -torch.inf])
+    states_N = torch.tensor([1.0, 4.0, 2.0, -torch.inf])
+    found = open_features(total_N, states_N, 0.25, 4)
+    torch.testing.assert_close(found, torch.tensor([0.25, 1.0, 0.5]))
+    alone = open_features(torch.tensor([3.0]), torch.tensor([1.0]), 1.0, 4)
+    torch.testing.assert_close(alone, torch.tensor([1.0, 0.25, 0.0]))
+
+
+def test_a_checkpoint_keeps_its_second_hop(
+    config: SedemConfig, backbone: Backbone, tmp_path: Path
+) -> None:
+    model = build(config, backbone, second_hop=True, hops="auto")
+    assert model.second_hop is not None
+    with torch.no_grad():
+        model.second_hop.weights.copy_(torch.tensor([0.1, 0.2, 0.3]))
+    folder = tmp_path / "model"
+    model.save_pretrained(folder)
+    again = SeDeM.from_pretrained(folder)
+    assert again.second_hop is not None and again.config.hops == "auto"
+    torch.testing.assert_close(again.second_hop.weights.data, torch.tensor([0.1, 0.2, 0.3]))

@@ -20,7 +20,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from synthetic import answer_or_error, decoding_of, synthetic_bank, synthetic_questions
 
 from sedem import MemoryBank, SeDeM
-from sedem.answering import inputs, running
+from sedem.answering import running
 from sedem.answering.conversation import conversation_request
 from sedem.answering.running import Estimate, Selected
 from sedem.backbone.decoder import Backbone
@@ -29,6 +29,7 @@ from sedem.bank.memory_bank import Snapshot
 from sedem.bank.parts import PartFile, Parts
 from sedem.config import SedemConfig
 from sedem.errors import BankError, SedemError
+from sedem.selecting import plan as plans
 from sedem.selecting.plan import Request
 from sedem.types import Answer
 from sedem_serve.ray import replicas
@@ -152,7 +153,7 @@ def test_a_text_that_came_with_a_question_is_not_split(model: SeDeM, bank: Memor
 def test_an_engine_tells_how_long_an_answer_takes(
     config: SedemConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inputs, "WIDE", 20)
+    monkeypatch.setattr(plans, "WIDE", 20)
     monkeypatch.setattr(running, "TELL", 0.0)
     monkeypatch.setattr(running, "MEASURED", 0.0)
     model = opened(config, "static", block_context="independent")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,13 +15,14 @@ from conftest import LEASE, POSITIONS
 
 from sedem import Auto, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.answering.decoding import Decoding
-from sedem.answering.inputs import check_fits, inputs_of
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.prompts import question_ids
+from sedem.bank import blocks as bank_blocks
+from sedem.bank.keys import prepare, save_keys
 from sedem.errors import ConfigError, DataError, UnknownDocumentError
-from sedem.selecting import candidates as search
-from sedem.selecting.plan import Request, Scores, plan_of
-from sedem.selecting.select import choose, select
+from sedem.selecting import select as search
+from sedem.selecting.plan import Request, Scores, check_fits, inputs_of, plan_of
+from sedem.selecting.select import choose, encode_questions, select
 
 
 def test_forcing_the_blocks_that_would_be_selected_changes_nothing(
@@ -277,3 +279,79 @@ def test_a_large_bank_is_not_searched_for_candidates_of_other_documents(
     monkeypatch.setattr(search, "CANDIDATES_ALONE", 4)
     answer = model.answer(bank, RENT, k=4, decoding=SHORT, documents=[1])
     assert untimed(answer) == untimed(expected)
+
+
+# Candidates in a large bank
+
+
+@pytest.fixture
+def large(model: SeDeM, documents: list[Document], monkeypatch: pytest.MonkeyPatch) -> MemoryBank:
+    """A bank that is searched like a large one, with five candidates a question."""
+    monkeypatch.setattr(search, "COARSE_FROM", 1)
+    monkeypatch.setattr(search, "CANDIDATES", 5)
+    monkeypatch.setattr(search, "CANDIDATES_ALONE", 5)
+    return model.read(documents)
+
+
+def scored(model: SeDeM, *requests: Request) -> list[Scores]:
+    plans = [plan_of(model, request) for request in requests]
+    return [found.scores for found in select(model, model.engine, plans)]
+
+
+@pytest.mark.parametrize("keys", ["made", "cached", "stored"])
+def test_candidates_have_exact_scores(
+    keys: str, model: SeDeM, large: MemoryBank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bank_blocks, "SCAN", 3)
+    if keys == "cached":
+        prepare(large, model.selector)
+    elif keys == "stored":
+        large.save(tmp_path / "a.bank")
+        large = MemoryBank.open(tmp_path / "a.bank")
+        save_keys(large, model.selector)
+    exact = model.scores(large, RENT)
+    found = scored(model, Request(large, RENT, k=2))[0].total
+    is_candidate = found > -torch.inf
+    assert is_candidate.sum() == 5 < len(large)
+    torch.testing.assert_close(found[is_candidate], exact[is_candidate])
+    codes = search.bank_codes(large, model.selector)
+    states, _ = encode_questions(model, model.engine, [RENT])
+    query_E = model.selector.queries(states)[0].mean(0).flatten().detach()
+    assert set(codes.nearest(query_E, 5).tolist()) == set(is_candidate.nonzero()[:, 0].tolist())
+
+
+@pytest.mark.parametrize(
+    "needs", [{"k": "all"}, {"k": 6}, {"ranking": True}, {"blocks": [0, 1]}, {"k": 2}]
+)
+def test_small_banks_and_requests_that_need_it_get_every_score(
+    needs: dict[str, Any], model: SeDeM, large: MemoryBank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if needs == {"k": 2}:
+        monkeypatch.setattr(search, "COARSE_FROM", len(large))
+    found = scored(model, Request(large, RENT, **needs))[0].total
+    torch.testing.assert_close(found, model.scores(large, RENT))
+
+
+def test_blocks_with_words_of_the_question_are_candidates_too(
+    model: SeDeM, large: MemoryBank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "CANDIDATES", 1)
+    large.append(model.read([Document("other.txt", "Nothing but Xanthippe. " * 3)]))
+    by_states, by_both = scored(
+        model,
+        Request(large, "Who is Xanthippe?", selection="states", k=1),
+        Request(large, "Who is Xanthippe?", selection="both", k=1),
+    )
+    assert (by_states.total > -torch.inf).sum() == search.CANDIDATES_ALONE == 5
+    assert by_both.states is not None
+    assert by_both.words is not None
+    held = by_both.words.scores > 0
+    is_candidate = by_both.states > -torch.inf
+    assert is_candidate[held].all()
+    assert (is_candidate & ~held).sum() <= search.CANDIDATES
+    wanted = int(by_both.words.scores.argmax())
+    assert by_both.words.matching(wanted) == ("Xanthippe",)
+    exact = model.scores(large, "Who is Xanthippe?")
+    torch.testing.assert_close(by_both.states[wanted], exact[wanted])
+    expected = exact[wanted] + model.config.word_weight * by_both.words.scores[wanted]
+    torch.testing.assert_close(by_both.total[wanted], expected)

@@ -16,10 +16,12 @@ from serving import KEYS, READER, SCOPED, SECRET, bearer
 from unit.server.conftest import read_all, send
 
 from sedem import Decoding, MemoryBank, SeDeM, SedemConfig
-from sedem.answering import inputs, running
+from sedem.answering import running
 from sedem.answering.conversation import conversation_request
 from sedem.backbone.decoder import Backbone
 from sedem.engine.device import between_pieces
+from sedem.engine.eager import EagerRows
+from sedem.selecting import plan as plans
 from sedem.selecting.plan import Options, Request
 from sedem_serve.server.app import create_app
 from sedem_serve.server.asking import decoding_of
@@ -524,10 +526,10 @@ def test_a_stream_tells_how_long_it_takes(
     make_client: Callable[..., TestClient], lease: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module, name, value in (
-        (inputs, "WIDE", 20), (running, "TELL", 0.0), (running, "MEASURED", 0.0)
+        (plans, "WIDE", 20), (running, "TELL", 0.0), (running, "MEASURED", 0.0)
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
-    monkeypatch.setattr(running.RunningAnswers, "_prefill", _told_first)
+    monkeypatch.setattr(EagerRows, "join", _told_first)
     client = make_client(banks={"lease": lease})
     lines = client.post(CHAT, json=asks(k="all", stream=True)).text.split("\n\n")
     found = [json.loads(line[6:]).get("sedem", {}) for line in lines if line.startswith("data: {")]
@@ -539,11 +541,11 @@ def test_a_stream_tells_how_long_it_takes(
     assert " s for 29 blocks" in client.post("/v1/responses", json=body).text
 
 
-def _told_first(self: Any, joined: Any, prefill: Any = running.RunningAnswers._prefill) -> None:
+def _told_first(*given: Any, join: Any = EagerRows.join) -> Any:
     """The reference engine loads no blocks one by one."""
     for done in (1, 2):
         between_pieces(done, 29)
-    prefill(self, joined)
+    return join(*given)
 
 
 def schema(properties: Any) -> dict[str, Any]:

@@ -134,12 +134,12 @@ def test_an_answer_that_takes_too_long_or_a_second_signal_ends_it(
 STUCK = """
 import pickle, sys, time
 from answers import opened
-from sedem.answering import inputs
+from sedem.selecting import plan as plans
 from sedem.engine.kept import BlockWalk
 from sedem_serve.server import run, service
 from sedem_serve.server.settings import Settings
 
-inputs.WIDE = 20
+plans.WIDE = 20
 config, folder, pause = pickle.loads(bytes.fromhex(sys.argv[1])), sys.argv[2], float(sys.argv[3])
 compute = BlockWalk.compute
 

@@ -11,7 +11,7 @@ import torch
 from unit.training.blocks import BLOCKS, HEADS, WIDTH, asked
 
 from sedem import SeDeM
-from sedem.guidance.queries import SecondHop
+from sedem.guidance.scores import SecondHop
 from sedem.method.selector import Selector
 from sedem_lab.data.examples import Evidence, ExampleSet
 from sedem_lab.training.calibration import (

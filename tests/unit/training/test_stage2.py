@@ -13,7 +13,6 @@ from torch import Tensor
 from unit.training.blocks import block_dataset, collator
 
 from sedem import SeDeM, SedemConfig
-from sedem.answering.inputs import inputs_of
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
 from sedem.backbone.prompts import answer_ids, question_ids
@@ -22,7 +21,7 @@ from sedem.engine.eager import start_decoding
 from sedem.method.encoder import encode
 from sedem.method.injection import prefill
 from sedem.method.segments import segment_text
-from sedem.selecting.plan import Request, Scores, plan_of
+from sedem.selecting.plan import Request, Scores, inputs_of, plan_of
 from sedem.selecting.select import choose
 from sedem_lab.data.examples import Example, ExampleSet
 from sedem_lab.training.stage2 import Stage2, Stage2Losses
