@@ -14,7 +14,7 @@ from experiments.system.bench import BATCHES, CONTEXTS, SEDEM_CONTEXTS, bench_ce
 from experiments.system.cells import Cell
 from experiments.system.scales import SHIPPED, Scale
 from experiments.system.search import BANK_SIZES, BEST
-from experiments.system.tables import NOT_RUN, Number, entries, made_on, markdown_table, study
+from experiments.system.tables import NOT_RUN, Number, entries, made_on, markdown_table, ours
 from experiments.system.timing import GROWN
 from sedem.backbone.loading import read_config
 from sedem.bank.codes import SIGNS
@@ -141,13 +141,10 @@ def _power(tokens: int) -> str:
     return f"1e{round(math.log10(tokens))}"
 
 
-@study(
-    "What banks of up to 10^12 tokens take",
-    "The paper gives no numbers of this kind.",
-    render=_plan,
-)
+@ours(render=_plan)
 def plan(scale: Scale) -> Iterator[Number]:
-    """The measurements behind the plan, which is about sedem-nano on one core."""
+    """What banks of up to 10^12 tokens take."""
+    # The plan is about sedem-nano on one core.
     if scale.name == "paper":
         return
     for cell, metric, title, digits in _columns(scale).values():

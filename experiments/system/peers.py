@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -79,24 +79,6 @@ from sedem_lab.evaluation.readers import (
     open_model,
 )
 
-
-@runtime_checkable
-class Keeper(Protocol):
-    """A reader that keeps keys and values of blocks."""
-
-    def warm(self, memory: Any) -> int:
-        """Compute the keys and values of all blocks ahead; return how many blocks are ready."""
-        ...
-
-    def anew(self, memory: Any) -> Any:
-        """The same memory, with nothing kept."""
-        ...
-
-    def kept_bytes(self, memory: Any) -> int:
-        """Bytes of the keys and values of all its blocks."""
-        ...
-
-
 QUESTION_ROOM = 64
 """Number of positions reserved for a question when a context is read."""
 
@@ -108,7 +90,6 @@ class Tokens:
     Attributes:
         ids: start token and context `[1, P]`.
         tokens: number of tokens of the whole context.
-        stored_bytes: bytes stored to answer from.
         cache: keys and values of `ids`; None if they are not cached.
     """
 
@@ -124,8 +105,7 @@ class HuggingFace:
     name = "hf"
 
     def __init__(self, backbone: Backbone, decoding: Decoding) -> None:
-        self.backbone = backbone
-        self.decoding = decoding
+        self.backbone, self.decoding = backbone, decoding
 
     @classmethod
     def open(cls, settings: MethodSettings) -> Self:
@@ -157,8 +137,7 @@ class HuggingFace:
         Raises:
             DataError: the question is longer than `QUESTION_ROOM` tokens.
         """
-        backbone = self.backbone
-        clock = Clock(backbone.device)
+        backbone, clock = self.backbone, Clock(self.backbone.device)
         prompt = question_ids(backbone, question)[1:]
         if len(prompt) > QUESTION_ROOM:
             raise DataError(f"the question has {len(prompt)} tokens, at most {QUESTION_ROOM} fit")
@@ -167,16 +146,11 @@ class HuggingFace:
         logits_1V, step = self.prefill(memory, prompt_1P)
         (transcript,) = generate_timed(backbone, logits_1V, step, self.decoding, clock)
         assert transcript.finish_reason is not None
+        ended, seen = transcript.finish_reason, memory.ids.shape[1] + len(prompt)
         return Answer(
-            text=transcript.text,
-            citations=(),
-            k=0,
-            blocks=0,
-            timings=clock.timings,
-            finish_reason=transcript.finish_reason,
-            model=self.name,
+            *(transcript.text, (), 0, 0, clock.timings, ended, self.name),
             cut=transcript.cut(),
-            conditioning=memory.ids.shape[1] + len(prompt),
+            conditioning=seen,
             stored_bytes=memory.stored_bytes,
             context_tokens=memory.tokens,
         )
@@ -184,8 +158,7 @@ class HuggingFace:
     def prefill(self, memory: Tokens, prompt_1P: Tensor) -> tuple[Tensor, Callable[..., Tensor]]:
         """Logits after context and question `[1, V]`, and a function that runs one more token."""
         cache = DynamicCache(config=self.backbone.model.config)
-        ids_1P = torch.cat([memory.ids, prompt_1P], dim=1)
-        logits_1V = self.forward(ids_1P, cache)
+        logits_1V = self.forward(torch.cat([memory.ids, prompt_1P], dim=1), cache)
         return logits_1V, lambda ids_B: self.forward(ids_B[:, None], cache)
 
     def forward(self, ids_1P: Tensor, cache: Any) -> Tensor:
@@ -326,14 +299,14 @@ class TextSource:
 
     Args:
         embedding: embeddings of all tokens `[V, D]`.
+        bank: the same blocks, to select from.
     """
 
     path = None
     """Nothing of it is stored."""
 
-    def __init__(self, ids: Sequence[Tensor], embedding: Tensor) -> None:
-        self.ids = ids
-        self.embedding = embedding
+    def __init__(self, ids: Sequence[Tensor], embedding: Tensor, bank: MemoryBank) -> None:
+        self.ids, self.embedding, self.bank = ids, embedding, bank
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -347,14 +320,6 @@ class TextSource:
         """1 for each token of some blocks, 0 for padding `[K, J]`."""
         ones = [torch.ones_like(self.ids[index]) for index in indices]
         return pad_sequence(ones, batch_first=True) if ones else torch.zeros(0, 1).long()
-
-
-@dataclass(frozen=True)
-class TextMemory:
-    """A bank to select from, and the same blocks as text."""
-
-    bank: MemoryBank
-    source: TextSource
 
 
 class TextBlocks:
@@ -373,10 +338,7 @@ class TextBlocks:
     def __init__(
         self, model: SeDeM, backbone: Backbone, k: Budget | None, decoding: Decoding, engine: str
     ) -> None:
-        self.model = model
-        self.backbone = backbone
-        self.k = k
-        self.decoding = decoding
+        self.model, self.backbone, self.k, self.decoding = model, backbone, k, decoding
         # Token embeddings of independent blocks enter at the first layer.
         config = SedemConfig(
             encoder=model.config.decoder or model.config.encoder,
@@ -407,73 +369,66 @@ class TextBlocks:
         model, decoder = open_model(settings), frozen_decoder(settings)
         return cls(model, decoder, settings.k, decoding_of(settings), settings.engine)
 
-    def read(self, documents: Sequence[Document]) -> TextMemory:
+    def read(self, documents: Sequence[Document]) -> TextSource:
         """Read documents into a bank, and tokenize its blocks; nothing is kept yet."""
         bank = self.model.read(documents)
         texts = [bank.block_text(index) for index in range(len(bank))]
         ids = [torch.tensor(self.backbone.token_ids(text)) for text in texts]
-        return TextMemory(bank, TextSource(ids, self.engine.decoder.embedding))
+        return TextSource(ids, self.engine.decoder.embedding, bank)
 
     @torch.no_grad()
-    def warm(self, memory: TextMemory) -> int:
+    def warm(self, memory: TextSource) -> int:
         """Compute those of all blocks that fit; return how many blocks are ready."""
         kept = self.engine.kept
         room = sum(level.limit for level in kept.levels)
-        for index, tokens in enumerate(kept.walk.sizes(memory.source, range(len(memory.source)))):
+        for index, tokens in enumerate(kept.walk.sizes(memory, range(len(memory)))):
             room -= kept.entry_bytes(tokens)
             if room < 0:
                 return index
             with self.engine.device_lock():
-                kept.fetch(memory.source, [index])
-        return len(memory.source)
+                kept.fetch(memory, [index])
+        return len(memory)
 
-    def anew(self, memory: TextMemory) -> TextMemory:
+    def anew(self, memory: TextSource) -> TextSource:
         """The same memory, with nothing kept."""
         prepare(memory.bank, self.model.selector)
-        source = TextSource(memory.source.ids, memory.source.embedding)
-        return replace(memory, source=source)
+        return TextSource(memory.ids, memory.embedding, memory.bank)
 
-    def kept_bytes(self, memory: TextMemory) -> int:
+    def kept_bytes(self, memory: TextSource) -> int:
         """Bytes of the keys and values of all blocks, in all layers."""
-        return _every_block_bytes(self.engine.kept, memory.source)
+        return _every_block_bytes(self.engine.kept, memory)
 
     @torch.no_grad()
-    def answer(self, memory: TextMemory, question: str) -> Answer:
+    def answer(self, memory: TextSource, question: str) -> Answer:
         """Answer one question.
 
         Raises:
             DataError: the question is empty or too long.
             ConfigError: the blocks, the prompt and an answer exceed the decoder's positions.
         """
-        model, bank, source = self.model, memory.bank, memory.source
-        clock = Clock(self.backbone.device)
+        model, bank, clock = self.model, memory.bank, Clock(self.backbone.device)
         plan = plan_of(model, Request(bank, question, self.k, condition="memory", hops=1))
         [selection] = select(model, model.engine, [plan], clock)
         clock.timings["select_ms"] = clock.timings["encode_ms"] + clock.timings["score_ms"]
         blocks, limit = selection.memory, self.decoding.max_new_tokens
         prefix = torch.tensor(question_ids(self.backbone, question))
-        sizes = self.engine.kept.walk.sizes(source, blocks)
+        sizes = self.engine.kept.walk.sizes(memory, blocks)
         check_fits(self.modules, sizes, len(prefix), limit)
-        inputs = AnswerInputs(source, blocks, selection.scores.total[blocks], prefix)
+        inputs = AnswerInputs(memory, blocks, selection.scores.total[blocks], prefix)
         clock.lap("gather_ms")
         with self.engine.open_rows(1) as rows:
             logits_1V = rows.join([0], [inputs], [limit])
             clock.lap("prefill_ms")
-            (transcript,) = generate_timed(
-                self.backbone, logits_1V, rows.step, self.decoding, clock
-            )
+            given = self.backbone, logits_1V, rows.step, self.decoding, clock
+            (transcript,) = generate_timed(*given)
         assert transcript.finish_reason is not None
+        cited = tuple(
+            bank.citation(block, rank, float(selection.scores.total[block]))
+            for rank, block in enumerate(selection.ranked, start=1)
+        )
+        counts, ended = (len(blocks), len(bank)), transcript.finish_reason
         return Answer(
-            text=transcript.text,
-            citations=tuple(
-                bank.citation(block, rank, float(selection.scores.total[block]))
-                for rank, block in enumerate(selection.ranked, start=1)
-            ),
-            k=len(blocks),
-            blocks=len(bank),
-            timings=clock.timings,
-            finish_reason=transcript.finish_reason,
-            model=self.name,
+            *(transcript.text, cited, *counts, clock.timings, ended, self.name),
             cut=transcript.cut(),
             conditioning=sum(sizes) + len(prefix),
             stored_bytes=bank.memory_bytes,
@@ -533,6 +488,10 @@ def _every_block_bytes(kept: Kept, source: Any) -> int:
     return sum(kept.entry_bytes(n) for n in kept.walk.sizes(source, range(len(source))))
 
 
+KEEPERS = TextBlocks | WarmSedem
+"""Readers that keep keys and values of blocks."""
+
+
 def sedem_opener(
     name: str,
     *,
@@ -570,11 +529,9 @@ def _opener(kind: type[HuggingFace] | type[TextBlocks]) -> Opener:
     return opened
 
 
+_KINDS = (HuggingFace, Compiled, PrefixCached, LlamaCpp, TextBlocks)
 PEERS: dict[str, Opener] = {
-    **{
-        kind.name: _opener(kind)
-        for kind in (HuggingFace, Compiled, PrefixCached, LlamaCpp, TextBlocks)
-    },
+    **{kind.name: _opener(kind) for kind in _KINDS},
     "sedem-all-blocks": sedem_opener("sedem-all-blocks", k=ALL),
     "sedem-all-layers": sedem_opener("sedem-all-layers", changed=without_early_exit),
     "comprexit-128": _open_short_pieces,

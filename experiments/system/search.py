@@ -25,7 +25,7 @@ from torch import Tensor
 
 from experiments.system.cells import Cell, checkpoint_of, examples_of
 from experiments.system.scales import SHIPPED, Questions, Scale
-from experiments.system.timing import resident
+from experiments.system.timing import process_bytes
 from sedem import Document, MemoryBank, SeDeM
 from sedem.bank.blocks import BlockRow, Blocks
 from sedem.bank.codes import CodesFile, CodeSpace, mean_keys
@@ -372,13 +372,13 @@ def _memory(bank: MemoryBank, questions: list[str]) -> float:
 
 def _search_memory(path: Path, questions: list[str]) -> float:
     model = SeDeM.from_pretrained(SHIPPED)
-    before = resident()
+    before = process_bytes("RssAnon")
     bank = MemoryBank.open(path)
     codes = bank_codes(bank, model.selector)
     for question in questions:
         score_words(bank, question, POSTINGS)
         codes.nearest(torch.ones(len(codes.space.mean_E)), min(CANDIDATES, len(bank)))
-    return (resident() - before) / 1e6
+    return (process_bytes("RssAnon") - before) / 1e6
 
 
 def _stored(
