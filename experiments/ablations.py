@@ -15,6 +15,8 @@ from sedem_lab.training.recipe import read_entries
 
 Row = tuple[str, Variant, Mapping[str, float | None]]
 """A label, its variant, and the paper's scores by set and metric, such as "hotpotqa f1"."""
+LOSSES = [(f"{kind} loss", f"{kind}.memory", 3) for kind in ("continuation", "recall")]
+"""What a model's memory tells of text on held-out windows."""
 
 
 def ablation(
@@ -40,8 +42,7 @@ def ablation(
             questions, metric = key.split()
             column = f"{names[questions]} {SCORES[metric]} (28 layers)"
             yield Number(label, column, value, metric="")
-        losses = ((f"{kind} loss", f"{kind}.memory", 3) for kind in ("continuation", "recall"))
-        yield from entries(label, Cell("memory", variant=trained), *losses)
+        yield from entries(label, Cell("memory", variant=trained), *LOSSES)
 
 
 def answers(
@@ -114,6 +115,24 @@ def lora(scale: Scale) -> Iterator[Number]:
         }
         rows.append((f"{name} decoder", studied(scale, variant), printed))
     return ablation(scale, rows)
+
+
+CONTEXT_TOKENS = {
+    "those after the window (ours)": BASE,
+    "the window's own": Variant("window-tokens", stage1=("losses.context_tokens=window",)),
+    "both": Variant("both-tokens", stage1=("losses.context_tokens=both",)),
+}
+
+
+@study()
+def context_tokens(scale: Scale) -> Iterator[Number]:
+    """Tokens of the context loss in stage 1.
+
+    The paper says context-window prediction, and a line that it leaves out of the text names the
+    reconstruction of tokens. Losses of memory after stage 1 alone.
+    """
+    for label, variant in CONTEXT_TOKENS.items():
+        yield from entries(label, Cell("memory", variant=studied(scale, variant)), *LOSSES)
 
 
 @study()

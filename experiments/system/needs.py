@@ -363,7 +363,7 @@ def measure(
         whole: run every layer. By default, a baseline runs with few: its layers are alike, and some
             methods read a context in a hundred passes.
     """
-    rows = rows or recipe.optimization.batch_size
+    rows = rows or recipe.optimization.rows(question.context + question.question + question.answer)
     if whole or not isinstance(recipe, BaselineRecipe) or recipe.method == "rag":
         return _measured(recipe, question, rows, checkpointing)
     less, more = (_measured(recipe, question, rows, checkpointing, layers) for layers in FEW)

@@ -70,7 +70,8 @@ def test_the_full_bank_is_trained_with_every_block_and_without_evidence(name: st
     assert not recipe.data.evidence_only
     assert (recipe.losses.select, recipe.losses.conditioning) == (0, "selected")
     # The same steps, in batches that fit where the decoder sees every block.
-    steps = {"batch_size": 4, "accumulation": 4}
+    tokens = selects.optimization.batch_tokens and 35_000
+    steps = {"batch_size": 4, "accumulation": 4, "batch_tokens": tokens}
     rates = {**selects.optimization.learning_rates, "selector": 0}
     assert recipe == selects.with_changes(
         model=selects.model.with_changes(k="all"),

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 from tqdm.auto import tqdm
 
 from sedem.durable_files import build_once, check_free_space, write_text
@@ -231,3 +231,11 @@ class ExampleDataset(Dataset[Item], ABC, Generic[Item]):
         names, dropped, cut = json.loads((folder / COUNTS).read_text())
         self.dropped, self.cut = before[0] + Counter(dropped), before[1] + Counter(cut)
         return {name: Ragged.load(folder, name) for name in names}
+
+
+def lengths_of(data: Dataset[Any]) -> NDArray[np.int64] | None:
+    """Tokens of each item of a set of examples, or of a part of one; None for windows of text."""
+    if isinstance(data, Subset):
+        own = lengths_of(data.dataset)
+        return None if own is None else own[list(data.indices)]
+    return data.lengths if isinstance(data, ExampleDataset) else None

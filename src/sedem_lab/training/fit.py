@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence, Sized
 from contextlib import nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -40,6 +41,7 @@ from sedem_lab.training.checkpoints import (
     remove,
     seal,
 )
+from sedem_lab.training.example_dataset import lengths_of
 from sedem_lab.training.memory import set_checkpointing
 from sedem_lab.training.recipe import Recipe
 from sedem_lab.training.run_setup import (
@@ -136,7 +138,7 @@ def fit(
             torch.cuda.device_count(),
         )
     set_checkpointing(stage, recipe.optimization, training)
-    run = Run(stage, recipe, output, len(cast(Sized, training)), shown=progress is None)
+    run = Run(stage, recipe, output, training, shown=progress is None)
     resumed_from = run.resume()
     if settings.push_to and own.is_main_process:
         # Also before the first step, so that what the hub refuses is known in time.
@@ -155,13 +157,13 @@ def fit(
         for step in left:
             # The gradients of a step's batches are averaged; over processes with the last one.
             trainable.progress = run.step / run.steps
-            for number in range(len(step)):
-                batch = run.on_device(next(batches))
-                waits = number + 1 < len(step)
-                with run.accelerator.no_sync(run.wrapped) if waits else nullcontext():
+            examples = sum(map(len, step))
+            for number, indices in enumerate(step, 1):
+                batch, share = run.on_device(next(batches)), len(indices) / examples
+                with run.accelerator.no_sync(run.wrapped) if number < len(step) else nullcontext():
                     parts = run.forward(batch)
-                    run.accelerator.backward(parts["loss"] / len(step))
-                losses.add(parts, 1 / len(step))
+                    run.accelerator.backward(parts["loss"] * share)
+                losses.add(parts, share)
                 run.new_tokens = run.new_tokens + trainable.tokens(batch)
             norm = run.accelerator.clip_grad_norm_(
                 [*run.trained.values()], recipe.optimization.max_grad_norm
@@ -171,7 +173,7 @@ def fit(
             run.optimizer.step()
             run.optimizer.zero_grad()
             run.step += 1
-            run.examples += own.num_processes * sum(map(len, step))
+            run.examples += own.num_processes * examples
 
             # Show, log, evaluate and save, each at its interval.
             run.bar.update()
@@ -266,7 +268,7 @@ class Run:
     """A training on its way: its modules, counts and log, its batches and its checkpoints.
 
     Args:
-        count: examples of the training data.
+        training: its examples.
         shown: whether a bar and log lines show it.
 
     Attributes:
@@ -280,10 +282,21 @@ class Run:
     """
 
     def __init__(
-        self, stage: nn.Module, recipe: Recipe, output: Path, count: int, shown: bool
+        self,
+        stage: nn.Module,
+        recipe: Recipe,
+        output: Path,
+        training: Dataset[Any],
+        shown: bool,
     ) -> None:
         own, optimization = processes(), recipe.optimization
-        self.stage, self.recipe, self.output, self.count = stage, recipe, output, count
+        self.stage, self.recipe, self.output = stage, recipe, output
+        self.count, self.lengths = len(cast(Sized, training)), lengths_of(training)
+        if optimization.batch_tokens and self.lengths is None:
+            raise ConfigError(
+                f"optimization.batch_tokens is {optimization.batch_tokens}, but windows of text "
+                "are of one length; set optimization.batch_size instead"
+            )
         self.step, self.examples, self.tokens = 0, 0, 0
         self.new_tokens: int | Tensor = 0
         self.best: tuple[int, float] = (0, math.inf)
@@ -316,7 +329,7 @@ class Run:
         # A step has the same examples for any number of processes, which fill up the last batches
         # of a pass.
         self.batches_of_step = share_of_batches(optimization, own.num_processes)
-        rounds = math.ceil(count / (optimization.batch_size * own.num_processes))
+        rounds = math.ceil(self.count / (optimization.batch_size * own.num_processes))
         self.steps_of_epoch = math.ceil(rounds / self.batches_of_step)
         epochs = optimization.epochs or 0.0
         self.steps = optimization.steps or math.ceil(epochs * self.steps_of_epoch)
@@ -336,9 +349,33 @@ class Run:
             missing = -self.count % (size * own.num_processes)
             order += [order[number % self.count] for number in range(missing)]
         batches = [order[at : at + size] for at in range(0, len(order), size)]
-        batches = batches[own.process_index :: own.num_processes]
+        every = [batches[process :: own.num_processes] for process in range(own.num_processes)]
         share = self.batches_of_step
-        return [batches[at : at + share] for at in range(0, len(batches), share)]
+        if optimization.batch_tokens is None:
+            mine = every[own.process_index]
+            return [mine[at : at + share] for at in range(0, len(mine), share)]
+        # Divided by length, the processes' steps still have as many batches each: layers that are
+        # divided among processes are gathered by all of them at once.
+        steps = []
+        for at in range(0, len(every[0]), share):
+            parts = [self._by_length([*chain(*one[at : at + share])]) for one in every]
+            mine, most = parts[own.process_index], max(map(len, parts))
+            while len(mine) < most:
+                largest = mine.pop(max(range(len(mine)), key=lambda number: len(mine[number])))
+                mine += [largest[: len(largest) // 2], largest[len(largest) // 2 :]]
+            steps.append(mine)
+        return steps
+
+    def _by_length(self, examples: list[int]) -> list[list[int]]:
+        """Batches of examples within `batch_tokens`, the longest examples first."""
+        assert self.lengths is not None
+        lengths, batches = self.lengths, list[list[int]]()
+        left = sorted(examples, key=lambda example: -lengths[example])
+        while left:
+            rows = self.recipe.optimization.rows(int(lengths[left[0]]))
+            batches.append(left[:rows])
+            left = left[rows:]
+        return batches
 
     def loader(self, dataset: Dataset[Any], batches: list[list[int]]) -> DataLoader[Any]:
         """Batches of a dataset; each is a list of indices."""

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Dataset
 
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.meta import counting
 from sedem.durable_files import bytes_text
-from sedem_lab.training.example_dataset import ExampleDataset
+from sedem_lab.training.example_dataset import lengths_of
 from sedem_lab.training.recipe import Optimization
 from sedem_lab.training.run_setup import processes, shards_backbone
 
@@ -99,11 +99,11 @@ def checkpoint_layers(stage: nn.Module, on: bool) -> None:
 
 
 def _fits(stage: nn.Module, optimization: Optimization, data: Any, device: torch.device) -> bool:
-    order: Any = range(len(data))  # windows are of one length
-    if isinstance(data, Subset) and isinstance(data.dataset, ExampleDataset):
-        lengths = data.dataset.lengths[list(data.indices)]
-        order = np.argsort(-lengths, kind="stable").tolist()
-    batch = cast(Any, stage).collate([data[n] for n in order[: optimization.batch_size]])
+    order, rows = np.arange(len(data)), optimization.batch_size  # windows are of one length
+    if (lengths := lengths_of(data)) is not None:
+        order = np.argsort(-lengths, kind="stable")
+        rows = optimization.rows(int(lengths[order[0]]))
+    batch = cast(Any, stage).collate([data[n] for n in order[:rows].tolist()])
     step = measure_step(stage, batch, mixed=optimization.bf16)
     memory = torch.cuda.get_device_properties(device).total_memory
     logger.info(

@@ -58,6 +58,12 @@ class Optimization(Settings):
     Attributes:
         learning_rates: of each trained part, such as compressor, decompressor, selector and lora.
         steps: optimizer steps; give either steps or epochs.
+        batch_size: examples of a batch.
+        accumulation: batches of a step.
+        batch_tokens: most tokens of a batch, those of its longest example times its examples. The
+            `batch_size` x `accumulation` examples of a step are then divided by length instead,
+            into as few batches as the tokens allow; a longer example is a batch of its own. None
+            divides them by number alone.
         schedule: name of a learning-rate schedule of transformers.
         warmup_ratio: the same as a share of all steps; give one of the two.
         max_grad_norm: gradients are clipped to this norm.
@@ -81,6 +87,7 @@ class Optimization(Settings):
     epochs: NumberAbove0 | None = None
     batch_size: WholeAbove0 = 16
     accumulation: WholeAbove0 = 1
+    batch_tokens: WholeAbove0 | None = None
     schedule: Schedule = "cosine"
     warmup: WholeFrom0 = 0
     warmup_ratio: ShareBelow1 = 0.0
@@ -95,6 +102,12 @@ class Optimization(Settings):
     shard_backbone: Flag = False
     checkpointing: Flag | Literal["auto"] = "auto"
     seed: Whole = 0
+
+    def rows(self, longest: int) -> int:
+        """Examples of a batch whose longest one has so many tokens."""
+        if self.batch_tokens is None:
+            return self.batch_size
+        return min(max(1, self.batch_tokens // longest), self.batch_size * self.accumulation)
 
     @model_validator(mode="after")
     def _has_one_length_and_one_warmup(self) -> Self:

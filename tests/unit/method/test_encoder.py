@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional
 
 from sedem.backbone.decoder import Backbone
 from sedem.method.encoder import LayerMixture, encode
@@ -27,6 +31,20 @@ def test_deeper_layers_are_not_run(backbone: Backbone) -> None:
 def test_encoding_is_not_differentiated(backbone: Backbone) -> None:
     backbone.requires_grad_(True)
     assert not encode(backbone, IDS_ST, [2]).requires_grad
+
+
+def test_reading_has_no_mask_so_that_a_gpu_takes_flash_attention(
+    backbone: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, attention = [], functional.scaled_dot_product_attention
+
+    def attending(*tensors: Tensor, **settings: Any) -> Tensor:
+        given.append((settings.get("attn_mask"), settings["is_causal"]))
+        return attention(*tensors, **settings)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", attending)
+    encode(backbone, IDS_ST, [3])
+    assert given == [(None, True)] * 3
 
 
 @pytest.mark.parametrize(

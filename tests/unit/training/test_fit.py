@@ -9,14 +9,17 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import TensorDataset
 from unit.training.blocks import block_dataset, collator
 from unit.training.conftest import stage1_recipe_in
 from unit.training.runs import (
@@ -168,6 +171,107 @@ def test_processes_that_load_data_change_nothing(finished_stage2: Stage2Recipe) 
     recipe = elsewhere(finished_stage2, "workers", workers=1)
     train(recipe)
     assert_same_training(recipe, finished_stage2)
+
+
+# Batches by tokens
+
+
+def by_tokens(recipe: Any, tokens: int | None) -> Any:
+    """The recipe with batches of at most so many tokens."""
+    changed = recipe.optimization.with_changes(batch_tokens=tokens)
+    return recipe.with_changes(optimization=changed)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "tokens", "wanted"),
+    [
+        ([9, 1, 1, 1, 8, 2, 2, 2] * 3, 18, [[2, 6]]),
+        ([9, 1, 1, 1, 8, 2, 2, 2] * 3, 9, [[1, 1, 4, 2]]),
+        ([9, 1, 1, 1, 8, 2, 2, 2] * 3, 5, [[1, 1, 2, 2, 2]]),
+        ([9, 1, 1, 1, 8, 2, 2, 2] * 3, 100, [[8]]),
+        # Of two processes, each has a half of a step.
+        ([9, 1, 1, 1, 8, 2, 2, 2] * 3, 9, [[1, 3], [1, 3]]),
+        ([9, 1, 1, 1, 8, 2, 2, 2] * 3, 100, [[4], [4]]),
+        # The one with shorter examples has as many batches.
+        ([9, 9, 9, 9, 1, 1, 1, 1], 9, [[1, 1, 1, 1], [1, 1, 1, 1]]),
+        ([9, 9, 1, 1, 1, 1, 1, 1], 9, [[1, 1, 2], [2, 1, 1]]),
+    ],
+)
+def test_a_step_is_divided_by_length(
+    lengths: list[int],
+    tokens: int,
+    wanted: list[list[int]],
+    stage2_recipe: Stage2Recipe,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    changed = stage2_recipe.optimization.with_changes(batch_size=4, accumulation=2)
+    recipe = by_tokens(stage2_recipe.with_changes(optimization=changed), tokens)
+    examples = TensorDataset(torch.zeros(len(lengths)))
+    monkeypatch.setattr(fit, "lengths_of", lambda _: np.array(lengths))
+    monkeypatch.setattr("torch.randperm", lambda count, **_: torch.arange(count))
+    seen = list[int]()
+    for process, sizes in enumerate(wanted):
+        run = run_of(Point(), recipe, {"all": 1.0}, examples)
+        run.batches_of_step = 2 // len(wanted)
+        own = SimpleNamespace(num_processes=len(wanted), process_index=process)
+        with monkeypatch.context() as patch:
+            patch.setattr(fit, "processes", lambda own=own: own)
+            steps = run.order(0)
+        assert all([len(batch) for batch in step] == sizes for step in steps)
+        for batch in (batch for step in steps for batch in step):
+            assert len(batch) == 1 or max(lengths[n] for n in batch) * len(batch) <= tokens
+            seen += batch
+    assert sorted(seen) == [*range(len(lengths))]
+
+
+class Point(torch.nn.Module):
+    """A point that is drawn to every example alike."""
+
+    progress, epoch = 0.0, 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = torch.nn.Parameter(torch.zeros(3))
+
+    def parameter_groups(self) -> dict[str, list[torch.nn.Parameter]]:
+        return {"all": [self.place]}
+
+    def collate(self, items: list[tuple[Tensor]]) -> dict[str, Tensor]:
+        return {"examples": torch.stack([item for (item,) in items])}
+
+    def tokens(self, batch: dict[str, Tensor]) -> int:
+        return len(batch["examples"])
+
+    def forward(self, examples: Tensor) -> dict[str, Tensor]:
+        return {"loss": (examples - self.place).square().sum(1).mean()}
+
+    def save_pretrained(self, folder: Path) -> None:
+        folder.mkdir()
+
+
+def test_a_step_divided_by_length_is_the_same_step(
+    stage2_recipe: Stage2Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examples = TensorDataset(torch.randn(12, 3, generator=torch.Generator().manual_seed(0)))
+    monkeypatch.setattr(fit, "lengths_of", lambda data: np.arange(1, len(data) + 1))
+    changed = stage2_recipe.optimization.with_changes(
+        learning_rates={"all": 0.1}, batch_size=4, accumulation=2
+    )
+    recipe = stage2_recipe.with_changes(optimization=changed)
+    found = {}
+    for tokens in (None, 1000, 12, 1):
+        own, point = by_tokens(elsewhere(recipe, f"{tokens}"), tokens), Point()
+        Path(own.run.output).mkdir()
+        fit.fit(point, point, own, Path(own.run.output), examples, None)
+        means = [line["loss"] for line in summary(own)["log"]]
+        found[tokens] = [*means, *point.place.tolist(), summary(own)["examples_seen"]]
+    for numbers in found.values():
+        assert numbers == pytest.approx(found[None], rel=1e-5)
+
+
+def test_windows_have_no_tokens_to_divide_by(stage1_recipe: Stage1Recipe) -> None:
+    with pytest.raises(ConfigError, match="batch_tokens is 64, but windows of text are of one"):
+        train(by_tokens(stage1_recipe, 64))
 
 
 # Two processes
@@ -493,10 +597,17 @@ def test_a_checkpoint_contains_only_trained_weights(
 # The optimizer
 
 
-def run_of(stage: torch.nn.Module, recipe: Recipe, rates: dict[str, float]) -> Run:
+def run_of(
+    stage: torch.nn.Module,
+    recipe: Recipe,
+    rates: dict[str, float],
+    training: Any = None,
+) -> Run:
     """A run that has not begun."""
     changed = recipe.optimization.with_changes(learning_rates=rates, weight_decay=0.1)
-    return Run(stage, recipe.with_changes(optimization=changed), Path(recipe.run.output), 4, False)
+    changed_recipe = recipe.with_changes(optimization=changed)
+    training = training or TensorDataset(torch.zeros(4))
+    return Run(stage, changed_recipe, Path(recipe.run.output), training, False)
 
 
 def test_every_part_has_its_learning_rate_and_only_matrices_decay(
