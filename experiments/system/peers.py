@@ -70,17 +70,15 @@ from sedem_lab.bench.subjects import (
     open_sedem,
     with_random_baseline,
 )
+from sedem_lab.evaluation import readers
 from sedem_lab.evaluation.config import MethodSettings
-from sedem_lab.evaluation.readers import (
-    BoundSedem,
-    decoding_of,
-    frozen_decoder,
-    open_method,
-    open_model,
-)
+from sedem_lab.evaluation.readers import BoundSedem, decoding_of, frozen_decoder
 
 QUESTION_ROOM = 64
 """Number of positions reserved for a question when a context is read."""
+
+Prefilled = tuple[Tensor, Callable[..., Tensor]]
+"""Logits after context and question `[1, V]`, and a function that runs one more token."""
 
 
 @dataclass(frozen=True)
@@ -145,18 +143,18 @@ class HuggingFace:
         clock.lap("select_ms")
         logits_1V, step = self.prefill(memory, prompt_1P)
         (transcript,) = generate_timed(backbone, logits_1V, step, self.decoding, clock)
-        assert transcript.finish_reason is not None
-        ended, seen = transcript.finish_reason, memory.ids.shape[1] + len(prompt)
+        ended = transcript.finish_reason
+        assert ended is not None
         return Answer(
             *(transcript.text, (), 0, 0, clock.timings, ended, self.name),
             cut=transcript.cut(),
-            conditioning=seen,
+            conditioning=memory.ids.shape[1] + len(prompt),
             stored_bytes=memory.stored_bytes,
             context_tokens=memory.tokens,
         )
 
-    def prefill(self, memory: Tokens, prompt_1P: Tensor) -> tuple[Tensor, Callable[..., Tensor]]:
-        """Logits after context and question `[1, V]`, and a function that runs one more token."""
+    def prefill(self, memory: Tokens, prompt_1P: Tensor) -> Prefilled:
+        """Run context and question."""
         cache = DynamicCache(config=self.backbone.model.config)
         logits_1V = self.forward(torch.cat([memory.ids, prompt_1P], dim=1), cache)
         return logits_1V, lambda ids_B: self.forward(ids_B[:, None], cache)
@@ -182,8 +180,8 @@ class PrefixCached(HuggingFace):
         self.forward(tokens.ids, cache)
         return replace(tokens, cache=cache, stored_bytes=_bytes(cache))
 
-    def prefill(self, memory: Tokens, prompt_1P: Tensor) -> tuple[Tensor, Callable[..., Tensor]]:
-        """Logits after the question `[1, V]`; drops the tokens of an earlier question first."""
+    def prefill(self, memory: Tokens, prompt_1P: Tensor) -> Prefilled:
+        """Drop the tokens of an earlier question, and run the question."""
         cache = memory.cache
         assert cache is not None
         if extra := cache.get_seq_length() - memory.ids.shape[1]:
@@ -211,14 +209,9 @@ class LlamaCpp(HuggingFace):
         import llama_cpp
 
         threads = torch.get_num_threads()
+        options = {"n_threads": threads, "n_threads_batch": threads, "verbose": False}
         with found_file(backbone.name) as file:
-            self._model = llama_cpp.Llama(
-                str(file),
-                n_ctx=backbone.max_positions,
-                n_threads=threads,
-                n_threads_batch=threads,
-                verbose=False,
-            )
+            self._model = llama_cpp.Llama(str(file), n_ctx=backbone.max_positions, **options)
         self._library = llama_cpp
         self._kept: Tensor | None = None
 
@@ -229,8 +222,8 @@ class LlamaCpp(HuggingFace):
         kept = self._library.llama_state_seq_get_size(self._model.ctx, 0)
         return replace(tokens, stored_bytes=kept)
 
-    def prefill(self, memory: Tokens, prompt_1P: Tensor) -> tuple[Tensor, Callable[..., Tensor]]:
-        """Logits after the question `[1, V]`; a context that was replaced is run again first."""
+    def prefill(self, memory: Tokens, prompt_1P: Tensor) -> Prefilled:
+        """Run the question; a context that was replaced is run again first."""
         if memory.ids is not self._kept:
             self._run_context(memory)
         # The next run drops the keys and values of tokens after these.
@@ -271,9 +264,8 @@ class Compiled(HuggingFace):
         """Bytes of the static cache, which stays allocated between answers."""
         return sum(_bytes(cache) for cache in self._caches.values())
 
-    def prefill(self, memory: Tokens, prompt_1P: Tensor) -> tuple[Tensor, Callable[..., Tensor]]:
-        """Logits after context and question `[1, V]`; the step is compiled once for each length."""
-        ids_1P = torch.cat([memory.ids, prompt_1P], dim=1)
+    def prefill(self, memory: Tokens, prompt_1P: Tensor) -> Prefilled:
+        """Run context and question; the step is compiled once for each length."""
         size = memory.ids.shape[1] + QUESTION_ROOM + self.decoding.max_new_tokens
         if size not in self._caches:
             # Compiled code refers to its cache by address, so only one cache exists at a time.
@@ -286,12 +278,11 @@ class Compiled(HuggingFace):
             # The next replay of the graph overwrites its output.
             return self._step(ids_B[:, None].contiguous(), cache).clone()
 
-        return self.forward(ids_1P, cache), step
+        return self.forward(torch.cat([memory.ids, prompt_1P], dim=1), cache), step
 
 
 def _bytes(cache: Cache) -> int:
-    tensors = [t for layer in cache.layers for t in (layer.keys, layer.values)]
-    return sum(t.numel() * t.element_size() for t in tensors)
+    return sum(t.nbytes for layer in cache.layers for t in (layer.keys, layer.values))
 
 
 class TextSource:
@@ -340,16 +331,15 @@ class TextBlocks:
     ) -> None:
         self.model, self.backbone, self.k, self.decoding = model, backbone, k, decoding
         # Token embeddings of independent blocks enter at the first layer.
+        layers: dict[str, Any] = {"extract_layers": (1,), "inject_layer": 0, "lora_rank": 0}
         config = SedemConfig(
             encoder=model.config.decoder or model.config.encoder,
-            extract_layers=(1,),
-            inject_layer=0,
             segment_length=model.config.segment_length,
             compression=1,
             decompressor="identity",
             selector_heads=1,
             block_context="independent",
-            lora_rank=0,
+            **layers,
         )
         self.modules = SedemModules(config, backbone, backbone)
         self.modules.parts().to(backbone.device)
@@ -366,7 +356,7 @@ class TextBlocks:
         Raises:
             ConfigError: a setting cannot be used.
         """
-        model, decoder = open_model(settings), frozen_decoder(settings)
+        model, decoder = readers.open_model(settings), frozen_decoder(settings)
         return cls(model, decoder, settings.k, decoding_of(settings), settings.engine)
 
     def read(self, documents: Sequence[Document]) -> TextSource:
@@ -410,25 +400,23 @@ class TextBlocks:
         plan = plan_of(model, Request(bank, question, self.k, condition="memory", hops=1))
         [selection] = select(model, model.engine, [plan], clock)
         clock.timings["select_ms"] = clock.timings["encode_ms"] + clock.timings["score_ms"]
-        blocks, limit = selection.memory, self.decoding.max_new_tokens
+        blocks, total = selection.memory, selection.scores.total
+        limit = self.decoding.max_new_tokens
         prefix = torch.tensor(question_ids(self.backbone, question))
         sizes = self.engine.kept.walk.sizes(memory, blocks)
         check_fits(self.modules, sizes, len(prefix), limit)
-        inputs = AnswerInputs(memory, blocks, selection.scores.total[blocks], prefix)
+        inputs = AnswerInputs(memory, blocks, total[blocks], prefix)
         clock.lap("gather_ms")
         with self.engine.open_rows(1) as rows:
             logits_1V = rows.join([0], [inputs], [limit])
             clock.lap("prefill_ms")
             given = self.backbone, logits_1V, rows.step, self.decoding, clock
             (transcript,) = generate_timed(*given)
-        assert transcript.finish_reason is not None
-        cited = tuple(
-            bank.citation(block, rank, float(selection.scores.total[block]))
-            for rank, block in enumerate(selection.ranked, start=1)
-        )
-        counts, ended = (len(blocks), len(bank)), transcript.finish_reason
+        ended, ranked = transcript.finish_reason, enumerate(selection.ranked, start=1)
+        assert ended is not None
+        cited = tuple(bank.citation(block, rank, float(total[block])) for rank, block in ranked)
         return Answer(
-            *(transcript.text, cited, *counts, clock.timings, ended, self.name),
+            *(transcript.text, cited, len(blocks), len(bank), clock.timings, ended, self.name),
             cut=transcript.cut(),
             conditioning=sum(sizes) + len(prefix),
             stored_bytes=bank.memory_bytes,
@@ -483,13 +471,13 @@ class WarmSedem(BoundSedem):
         return _every_block_bytes(keeping_engine(self.model.engine).kept, memory)
 
 
+KEEPERS = TextBlocks | WarmSedem
+"""Readers that keep keys and values of blocks."""
+
+
 def _every_block_bytes(kept: Kept, source: Any) -> int:
     """Bytes of the keys and values of all blocks, whether they are computed or not."""
     return sum(kept.entry_bytes(n) for n in kept.walk.sizes(source, range(len(source))))
-
-
-KEEPERS = TextBlocks | WarmSedem
-"""Readers that keep keys and values of blocks."""
 
 
 def sedem_opener(
@@ -513,8 +501,9 @@ def sedem_opener(
     return opened
 
 
-def _open_short_pieces(plan: BenchPlan) -> Subject:
-    method = open_method("comprexit", with_random_baseline("comprexit", plan).with_changes(k=None))
+def _short_pieces(plan: BenchPlan) -> Subject:
+    settings = with_random_baseline("comprexit", plan).with_changes(k=None)
+    method = readers.open_method("comprexit", settings)
     reader = method.reader
     assert isinstance(reader, TrainedReader)
     reader.config = reader.config.with_changes(piece=128)
@@ -534,6 +523,6 @@ PEERS: dict[str, Opener] = {
     **{kind.name: _opener(kind) for kind in _KINDS},
     "sedem-all-blocks": sedem_opener("sedem-all-blocks", k=ALL),
     "sedem-all-layers": sedem_opener("sedem-all-layers", changed=without_early_exit),
-    "comprexit-128": _open_short_pieces,
+    "comprexit-128": _short_pieces,
 }
 """Methods of the studies in addition to those of `sedem eval --list`."""

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from experiments.system.training_steps import examples_of_run, measure
 from torch.utils.flop_counter import FlopCounterMode
 from unit.baselines.conftest import SMALL
 from unit.training.blocks import full_batch
 
-from experiments.system.training_steps import examples_of_run, measure
 from sedem import SeDeM, SedemConfig
 from sedem.backbone.loading import open_backbone
 from sedem.errors import ConfigError
