@@ -78,15 +78,9 @@ def arrivals(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
             way: {name: median(run[name] for run in of_way) for name in of_way[0]}
             for way, of_way in runs.items()
         }
-    return {
-        "rates": found,
-        "questions": count,
-        "rounds": rounds,
-        "tokens": TOKENS,
-        "rows": model.engine.batch_size,
-        "seed": SEED,
-        "load_average": os.getloadavg()[0],
-    }
+    settings = {"questions": count, "rounds": rounds, "tokens": TOKENS, "seed": SEED}
+    load, rows = os.getloadavg()[0], model.engine.batch_size
+    return {"rates": found, **settings, "rows": rows, "load_average": load}
 
 
 def _serve(
@@ -137,8 +131,8 @@ ASKED: dict[str, dict[str, Any]] = {
 
 def _in_turn(
     cell: Cell, scale: Scale, data: Path, ways: Mapping[Any, dict[str, Any]], limit: int | None
-) -> Iterator[tuple[Example, MemoryBank, dict[Any, Mapping[str, float]]]]:
-    """Yield the documents, the bank and the times by way of single questions.
+) -> Iterator[tuple[int, int, int, dict[Any, Mapping[str, float]]]]:
+    """Yield bytes of memory and of text, tokens, and the times by way of single questions.
 
     Kept keys and values exist before the first question is timed. Ways alternate, so that a busy
     machine slows them all down equally. The shortest of `ROUNDS` answers counts.
@@ -157,37 +151,24 @@ def _in_turn(
                 with readings(model, again=fields.get("again", True)):
                     answer = model.answer(bank, example.question, decoding=decoding, **how)
                 asked[way].append(answer.timings)
-        yield (
-            example,
-            bank,
-            {way: min(found[1:], key=itemgetter("total_ms")) for way, found in asked.items()},
-        )
+        shortest = {way: min(one[1:], key=itemgetter("total_ms")) for way, one in asked.items()}
+        text = sum(len(document.text.encode()) for document in example.documents)
+        yield bank.memory_bytes, text, bank.tokens, shortest
 
 
 def condition_times(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     """Milliseconds to the first token by condition and K, and bytes per token by condition."""
     conditions: tuple[Condition, ...] = get_args(Condition)
     ways = {(c, k): {"condition": c, "k": k} for c in conditions for k in (1, 2, 4, 8)}
-    times: dict[tuple[Condition, int], list[float]] = {way: [] for way in ways}
-    memory = text = tokens = 0
-    for example, bank, timings in _in_turn(cell, scale, data, ways, 1):
-        memory += bank.memory_bytes
-        text += sum(len(document.text.encode()) for document in example.documents)
-        tokens += bank.tokens
-        for way, found in timings.items():
-            times[way].append(found["ttft_ms"])
-    return {
-        "times": {
-            c: {str(k): median(found) for (of, k), found in times.items() if of == c}
-            for c in conditions
-        },
-        "bytes": {
-            # The selector needs the memory of every block, whatever the decoder reads.
-            condition: round((memory + (text if condition != "memory" else 0)) / tokens, 1)
-            for condition in conditions
-        },
-        "questions": len(times[conditions[0], 1]),
-    }
+    times: dict[Condition, dict[str, float]] = {c: {} for c in conditions}
+    asked = [*_in_turn(cell, scale, data, ways, 1)]
+    for condition, k in ways:
+        found = [shortest[condition, k]["ttft_ms"] for *_, shortest in asked]
+        times[condition][str(k)] = median(found)
+    memory, text, tokens = (sum(one[place] for one in asked) for place in range(3))
+    # The selector needs the memory of every block, whatever the decoder reads.
+    sizes = {c: round((memory + text * (c != "memory")) / tokens, 1) for c in conditions}
+    return {"times": times, "bytes": sizes, "questions": len(asked)}
 
 
 def answer_times(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
