@@ -124,12 +124,12 @@ CONTEXT_TOKENS = {
 }
 
 
-@study()
+@ours()
 def context_tokens(scale: Scale) -> Iterator[Number]:
     """Tokens of the context loss in stage 1.
 
-    The paper says context-window prediction, and a line that it leaves out of the text names the
-    reconstruction of tokens. Losses of memory after stage 1 alone.
+    It says context-window prediction, and its source names reconstruction of tokens, too. Losses of
+    memory after stage 1 alone.
     """
     for label, variant in CONTEXT_TOKENS.items():
         yield from entries(label, Cell("memory", variant=studied(scale, variant)), *LOSSES)
