@@ -96,11 +96,7 @@ def shipping(
 
 @torch.no_grad()
 def shrink(model: SeDeM, rank: int) -> None:
-    """Replace adapters by the nearest ones of a rank.
-
-    Raises:
-        ConfigError: the adapters' alpha would not be an integer at this rank.
-    """
+    """Replace adapters by the nearest ones of a rank."""
     config = model.config
     # Adapters are multiplied by alpha / rank, which must not change.
     alpha, rest = divmod(config.lora_alpha * rank, config.lora_rank)

@@ -201,11 +201,7 @@ def training_flops(run: Planned) -> float:
 
 
 def examples_of_run(recipe: AnyRecipe, of_epoch: int | None = None) -> int:
-    """The examples in a run's steps; `of_epoch` is how many an epoch has if the recipe is silent.
-
-    Raises:
-        ConfigError: the length of an epoch is needed and unknown.
-    """
+    """The examples in a run's steps; `of_epoch` is those of an epoch if the recipe is silent."""
     optimization, count = recipe.optimization, of_epoch or _examples(recipe)
     if optimization.steps is not None:
         return optimization.steps * optimization.batch_size * optimization.accumulation

@@ -111,11 +111,7 @@ class HuggingFace:
         return cls(frozen_decoder(settings), decoding_of(settings))
 
     def read(self, documents: Sequence[Document]) -> Tokens:
-        """Tokenize the documents, and truncate the end that does not fit.
-
-        Raises:
-            ConfigError: the backbone has too few positions for a question and an answer.
-        """
+        """Tokenize the documents, and truncate the end that does not fit."""
         check_documents(documents)
         backbone = self.backbone
         room = backbone.max_positions - 1 - QUESTION_ROOM - self.decoding.max_new_tokens
@@ -130,11 +126,7 @@ class HuggingFace:
 
     @torch.no_grad()
     def answer(self, memory: Tokens, question: str) -> Answer:
-        """Answer from the context.
-
-        Raises:
-            DataError: the question is longer than `QUESTION_ROOM` tokens.
-        """
+        """Answer from the context."""
         backbone, clock = self.backbone, Clock(self.backbone.device)
         prompt = question_ids(backbone, question)[1:]
         if len(prompt) > QUESTION_ROOM:
@@ -193,9 +185,6 @@ class LlamaCpp(HuggingFace):
     """Runs llama.cpp on the backbone's GGUF file; the backbone itself only tokenizes.
 
     The keys and values of one context are kept, in llama.cpp's own type.
-
-    Raises:
-        ConfigError: llama.cpp is not installed, or the backbone is not from a GGUF file.
     """
 
     name = "llama-cpp"
@@ -244,11 +233,7 @@ class LlamaCpp(HuggingFace):
 
 
 class Compiled(HuggingFace):
-    """Uses a static cache with a compiled decoding step.
-
-    Raises:
-        ConfigError: torch.compile does not work on this machine.
-    """
+    """Uses a static cache with a compiled decoding step."""
 
     name = "hf-compiled"
 
@@ -319,9 +304,6 @@ class TextBlocks:
     Args:
         model: reads the bank and selects its blocks.
         backbone: a separate frozen decoder, which answers.
-
-    Raises:
-        ConfigError: the engine cannot keep keys and values.
     """
 
     name = "text-blocks"
@@ -351,11 +333,7 @@ class TextBlocks:
 
     @classmethod
     def open(cls, settings: MethodSettings) -> Self:
-        """Open the selecting model and the frozen decoder of a checkpoint.
-
-        Raises:
-            ConfigError: a setting cannot be used.
-        """
+        """Open the selecting model and the frozen decoder of a checkpoint."""
         model, decoder = readers.open_model(settings), frozen_decoder(settings)
         return cls(model, decoder, settings.k, decoding_of(settings), settings.engine)
 
@@ -390,12 +368,7 @@ class TextBlocks:
 
     @torch.no_grad()
     def answer(self, memory: TextSource, question: str) -> Answer:
-        """Answer one question.
-
-        Raises:
-            DataError: the question is empty or too long.
-            ConfigError: the blocks, the prompt and an answer exceed the decoder's positions.
-        """
+        """Answer one question."""
         model, bank, clock = self.model, memory.bank, Clock(self.backbone.device)
         plan = plan_of(model, Request(bank, question, self.k, condition="memory", hops=1))
         [selection] = select(model, model.engine, [plan], clock)
@@ -436,9 +409,6 @@ def without_early_exit(model: SeDeM) -> SeDeM:
     """Make the encoder of a model run all layers of its backbone, for documents and questions.
 
     The deeper layers are the decoder's, with merged adapters, and as fast as frozen ones.
-
-    Raises:
-        ConfigError: the engine is not fused, or encoder and decoder are two backbones.
     """
     engine = model.engine
     if not isinstance(engine, Static) or model.config.cross_model:

@@ -102,10 +102,6 @@ def probe(
     Returns:
         Both ends (with the text itself, and with nothing), a row for every candidate, best first,
         and the recommended candidate.
-
-    Raises:
-        ConfigError: the backbone or a setting cannot be used, or `out` has other results.
-        DataError: the texts are too short.
     """
     backbone = open_named(name, None, None, **backbone_options(settings.optimization))
     pairs = list(dict.fromkeys(settings.layers or quarters(backbone)))
@@ -183,11 +179,7 @@ def probe(
 
 
 def quarters(backbone: Backbone) -> list[tuple[int, int]]:
-    """Pairs of extraction and injection layer at quarters of the depth.
-
-    Raises:
-        ConfigError: the backbone has too few layers.
-    """
+    """Pairs of extraction and injection layer at quarters of the depth."""
     if backbone.depth < LEAST_DEPTH:
         raise ConfigError(
             f"backbone '{backbone.name}' has {backbone.depth} layers; a probe compares quarters of "
@@ -200,11 +192,7 @@ def quarters(backbone: Backbone) -> list[tuple[int, int]]:
 def cut_windows(
     texts: Iterator[str], backbone: Backbone, settings: ProbeSettings
 ) -> Subset[dict[str, Any]]:
-    """Windows to train on, then windows to measure on; no window is seen twice.
-
-    Raises:
-        DataError: the texts have too few.
-    """
+    """Windows to train on, then windows to measure on; no window is seen twice."""
     needed = settings.steps * settings.batch_size + settings.held_out
     width = settings.segment_length + settings.continuation
     rows: list[list[int]] = []
