@@ -49,16 +49,13 @@ def answers(
     scale: Scale, variant: Variant, questions: str, k: int | str | None = None, shift: int = 0
 ) -> Cell:
     """Answers of a variant: without selection, or with a budget K if one is given."""
+    own = {"questions": questions, "shift": shift, "limit": scale.limit}
+    if k is not None:
+        return Cell(variant=variant, k=k, **own)
     disabled, control = scale.disabled
     if variant.k and disabled != "all":
         disabled = variant.k
-    model, k, control = (
-        (without_selector(scale, variant), disabled, control)
-        if k is None
-        else (variant, k, "selected")
-    )
-    own = {"control": control, "shift": shift, "limit": scale.limit}
-    return Cell(variant=model, questions=questions, k=k, **own)
+    return Cell(variant=without_selector(scale, variant), k=disabled, control=control, **own)
 
 
 def studied(scale: Scale, variant: Variant) -> Variant:
@@ -234,9 +231,7 @@ def _mixture(scale: Scale, of_28: list[int], mixing: str) -> Variant:
 T, C, A = 128, 4, 64
 
 
-@study(
-    "The paper gives no numbers: quality falls with C, and grows with T up to 512.", drawn=("loss",)
-)
+@study("The paper gives no numbers: quality falls with C, and grows with T up to 512.")
 def granularity(scale: Scale) -> Iterator[Number]:
     """Granularity: segment length at C=4, compression at T=128 (Figure codec_granularity_ablation).
 

@@ -155,7 +155,7 @@ KINDS = {"yes_no": "yes/no questions", "other": "other questions"}
 """Kinds of questions in a result, with their names in the table."""
 
 
-@ours(drawn=("F1",))
+@ours()
 def yes_no(scale: Scale) -> Iterator[Number]:
     """Yes/no questions apart from the others.
 

@@ -28,7 +28,7 @@ REPORTS = "govreport"
 """The set of reports to summarize."""
 
 
-@study(drawn=("F1",))
+@study()
 def main_qa(scale: Scale) -> Iterator[Number]:
     """Main long-context QA (Tables main_qa_results and sedem_em).
 
@@ -98,7 +98,7 @@ def constant(questions: str, answer: str = "") -> Cell:
     return Cell("constant", questions=questions, answer=answer)
 
 
-@ours(drawn=("F1",))
+@ours()
 def constant_answers(scale: Scale) -> Iterator[Number]:
     """The constant answer of every set.
 

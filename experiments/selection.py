@@ -96,8 +96,7 @@ def made_banks(scale: Scale) -> Cell:
 @ours(
     about=f"{{questions[limit]}} questions, {{real_blocks:,}} real blocks. Candidates are "
     f"{search.CANDIDATES} blocks by codes and {search.WORD_CANDIDATES} by words, or "
-    f"{search.CANDIDATES_ALONE:,} by codes for states alone.",
-    drawn=("%",),
+    f"{search.CANDIDATES_ALONE:,} by codes for states alone."
 )
 def large_banks(scale: Scale) -> Iterator[Number]:
     """What candidates miss in large banks.
@@ -115,7 +114,7 @@ def large_banks(scale: Scale) -> Iterator[Number]:
         yield from entries(f"{size:,} blocks", made_banks(scale), *columns, at=f"sizes.{size}")
 
 
-@ours(drawn=("%",))
+@ours()
 def codes_alone(scale: Scale) -> Iterator[Number]:
     """What codes alone find in large banks.
 
@@ -149,7 +148,7 @@ def selecting(scale: Scale) -> Iterator[Number]:
         yield from entries(f"N={size}", made_banks(scale), *columns, at=f"sizes.{size}")
 
 
-@ours(drawn=("AUROC",))
+@ours()
 def confidence(scale: Scale) -> Iterator[Number]:
     """How well scores tell whether the evidence is in the documents."""
     columns = (

@@ -69,7 +69,7 @@ def _answers(scale: Scale, questions: str, fields: dict[str, Any]) -> Cell:
     return Cell(variant=main_model(scale), questions=questions, **changes)
 
 
-@study(drawn=("F1",))
+@study()
 def shipped_beside_paper(scale: Scale) -> Iterator[Number]:
     """The shipped model beside the paper (rows of Table main_qa_results).
 
@@ -115,7 +115,7 @@ def shipped_memory(scale: Scale) -> Iterator[Number]:
         yield from entries(f"after stage 1: {target}", cell, *columns, at=target)
 
 
-@ours(drawn=("minutes",))
+@ours()
 def shipped_training(scale: Scale) -> Iterator[Number]:
     """What training the shipped model took."""
     columns = (
@@ -151,7 +151,7 @@ def answer_limit(scale: Scale) -> Iterator[Number]:
                 yield Number(row, f"{questions.title} F1, {tokens} tokens", None, cell)
 
 
-@ours(drawn=("F1", "EM", "recall"))
+@ours()
 def slot_types(scale: Scale) -> Iterator[Number]:
     """Answers with slots in fewer bytes."""
     limit, key = scale.limit if scale.stand_in else 300, scale.ablation[0]
@@ -200,7 +200,7 @@ def _asked(scale: Scale, questions: str, measure: str = "ways", **fields: Any) -
     return Cell(measure, questions=questions, max_new_tokens=32, dtype="float32", **own)
 
 
-@ours(drawn=("F1",))
+@ours()
 def real_model(scale: Scale) -> Iterator[Number]:
     """A real backbone.
 

@@ -27,11 +27,9 @@ from experiments.system.scales import SMOL, Scale
 from experiments.system.tables import Number, entries, mean_of, ours, ratio_of, study
 from experiments.system.timing import GROWN, RATES, WAYS
 
-OF_BENCH: dict[str, Any] = {
-    "about": "Medians of {settings[runs]} runs, with quartiles, and {settings[answer_tokens]} "
-    "answer tokens.",
-    "spread": "quartiles",
-}
+OF_BENCH = (
+    "Medians of {settings[runs]} runs, with quartiles, and {settings[answer_tokens]} answer tokens."
+)
 ONLINE = "online TTFT, ms", "online_ttft_ms", 0
 PREBUILT = "prebuilt TTFT, ms", "prebuilt_ttft_ms", 1
 DECODING = "decode tok/s", "decode_tok_s", 1
@@ -156,7 +154,7 @@ def comprexit_ttft(scale: Scale) -> Iterator[Number]:
             yield beside_comprexit(scale, row["method"], column, row["method"], printed)
 
 
-@ours(**OF_BENCH, drawn=("TTFT",))
+@ours(about=OF_BENCH, spread="quartiles", drawn=("TTFT",))
 def performance(scale: Scale) -> Iterator[Number]:
     """Times of every method."""
     columns = (
@@ -178,7 +176,7 @@ def performance(scale: Scale) -> Iterator[Number]:
         yield from entries(row, cell, *columns, at=place)
 
 
-@ours(**OF_BENCH)
+@ours(about=OF_BENCH)
 def stages(scale: Scale) -> Iterator[Number]:
     """Building and answering by stage."""
     built, named = ("segment", "encode", "compress"), {"encode": "question"}
@@ -198,7 +196,7 @@ def stages(scale: Scale) -> Iterator[Number]:
         yield from entries(row, cell, *columns, at=place)
 
 
-@ours(**OF_BENCH)
+@ours(about=OF_BENCH)
 def batches(scale: Scale) -> Iterator[Number]:
     """Many questions over one bank."""
     counts = BATCHES[scale.size]
@@ -208,7 +206,7 @@ def batches(scale: Scale) -> Iterator[Number]:
         yield from entries(row, cell, *columns, at=place)
 
 
-@ours(**OF_BENCH)
+@ours(about=OF_BENCH)
 def memories(scale: Scale) -> Iterator[Number]:
     """Times with slots in fewer bytes."""
     rows = {"sedem" if t == "bfloat16" else f"sedem-{t}": t for t in SLOT_TYPES}
@@ -247,7 +245,7 @@ def _beside(
         yield ratio_of(row, f"times {name}'s", None, both)
 
 
-@ours(**OF_BENCH, drawn=("TTFT", "kept, bytes"))
+@ours(about=OF_BENCH)
 def kept(scale: Scale) -> Iterator[Number]:
     """Keys and values that are kept."""
     rows = {"sedem-warm": "warm", "sedem": "cold"}
@@ -295,7 +293,7 @@ def paying_questions(times: Sequence[float]) -> float | str:
     return warming / (cold - found) if found < cold else NEVER
 
 
-@ours(**OF_BENCH, drawn=("TTFT",))
+@ours(about=OF_BENCH)
 def beside_llama_cpp(scale: Scale) -> Iterator[Number]:
     """sedem-smol and llama.cpp."""
     rows = {

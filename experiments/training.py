@@ -70,7 +70,7 @@ def _held_out(scale: Scale, rows: dict[str, Variant]) -> Iterator[Number]:
             yield from entries(label, cell, *columns)
 
 
-@ours(drawn=("F1",))
+@ours()
 def equal_training(scale: Scale) -> Iterator[Number]:
     """Methods trained on equal windows and questions; SeDeM at several sizes of memory.
 

@@ -204,11 +204,7 @@ def ruler(
     }
 
 
-SQUAD: dict[str, Any] = {
-    "title": "SQuAD-10",
-    "source": "squad/dev-24-articles.json",
-    "schema": "squad",
-}
+SQUAD: dict[str, Any] = {"source": "squad/dev-24-articles.json", "schema": "squad"}
 ARTICLES = "wikipedia/articles.jsonl.xz"
 HOTPOT = "hotpotqa/hf-schema-300-b.jsonl"
 COVID = "covidqa/covidqa-98-papers.json"
@@ -223,11 +219,9 @@ NANO = Scale(
         "2wiki": Questions("2Wiki", "2wikimultihopqa/native-500.json", "2wikimultihopqa", "400:"),
         "musique": Questions("MuSiQue", "musique/native-100.json", "musique", "60:", k=4),
         "qasper": Questions("COVID-QA (for QASPER)", COVID, "covidqa", "70:", limit=200, k=8),
-        "squad-10": Questions(**SQUAD, limit=1000),
+        "squad-10": Questions("SQuAD-10", limit=1000, **SQUAD),
         "squad-10-swapped": Questions(
-            **{**SQUAD, "title": "SQuAD-10 with invented answers"},
-            limit=200,
-            options={"swap": True},
+            "SQuAD-10 with invented answers", limit=200, options={"swap": True}, **SQUAD
         ),
         "exact-facts": Questions("exact facts", str(FACTS), "own", limit=1000),
         "household": Questions("household papers", str(HOUSEHOLD), "own"),
