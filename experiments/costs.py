@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from experiments.system import paper
-from experiments.system.bench import PEER_CONTEXTS
+from experiments.system.bench import contexts_of
 from experiments.system.cells import PEERS, SELECTING, Cell, answer_cell
 from experiments.system.models import equal_budget, main_model
 from experiments.system.scales import Scale
@@ -100,7 +100,7 @@ def method_costs(scale: Scale) -> Iterator[Number]:
         budget = {"k": scale.sets[key].k} if method == "sedem" else {}
         yield from _answers(method, answer_cell(scale, variant, key, method, **budget))
         for clock in ("online", "prebuilt") if times else ():
-            place = f"{PEER_CONTEXTS[scale.name][0]}.{clock}_ttft_ms.median"
+            place = f"{contexts_of(scale, 'peers')[0]}.{clock}_ttft_ms.median"
             both = [
                 Number("", "", cell=times, metric=f"results.{name}.{place}")
                 for name in ("full-context", method)

@@ -9,7 +9,7 @@ import numpy as np
 
 from experiments.selection import made_banks
 from experiments.speed import bank_size
-from experiments.system.bench import BATCHES, CONTEXTS, SEDEM_CONTEXTS, bench_cells
+from experiments.system.bench import BATCHES, bench_cells, contexts_of
 from experiments.system.scales import SHIPPED, Scale
 from experiments.system.search import BANK_SIZES, BEST
 from experiments.system.tables import NOT_RUN, Number, made_on, markdown_table, ours
@@ -36,9 +36,9 @@ def _costs(scale: Scale) -> dict[str, Number]:
     """The measured costs of one core by name."""
     model, bench = next(iter(bench_cells(scale).items()))
     batches, made = bench_cells(scale, "batches")[model], made_banks(scale)
-    row = f"results.sedem.{SEDEM_CONTEXTS[scale.name][0]}"
+    row = f"results.sedem.{contexts_of(scale, 'batches')[0]}"
     most, blocks = max(BATCHES[scale.name]), max(BANK_SIZES[scale.name])
-    text = f"results.full-context.{min(CONTEXTS[scale.name])}.stored_bytes_per_token"
+    text = f"results.full-context.{min(contexts_of(scale, 'bench'))}.stored_bytes_per_token"
     answered, size = f"{row}.batches.{most}.questions_per_s.median", max(GROWN[scale.name])
     place, opened = f"sizes.{blocks}.cpu_ms_per_question", f"sizes.{size}"
     (grown,) = bank_size.cells(scale)

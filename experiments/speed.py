@@ -8,15 +8,12 @@ from typing import Any
 from experiments.system import paper
 from experiments.system.bench import (
     BATCHES,
-    BESIDE_CONTEXTS,
-    CONTEXTS,
-    KEPT_CONTEXTS,
     METHODS,
     PEERS_BESIDE,
-    SEDEM_CONTEXTS,
     SLOT_TYPES,
     bench_cells,
     comprexit_times,
+    contexts_of,
     icae_times,
     timed_context,
     timed_shapes,
@@ -38,18 +35,17 @@ STORED = "bytes a token", "stored_bytes_per_token", 1
 
 
 def _measured(
-    scale: Scale, kind: str, contexts: Mapping[str, tuple[int, ...]], methods: Mapping[str, str]
+    scale: Scale, kind: str, methods: Mapping[str, str]
 ) -> Iterator[tuple[str, Cell, str, str, int]]:
     """Label, cell, place in the result, method and context length of every row of a bench.
 
     Args:
         kind: the measure of the cells.
-        contexts: context lengths by scale.
         methods: labels by method of the bench. If there are several models, theirs come first.
     """
     cells = bench_cells(scale, kind)
     for name, cell in cells.items():
-        for tokens in contexts[scale.size]:
+        for tokens in contexts_of(scale, kind):
             for method, label in methods.items():
                 row = f"{name}: {label}" if len(cells) > 1 else label
                 yield f"{row}, T={tokens}", cell, f"results.{method}.{tokens}", method, tokens
@@ -172,7 +168,7 @@ def performance(scale: Scale) -> Iterator[Number]:
     )
     names = (*METHODS[scale.name], *PEERS_BESIDE.get(scale.size, ()))
     own = dict(zip(names, names, strict=True))
-    for row, cell, place, *_ in _measured(scale, "bench", CONTEXTS, own):
+    for row, cell, place, *_ in _measured(scale, "bench", own):
         yield from entries(row, cell, *columns, at=place)
 
 
@@ -183,7 +179,7 @@ def stages(scale: Scale) -> Iterator[Number]:
     columns = [(f"{stage}, ms", f"build_stages.{stage}_ms") for stage in built]
     for stage in ("encode", "score", "gather", "prefill"):
         columns.append((f"{named.get(stage, stage)}, ms", f"stages.{stage}_ms.median"))
-    for row, cell, place, *_ in _measured(scale, "bench", CONTEXTS, {"sedem": "sedem"}):
+    for row, cell, place, *_ in _measured(scale, "bench", {"sedem": "sedem"}):
         # Beside Hugging Face's forward of these layers.
         speeds = [
             Number(row, column, None, cell, f"{place}.{speed}.median", 0)
@@ -202,7 +198,7 @@ def batches(scale: Scale) -> Iterator[Number]:
     counts = BATCHES[scale.size]
     columns = [(f"{count} together", f"batches.{count}.questions_per_s", 2) for count in counts]
     rows = {"sedem": "questions a second"}
-    for row, cell, place, *_ in _measured(scale, "batches", SEDEM_CONTEXTS, rows):
+    for row, cell, place, *_ in _measured(scale, "batches", rows):
         yield from entries(row, cell, *columns, at=place)
 
 
@@ -210,7 +206,7 @@ def batches(scale: Scale) -> Iterator[Number]:
 def memories(scale: Scale) -> Iterator[Number]:
     """Times with slots in fewer bytes."""
     rows = {"sedem" if t == "bfloat16" else f"sedem-{t}": t for t in SLOT_TYPES}
-    for row, cell, place, *_ in _measured(scale, "memories", SEDEM_CONTEXTS, rows):
+    for row, cell, place, *_ in _measured(scale, "memories", rows):
         yield from entries(row, cell, ONLINE, PREBUILT, DECODING, STORED, at=place)
 
 
@@ -222,7 +218,6 @@ KEPT = "kept, bytes a token", "kept.bytes_per_token", 0
 def _beside(
     scale: Scale,
     kind: str,
-    contexts: Mapping[str, tuple[int, ...]],
     rows: Mapping[str, str],
     without: str,
     *more: tuple[Any, ...],
@@ -233,7 +228,7 @@ def _beside(
         without: the method that keeps nothing.
     """
     warm, name = next(iter(rows.items()))
-    for row, cell, place, method, tokens in _measured(scale, kind, contexts, rows):
+    for row, cell, place, method, tokens in _measured(scale, kind, rows):
         columns = [READS, PREBUILT, *more]
         columns += [] if method.startswith(("hf", "llama")) else [BANK]
         columns += [] if method == without else [KEPT]
@@ -250,10 +245,10 @@ def kept(scale: Scale) -> Iterator[Number]:
     """Keys and values that are kept."""
     rows = {"sedem-warm": "warm", "sedem": "cold"}
     rows |= {"text-blocks": "text-blocks", "hf-prefix": "hf-prefix"}
-    yield from _beside(scale, "kept", KEPT_CONTEXTS, rows, "sedem")
+    yield from _beside(scale, "kept", rows, "sedem")
     # The point from which keeping pays off.
     first = {"sedem-warm": "warm"}
-    for row, cell, place, _, tokens in _measured(scale, "kept", KEPT_CONTEXTS, first):
+    for row, cell, place, _, tokens in _measured(scale, "kept", first):
         times = [
             Number(row, column, None, cell, metric, digits)
             for column, metric, digits in (
@@ -304,7 +299,7 @@ def beside_llama_cpp(scale: Scale) -> Iterator[Number]:
     }
     if SMOL in scale.shipped:
         kind = "beside-llama-cpp"
-        yield from _beside(scale, kind, BESIDE_CONTEXTS, rows, "hf", DECODING)
+        yield from _beside(scale, kind, rows, "hf", DECODING)
 
 
 @ours(

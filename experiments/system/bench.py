@@ -21,7 +21,7 @@ from experiments.system import paper
 from experiments.system.cells import Cell, checkpoint_of
 from experiments.system.floors import Ceilings, floors_of, measure_ceilings
 from experiments.system.models import guided_model, main_model
-from experiments.system.peers import KEEPERS, PEERS, LlamaCpp, PrefixCached, sedem_opener
+from experiments.system.peers import KEEPERS, PEERS, LlamaCpp, PrefixCached
 from experiments.system.scales import SHIPPED, SMOL, Scale
 from experiments.system.stand_in import backbone
 from experiments.system.timing import PROCESS, process_bytes
@@ -37,53 +37,58 @@ from sedem.types import Document, Reader
 from sedem_lab.baselines.registry import METHODS as EVERY
 from sedem_lab.bench import measure
 from sedem_lab.bench.measure import Trial, spread
-from sedem_lab.bench.subjects import Opener, plan_of
+from sedem_lab.bench.subjects import plan_of
 from sedem_lab.evaluation.readers import BoundSedem
 
-# What is measured, by scale
+# What is measured, by kind and scale
 
-CONTEXTS = {
-    "stand-in": (64,),
-    "nano": (512, 2048, 32768),
-    "gpu": (1280, 5120, 32768),
-    "paper": (1280, 5120, 32768, 131072, 1048576),
+_ALONE = {"stand-in": (64,), "nano": (8192,), "gpu": (32768,), "paper": (32768,)}
+CONTEXTS: dict[str, dict[str, tuple[int, ...]]] = {
+    "bench": {
+        "stand-in": (64,),
+        "nano": (512, 2048, 32768),
+        "gpu": (1280, 5120, 32768),
+        "paper": (1280, 5120, 32768, 131072, 1048576),
+    },
+    # SeDeM alone.
+    **dict.fromkeys(("batches", "memories"), _ALONE),
+    # Every method of `sedem eval --list`, trained ones too.
+    "peers": {"nano": (1024,)},
+    # The first has as much text as the K blocks that SeDeM reads.
+    "kept": {
+        "stand-in": (64,),
+        "nano": (256, 1024, 4096, 16384),
+        "paper": (256, 1024, 4096, 16384, 65536),
+    },
+    # The backbone of sedem-smol has 8,192 positions.
+    "beside-llama-cpp": {"stand-in": (64,), "nano": (1024, 2048, 4096, 7168)},
 }
 """Context lengths in tokens."""
 METHODS = {
     # LongLLMLingua reads the whole context for each question: minutes of a CPU at 32,768 tokens.
-    "nano": ("sedem", "full-context", "bm25"),
-    "gpu": ("sedem", "full-context", "bm25"),
+    **dict.fromkeys(("nano", "gpu"), ("sedem", "full-context", "bm25")),
     "paper": tuple(EVERY),
 }
 PEERS_BESIDE = {"nano": ("hf", "hf-compiled", "hf-prefix"), "gpu": ("hf", "hf-prefix")}
-"""Peers of the methods."""
-PEER_CONTEXTS = {"nano": (1024,)}
-"""Context lengths at which every method of `sedem eval --list` is timed, trained ones too."""
+"""Methods of "bench", and peers of them."""
+SLOT_TYPES = ("bfloat16", "int8", "fp8")
+"""Types of stored slots."""
+BATCHES = {"stand-in": (1, 2)} | dict.fromkeys(("nano", "gpu", "paper"), (1, 8, 64))
+"""Numbers of questions asked of one bank together."""
 ANSWER_TOKENS = {"stand-in": 3, "nano": 17, "gpu": 33, "paper": 33}
 SHAPES = ("llama-3.2-1b", "llama-3.2-3b")
 """Shapes timed on random weights at gpu and paper scale: speed does not depend on weights."""
-SEDEM_CONTEXTS = {"stand-in": (64,), "nano": (8192,), "gpu": (32768,), "paper": (32768,)}
-"""Context lengths at which SeDeM is timed alone."""
-BATCHES = {"stand-in": (1, 2), "nano": (1, 8, 64), "gpu": (1, 8, 64), "paper": (1, 8, 64)}
-"""Numbers of questions asked of one bank together."""
 OWN_SHAPES = {"nano": SHIPPED / "backbone"}
 """Folders whose shapes stand for those of the paper, by backbone of a scale."""
 RIVALS = {"icae": ("sedem-all-layers",), "comprexit": ("sedem-all-blocks", "comprexit-128")}
 """Methods that the paper times beside SeDeM, and the peers that are measured with each."""
 COMPREXIT_CONTEXT = 1536
 """Tokens of the context of Table comprexit_ttft."""
-KEPT_CONTEXTS = {
-    "stand-in": (64,),
-    "nano": (256, 1024, 4096, 16384),
-    "paper": (256, 1024, 4096, 16384, 65536),
-}
-"""Context lengths at which kept keys and values are compared. The first has as much text as the K
-blocks that SeDeM reads."""
-BESIDE_CONTEXTS = {"stand-in": (64,), "nano": (1024, 2048, 4096, 7168)}
-"""Context lengths at which sedem-smol and llama.cpp are compared; its backbone has 8,192
-positions."""
-SLOT_TYPES = ("bfloat16", "int8", "fp8")
-"""Types of stored slots."""
+
+
+def contexts_of(scale: Scale, kind: str) -> tuple[int, ...]:
+    """Context lengths of a kind of bench."""
+    return CONTEXTS[kind][scale.size]
 
 
 def bench_cells(scale: Scale, kind: str = "bench") -> dict[str, Cell]:
@@ -121,7 +126,7 @@ def timed_context(cell: Cell, scale: Scale) -> int:
     tokens = COMPREXIT_CONTEXT
     if cell.questions:
         tokens = paper.row("tab:datasets", cell.questions)["avg_len_tokens"]
-    return min(tokens, max(CONTEXTS[scale.size]))
+    return min(tokens, max(contexts_of(scale, "bench")))
 
 
 def bench(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
@@ -136,57 +141,47 @@ def bench(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     - beside-llama-cpp: a warm bank, and its backbone with the whole text, by Hugging Face's forward
       and by llama.cpp.
     """
-    name, shape = scale.size, str(OWN_SHAPES.get(cell.backbone, cell.backbone))
+    kind, size, shape = cell.measure, scale.size, OWN_SHAPES.get(cell.backbone, cell.backbone)
     if cell.backbone and scale.stand_in:
-        shape = str(backbone(cell.backbone, scale))
+        shape = backbone(cell.backbone, scale)
     checkpoint = None if cell.variant is None else checkpoint_of(cell, scale, data)
+    rival = cell.method in RIVALS
     entries: dict[str, Any] = {
         "methods": ("sedem",),
+        "contexts": (timed_context(cell, scale),) if rival else contexts_of(scale, kind),
         "checkpoint": str(checkpoint or SMALL_MODEL),
-        "backbone": shape or None,
+        "backbone": str(shape) or None,
         "runs": 1 if scale.stand_in else 20,
-        "max_new_tokens": ANSWER_TOKENS[name],
+        "max_new_tokens": ANSWER_TOKENS[size],
     }
     peers: tuple[str, ...] = ()
-    more: dict[str, Opener] = {}
     trial, again, ceilings = Trial, True, None
-    match cell.measure:
-        case "bench" if cell.method in RIVALS:
+    match kind:
+        case "bench" if rival:
             entries |= {"methods": ("sedem", cell.method), "k": cell.k}
-            entries |= {"contexts": (timed_context(cell, scale),)}
             peers = RIVALS[cell.method]
         case "bench":
-            entries |= {"methods": METHODS[scale.name], "contexts": CONTEXTS[name]}
-            peers = PEERS_BESIDE.get(name, ())
+            entries["methods"], peers = METHODS[scale.name], PEERS_BESIDE.get(size, ())
             plan = plan_of(entries)
             ceilings = measure_ceilings(plan.place, getattr(torch, plan.dtype))
             trial = partial(Detailed, ceilings=ceilings)
         case "batches":
-            entries |= {"contexts": SEDEM_CONTEXTS[name]}
-            trial = partial(Batched, sizes=BATCHES[name])
+            trial = partial(Batched, sizes=BATCHES[size])
         case "memories":
-            entries |= {"contexts": SEDEM_CONTEXTS[name]}
-            more = {f"sedem-{t}": sedem_opener(f"sedem-{t}", memory=t) for t in SLOT_TYPES[1:]}
+            peers = tuple(f"sedem-{slots}" for slots in SLOT_TYPES[1:])
         case "peers":
-            entries |= {"methods": tuple(EVERY), "contexts": PEER_CONTEXTS[name]}
+            entries["methods"] = tuple(EVERY)
         case "kept":
-            # Joint blocks cannot be kept. Times do not depend on how a model was trained.
-            apart = {"block_context": "independent"}
-            more = {
-                "sedem": sedem_opener("sedem", **apart),
-                "sedem-warm": sedem_opener("sedem-warm", warm=True, **apart),
-            }
-            peers, trial, again = ("text-blocks", "hf-prefix"), Keeping, False
-            entries |= {"methods": (), "contexts": KEPT_CONTEXTS[name], "k": 2, "max_new_tokens": 3}
+            peers = ("sedem", "sedem-warm", "text-blocks", "hf-prefix")
+            trial, again = Keeping, False
+            entries |= {"methods": (), "k": 2, "max_new_tokens": 3}
         case "beside-llama-cpp":
-            row = "sedem-warm-int8-weights"
-            more = {row: sedem_opener(row, warm=True, weights="int8")}
-            peers, trial, again = ("hf", "hf-prefix", "llama-cpp"), Keeping, False
+            peers = ("sedem-warm-int8-weights", "hf", "hf-prefix", "llama-cpp")
+            trial, again = Keeping, False
             # A round reads the longest text anew, which takes half a minute of a CPU.
-            entries |= {"methods": (), "contexts": BESIDE_CONTEXTS[name], "k": cell.k}
-            entries |= {"runs": min(entries["runs"], 6)}
-    more |= {peer: PEERS[peer] for peer in peers}
+            entries |= {"methods": (), "k": cell.k, "runs": min(entries["runs"], 6)}
     plan = plan_of(entries)
+    more = {peer: PEERS[peer] for peer in peers}
     result = measure.run_bench(plan, more, trial=trial, read_again=again)
     # Folders differ between machines.
     result["settings"] |= {

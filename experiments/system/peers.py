@@ -17,6 +17,10 @@ they are read, so the time of a question is the model's alone.
 
 Other settings of a method, on the random weights of a shape:
 
+- `sedem`: blocks are independent of each other, as in `sedem-warm`.
+- `sedem-int8`, `sedem-fp8`: slots are stored in fewer bytes.
+- `sedem-warm`: keys and values of independent blocks are kept, with int8 weights in
+  `sedem-warm-int8-weights`.
 - `sedem-all-blocks`: every block is decompressed.
 - `sedem-all-layers`: the encoder runs all layers, and the states of the deeper ones are dropped.
 - `comprexit-128`: ComprExIT with pieces of 128 tokens.
@@ -489,8 +493,14 @@ def _opener(kind: type[HuggingFace] | type[TextBlocks]) -> Opener:
 
 
 _KINDS = (HuggingFace, Compiled, PrefixCached, LlamaCpp, TextBlocks)
+# Joint blocks cannot be kept. Times do not depend on how a model was trained.
+_APART: dict[str, Any] = {"block_context": "independent"}
 PEERS: dict[str, Opener] = {
     **{kind.name: _opener(kind) for kind in _KINDS},
+    **{f"sedem-{slots}": sedem_opener(f"sedem-{slots}", memory=slots) for slots in ("int8", "fp8")},
+    "sedem": sedem_opener("sedem", **_APART),
+    "sedem-warm": sedem_opener("sedem-warm", warm=True, **_APART),
+    "sedem-warm-int8-weights": sedem_opener("sedem-warm-int8-weights", warm=True, weights="int8"),
     "sedem-all-blocks": sedem_opener("sedem-all-blocks", k=ALL),
     "sedem-all-layers": sedem_opener("sedem-all-layers", changed=without_early_exit),
     "comprexit-128": _short_pieces,
