@@ -128,7 +128,7 @@ def context_tokens(scale: Scale) -> Iterator[Number]:
     It says context-window prediction, and its source names reconstruction of tokens, too. Losses of
     memory after stage 1 alone.
     """
-    for label, variant in CONTEXT_TOKENS.items():
+    for label, variant in CONTEXT_TOKENS.items() if scale.name != "paper" else ():
         yield from entries(label, Cell("memory", variant=studied(scale, variant)), *LOSSES)
 
 

@@ -22,6 +22,7 @@ OF_SMALL_BACKBONES = (
     "adapt",
     "plan",
     "learning_rates",
+    "context_tokens",
     "beside_llama_cpp",
     "real_model",
     "real_selection",

@@ -283,11 +283,13 @@ class Backbone(nn.Module):
         # A second run must find what the first one found: not what the cache has by then, and the
         # same adapters and hooks. A compiled layer would be compiled anew for a cache that has
         # grown by another layer.
-        past = None if cache is None else _LayerCache(cast(Growing, cache).stored.get(index, ()))
+        past = None if cache is None else cast(Growing, cache).stored.get(index, ())
 
         def run(hidden_BPD: Tensor) -> tuple[Tensor, ...]:
-            after_BPD = layer(hidden_BPD, past_key_values=past)
-            return (after_BPD,) if past is None else (after_BPD, *past.all)
+            # Made here: what a layer adds must not outlive its run.
+            own = None if past is None else _LayerCache(past)
+            after_BPD = layer(hidden_BPD, past_key_values=own)
+            return (after_BPD,) if own is None else (after_BPD, *own.all)
 
         def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
             return nullcontext(), _all_of(entered)

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import gc
 import json
 import shutil
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from sedem.backbone.loading import INT8_FILE, open_backbone
 from sedem.backbone.masks import KeyAxis
 from sedem.backbone.safetensors import dequantize_int8, quantize_int8
 from sedem.errors import CheckpointError, ConfigError
+from sedem.method.injection import GrowingColumns
 
 IDS = torch.tensor([[0, 50, 60, 70, 80]])
 POSITIONS = torch.arange(5)[None]
@@ -314,3 +317,26 @@ def test_a_machine_without_a_compiler_is_told_in_one_sentence(
         "optimization.compile needs torch.compile, but nothing can be compiled on this machine "
         "(No working C++ compiler found); install a C++ compiler, or leave optimization.compile out"
     )
+
+
+def test_keys_that_a_checkpointed_window_drops_are_not_kept_for_the_backward_pass(
+    backbone: Backbone,
+) -> None:
+    backbone.add_lora(2, 4)
+    backbone.checkpointing = True
+    cache, dropped = GrowingColumns(), list[weakref.ref[torch.Tensor]]()
+    valid = torch.ones_like(POSITIONS, dtype=torch.bool)
+    axis = KeyAxis(POSITIONS, valid, padded=False, span=5)
+    for positions in (POSITIONS, POSITIONS + 5):
+        states = backbone.embed(IDS).requires_grad_()
+        states = backbone.run(states, 0, backbone.depth, positions, valid, axis, cache)
+        dropped += [weakref.ref(part) for pair in cache.stored.values() for part in pair]
+        # A method that keeps a part of each window: here its last position.
+        for layer, (keys, values) in cache.stored.items():
+            cache.stored[layer] = keys[:, :, -1:].clone(), values[:, :, -1:].clone()
+        axis = KeyAxis(POSITIONS[:, -1:], valid[:, :1], padded=False, span=1)
+        axis = axis.extended(POSITIONS + 5, valid)
+    del keys, values
+    gc.collect()
+    assert [reference() for reference in dropped] == [None] * 16
+    states.sum().backward()
