@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import logging
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -214,24 +212,6 @@ def test_a_long_text_is_no_large_number_of_values(served: Served) -> None:
 def test_the_key_is_needed_whatever_the_host_says(host: str, served: Served) -> None:
     told = httpx.get(f"{served.api}/models", headers={"Host": host})
     assert told.status_code in (400, 401)
-
-
-def test_a_full_disk_is_one_line_of_the_log(
-    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("sedem_serve.server.library.os.fsync", full)
-    monkeypatch.setattr(logging.getLogger("sedem_serve.server"), "propagate", True)
-    files = {"file": ("a.txt", b"The rent is 900 euros.")}
-    url = f"{served.api}/banks/a/documents"
-    told = httpx.post(url, files=files, headers=bearer(SECRET), timeout=SECONDS)
-    assert told.status_code == 507
-    # What the server writes at its own times meets the full disk, too.
-    lines = [record for record in caplog.records if record.getMessage() == "failed"]
-    assert any("the disk of the server is full" in str(line.fields.get("reason")) for line in lines)
-    assert not any(line.exc_info for line in lines)
 
 
 def test_a_message_quotes_little_of_what_was_sent(served: Served) -> None:

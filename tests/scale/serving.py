@@ -129,7 +129,7 @@ def same(body: dict[str, Any], answer: Answer) -> bool:
     ]
     return (
         body["choices"][0]["message"]["content"] == answer.text
-        and cited == [asdict(one) for one in answer.citations]
+        and cited == json.loads(json.dumps([asdict(one) for one in answer.citations]))
         and body["sedem"]["confidence"] == answer.confidence
         and body["sedem"]["blocks"] == answer.blocks
     )

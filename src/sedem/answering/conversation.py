@@ -1,4 +1,4 @@
-"""What a conversation asks, and the request for a reply to it without documents.
+"""The request for a reply to a conversation without documents.
 
 The bank of such a request has no blocks, so that engines run it like any other request.
 """
@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache
 
 import torch
 
-from sedem.answering.templates import LONG, document_of, housekeeping, split
 from sedem.backbone.prompts import Turn, check_question, conversation_ids
 from sedem.bank.blocks import Blocks
 from sedem.bank.memory_bank import MemoryBank, Snapshot
@@ -20,84 +18,6 @@ from sedem.errors import ConfigError
 from sedem.modules import SedemModules
 from sedem.quantization import Quantized
 from sedem.selecting.plan import Request, Scores, Selection
-from sedem.selecting.select import share_of_context
-from sedem.types import Document
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """What a conversation asks.
-
-    Attributes:
-        question: empty if it asks nothing that documents could answer.
-        documents: texts that came with the question.
-        unused: one sentence for each message that is neither.
-        last: index of the question's turn.
-        reply: the answer, if no document is needed for it.
-        context: the question before and its answer, if the question refers back to them.
-    """
-
-    question: str
-    documents: tuple[Document, ...]
-    unused: tuple[str, ...]
-    last: int
-    reply: str | None = None
-    context: str = ""
-
-
-def read_conversation(turns: Sequence[Turn], *, with_bank: bool) -> Conversation | None:
-    """Find the question of a conversation, and its documents.
-
-    Args:
-        turns: roles, as clients name them, and words.
-        with_bank: whether a bank is asked, so that turns are no documents.
-
-    Returns:
-        What it asks; None if nobody but the assistant says anything.
-
-    Raises:
-        DataError: a document is not Unicode text.
-    """
-    said = [i for i, (role, words) in enumerate(turns) if words.strip() and role != "assistant"]
-    by_user = [i for i in said if turns[i][0] == "user"]
-    if not said:
-        return None
-    last = (by_user or said)[-1]
-    text = turns[last][1].strip()
-    reply = housekeeping(text)
-    question, beside = ("", "") if reply is not None else split(text, with_bank=with_bank)
-    if not question and reply is None:
-        reply = (
-            f"The last message is a text of {len(text):,} characters that asks nothing. Send it "
-            "again with a blank line and a question after it."
-        )
-    why = f"it is not the last question, and a document needs more than {LONG} characters"
-    if with_bank:
-        why = "a bank is asked, and only the last question counts"
-    before: list[int] = []
-    if share_of_context(question):
-        # The question before, and what was answered.
-        asked = max((i for i in by_user if i < last), default=last)
-        before = [i for i in range(asked, last) if turns[i][0] in ("user", "assistant")]
-    texts, unused = dict[int, str](), list[str]()
-    for index, (role, words) in enumerate(turns):
-        document = beside if index == last else document_of(role, words)
-        if document and not with_bank:
-            texts[index] = document
-        used = (question if index == last else "") + texts.get(index, "")
-        if used and len("".join(used.split())) < len("".join(words.split())):
-            rest = why if with_bank else "the rest is no question and no document"
-            unused.append(f"message {index + 1} ({role}) was used only in part: {rest}")
-        elif index not in (*before, last) and words.strip() and not used:
-            unused.append(unused_turn(index, role, why))
-    documents = [Document(f"message {index + 1}", texts[index]) for index in sorted(texts)]
-    context = "\n".join(turns[i][1][:LONG] for i in before if i not in texts)
-    return Conversation(question, tuple(documents), tuple(unused), last, reply, context)
-
-
-def unused_turn(index: int, role: str, why: str) -> str:
-    """Return the sentence about a turn that is not used."""
-    return f"message {index + 1} ({role}) was not used: {why}"
 
 
 def conversation_request(

@@ -23,7 +23,7 @@ from sedem.guidance.spans import matches_of, total_weight
 from sedem.method.segments import sentences_of
 from sedem.method.selector import top_k
 from sedem.modules import SedemModules
-from sedem.selecting.plan import Request, Scores, plan_of
+from sedem.selecting.plan import Request, Scores, Selection, plan_of
 from sedem.selecting.select import count_candidates, select
 from sedem.types import Citation, page_of
 
@@ -55,15 +55,14 @@ def find_passages(
     request: Request,
     passages: int = PASSAGES,
     per_document: int = PER_DOCUMENT,
-) -> tuple[list[Citation], float | None]:
+) -> tuple[list[Citation], Selection]:
     """Find the best passages for a question.
 
     Args:
         request: the question and its bank; options of reading and answering do not count.
 
     Returns:
-        The passages, best first, and the probability that the evidence is in the bank; None if the
-        model gives none.
+        The passages, best first, and the selection that they come from.
 
     Raises:
         ConfigError: a number is below 1, or an option cannot be used.
@@ -76,14 +75,14 @@ def find_passages(
     bank = plan.bank
     if not len(bank):
         check_question(plan.question)
-        return [], None
+        return [], Selection([], [], [], Scores(torch.zeros(0)))
     [selection] = select(model, engine, [plan])
     scores = selection.scores
     wanted = min(count_candidates(scores.total), passages * max(LOOKED_AT, per_document))
     ranked = top_k(scores.total, wanted).tolist()
     hits = _hits(bank, scores, ranked, passages, per_document)
     found = [_citation(bank, scores, hit, rank) for rank, hit in enumerate(hits, start=1)]
-    return found, selection.confidence
+    return found, selection
 
 
 def _hits(

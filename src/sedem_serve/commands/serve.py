@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -112,8 +112,14 @@ def serve(
     Upload documents on the page or by POST /v1/banks/NAME/documents, ask, and see from which spans
     an answer came. Every route but /health needs a key. Ctrl-C lets running answers end.
     """
+    # A key, in place of a server
     if new_key is not None:
-        _add_key(keys, new_key, bank_scope, read_only=read_only)
+        from sedem_serve.server.keys import ALL_BANKS, add_key
+
+        if keys is None:
+            raise ConfigError("--new-key needs --keys FILE, the file that the key is added to")
+        output.write(add_key(keys, new_key, banks=bank_scope or ALL_BANKS, write=not read_only))
+        output.note(f"'{keys}' holds only its SHA-256, so this is the only time that it is shown")
         return
     if read_only or bank_scope:
         raise ConfigError("--read-only and --bank-scope require --new-key")
@@ -121,28 +127,33 @@ def serve(
     machines = {n: count for n in names if (count := context.params[n]) is not None}
     if machines and ray is None:
         raise ConfigError(f"--{next(iter(machines))} belongs to --ray; add it")
-    _check_packages()
+    if missing := [name for name in PACKAGES if find_spec(name) is None]:
+        raise ConfigError(
+            f"`sedem serve` needs {', '.join(missing)}; run pip install 'sedem[serve]'"
+        )
+    # Settings
+    limits = parse_options(limit)
+    for name in limits:
+        if name not in LIMITS:
+            raise ConfigError(f"'{name}' is not a limit; give one of {', '.join(LIMITS)}")
     given = {
         name: value
         for name, value in context.params.items()
         if name in Settings.model_fields and value is not None
     }
-    settings = Settings(
-        **given
-        | {"banks": _banks(bank or ()), "folder": folder.expanduser(), "key_file": keys}
-        | _limits(limit)
-    )
-    _check_banks(settings.banks.values())
+    given |= {"banks": _banks(bank or ()), "folder": folder.expanduser(), "key_file": keys}
+    settings = Settings(**given | limits)
+    if settings.banks:
+        from sedem.bank.parts import store_at
+
+        for place in settings.banks.values():
+            store_at(place).meta()  # refused here, not after the model is open
     if not _is_loopback(host):
         output.note(
             f"{host} can be reached from elsewhere, and keys travel in the clear; put a proxy with "
             "TLS in front"
         )
-    _run(settings, ray, machines)
-
-
-def _run(settings: Settings, ray: str | None, machines: Mapping[str, int]) -> None:
-    """Serve here, or on the machines of a cluster."""
+    # Here, or on the machines of a cluster
     if ray is None:
         from sedem_serve.server.run import run
 
@@ -161,24 +172,6 @@ def _announce(address: str, secret: str | None) -> None:
         output.write(f"the key:  {secret} (for this run; see --keys)")
 
 
-def _add_key(path: Path | None, name: str, banks: Sequence[str] | None, *, read_only: bool) -> None:
-    from sedem_serve.server.keys import ALL_BANKS, add_key
-
-    if path is None:
-        raise ConfigError("--new-key needs --keys FILE, the file that the key is added to")
-    secret = add_key(path, name, banks=banks or ALL_BANKS, write=not read_only)
-    output.write(secret)
-    output.note(f"'{path}' holds only its SHA-256, so this is the only time that it is shown")
-
-
-def _check_packages() -> None:
-    missing = [name for name in PACKAGES if find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"`sedem serve` needs {', '.join(missing)}; run pip install 'sedem[serve]'"
-        )
-
-
 def _banks(entries: Sequence[str]) -> dict[str, Place]:
     from sedem.bank.parts import is_remote
 
@@ -191,23 +184,6 @@ def _banks(entries: Sequence[str]) -> dict[str, Place]:
             raise ConfigError(f"2 banks are named '{name}'; give each a name of its own")
         banks[name] = path if is_remote(path) else Path(path).expanduser()
     return banks
-
-
-def _check_banks(places: Collection[Place]) -> None:
-    """Reject places that are no banks before an address is shown, not after the model is open."""
-    if places:
-        from sedem.bank.parts import store_at
-
-        for place in places:
-            store_at(place).meta()
-
-
-def _limits(entries: Sequence[str] | None) -> dict[str, Any]:
-    limits = parse_options(entries)
-    for name in limits:
-        if name not in LIMITS:
-            raise ConfigError(f"'{name}' is not a limit; give one of {', '.join(LIMITS)}")
-    return limits
 
 
 def _is_loopback(host: str) -> bool:

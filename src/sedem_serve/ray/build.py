@@ -1,12 +1,9 @@
-"""Build a bank on many machines: tasks of Ray read documents, this machine commits.
+"""Build a bank on many machines: tasks of Ray encode documents, this machine commits.
 
-Each task makes a bank of the documents that it is given. For a bank in one file, it sends that bank
-here, where it is appended. For a bank in parts, it uploads that bank as a part, and this machine
-only commits the part. Ray runs a task again if its process or its host is lost.
-
-Documents are grouped as in `sedem.reading.building`, and every task builds with it, so the memory
-is the same as on one machine. Groups are committed in the order of the sources. To resume a killed
-build, repeat it: it skips the documents that were committed.
+A task makes a bank of the documents that it is given. It sends that bank here, where it is
+appended, or uploads it as a part, which this machine commits. Documents are grouped as on one
+machine, and every task builds as one machine does, so the memory is the same. Groups are committed
+in the order of the sources. To resume a killed build, repeat it: it skips what was committed.
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ from sedem.modules import SedemModules
 from sedem.reading.building import Report, Taken, add_documents, begin, commits, finish
 from sedem.types import Document
 from sedem_serve.ray.cluster import connected, import_ray
-from sedem_serve.ray.sources import READ_CPUS, Sources
+from sedem_serve.ray.sources import Sources
 
 if TYPE_CHECKING:
     from sedem.model import SeDeM
@@ -56,7 +53,7 @@ Progress = Callable[[int, int, float], None]
 
 @dataclass(frozen=True)
 class Workers:
-    """The workers that read.
+    """The workers that encode.
 
     Attributes:
         address: address of the Ray cluster; see `connected`.
@@ -96,13 +93,8 @@ def build_on_ray(
 
     Args:
         model: the model on this machine; the workers open theirs, which must be the same.
-        workers: the workers that read.
         path: file of the bank, or its place if it is in parts, which every worker can write.
-        source: where the model was opened from, to be recorded in the bank.
-        dtype: type of the stored slots; None means the bank's, or bfloat16 in a new one.
-        keys: type in which to store the selector's keys of the whole bank; None stores none.
-        words: make a bank with an index of the words of its blocks.
-        wait: seconds to wait for another writer before each commit.
+        source, dtype, keys, words, wait: as in `build_bank`.
 
     Raises:
         ConfigError: there is no such cluster, it has no room, or a host lacks the model.
@@ -111,27 +103,25 @@ def build_on_ray(
     """
     store = store_at(path, wait)
     meta, stored = begin(model, store, source, dtype, keys, words)
-    taken = Taken(stored, lambda document: sources.sizes[document.name])
-    exists = store.exists()
-    if not isinstance(store, BankFile):
+    taken, exists = Taken(stored, lambda one: sources.sizes[one.name]), store.exists()
+    if isinstance(store, BankFile):
+        # The banks are appended, which indexes their words here.
+        job = Job(workers, version("sedem"), replace(meta, words=False), None)
+    else:
         # A worker has another working folder.
         place = path if is_remote(path) else Path(path).resolve()
-        job = Job(workers.checkpoint, workers.cpus, version("sedem"), meta, place)
-    else:
-        # The banks are appended, which indexes their words here.
-        appended = replace(meta, words=False)
-        job = Job(workers.checkpoint, workers.cpus, version("sedem"), appended, None)
+        job = Job(workers, version("sedem"), meta, place)
     with connected(workers.address):
         started, tokens = time.monotonic(), 0
-        for group, made in _read_in_order(workers, job, _groups(taken, sources)):
-            if not isinstance(store, BankFile):
-                replaced = [one.name for one in group.documents if one.name in stored]
-                store.commit([made], replaced) if exists else store.start([made])
-                tokens += made.head.tokens
-            else:
+        for group, made in _encoded_in_order(job, _groups(taken, sources)):
+            if isinstance(store, BankFile):
                 part = received(*made)
                 append_to(store, part) if exists else copy_to(store, part, meta)
                 tokens += part.tokens
+            else:
+                replaced = [one.name for one in group.documents if one.name in stored]
+                store.commit([made], replaced) if exists else store.start([made])
+                tokens += made.head.tokens
             exists = True
             if progress is not None:
                 speed = tokens / (time.monotonic() - started)
@@ -170,26 +160,24 @@ def _groups(taken: Taken, sources: Sources) -> Iterator[Group]:
         yield Group(documents, taken.total - (changed - given))
 
 
-def _read_in_order(
-    workers: Workers, job: Job, groups: Iterator[Group]
-) -> Iterator[tuple[Group, Any]]:
+def _encoded_in_order(job: Job, groups: Iterator[Group]) -> Iterator[tuple[Group, Any]]:
     """Yield each group with what `encode` made of it, in order; few are in memory at a time.
 
     If taking a group fails, those before it are yielded before the error is raised.
     """
-    ray = import_ray()
+    ray, workers = import_ray(), job.workers
     room, on_gpus = workers.room()
     if not room:
         raise ConfigError(
             f"no host of the cluster has a GPU or {workers.cpus} CPUs for a worker; give fewer "
             "with --worker-cpus, or start Ray there with more"
         )
-    options: dict[str, Any] = {"num_cpus": max(workers.cpus - READ_CPUS, 0)}
+    options: dict[str, Any] = {"num_cpus": workers.cpus}
     if on_gpus:
         # A process keeps its model, so Ray must neither end it nor hide the other GPUs from it.
-        seen = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}
-        options |= {"num_gpus": 1, "max_calls": 0, "runtime_env": seen}
-    read = ray.remote(max_retries=RETRIES, scheduling_strategy="SPREAD", **options)(encode)
+        every = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}
+        options |= {"num_gpus": 1, "max_calls": 0, "runtime_env": every}
+    task = ray.remote(max_retries=RETRIES, scheduling_strategy="SPREAD", **options)(encode)
     pending: deque[tuple[Group, Any]] = deque()
     failure: Exception | None = None
     taking = True
@@ -197,43 +185,33 @@ def _read_in_order(
         if taking and len(pending) < (workers.most or AHEAD * max(workers.room()[0], 1)):
             try:
                 group = next(groups)
-                pending.append((group, read.remote(job, group.documents)))
+                pending.append((group, task.remote(job, group.documents)))
             except StopIteration:
                 taking = False
             except Exception as error:
                 failure, taking = error, False
-        else:
-            group, reference = pending.popleft()
-            yield group, _result(workers, group, reference)
+            continue
+        # Wait for the oldest, while the cluster has workers or may get them back.
+        (group, reference), seen = pending.popleft(), time.monotonic()
+        try:
+            while not ray.wait([reference], timeout=LOOK)[0]:
+                seen = time.monotonic() if workers.room()[0] else seen
+                if time.monotonic() - seen > PATIENCE:
+                    raise UnavailableError(
+                        f"the cluster has had no worker for {PATIENCE / 60:.0f} minutes; run the "
+                        "same command again when its hosts are back to continue"
+                    )
+            made = ray.get(reference)
+        except ray.exceptions.RayTaskError as error:
+            raise (error.cause if isinstance(error.cause, SedemError) else error) from None
+        except ray.exceptions.RayError as error:
+            raise UnavailableError(
+                f"{RETRIES + 1} workers died while they read {group} ({first_line(error)}); give "
+                "them more memory, or leave that out"
+            ) from None
+        yield group, made
     if failure is not None:
         raise failure
-
-
-def _result(workers: Workers, group: Group, reference: Any) -> Any:
-    """Wait for the result of a task.
-
-    Raises:
-        SedemError: the task's own error.
-        UnavailableError: the task or the cluster is lost.
-    """
-    ray = import_ray()
-    seen = time.monotonic()
-    try:
-        while not ray.wait([reference], timeout=LOOK)[0]:
-            seen = time.monotonic() if workers.room()[0] else seen
-            if time.monotonic() - seen > PATIENCE:
-                raise UnavailableError(
-                    f"the cluster has had no worker for {PATIENCE / 60:.0f} minutes; run the same "
-                    "command again when its hosts are back to continue"
-                )
-        return ray.get(reference)
-    except ray.exceptions.RayTaskError as error:
-        raise (error.cause if isinstance(error.cause, SedemError) else error) from None
-    except ray.exceptions.RayError as error:
-        raise UnavailableError(
-            f"{RETRIES + 1} workers died while they read {group} ({first_line(error)}); give them "
-            "more memory, or leave that out"
-        ) from None
 
 
 def received(content: bytes, sha256: str) -> Snapshot:
@@ -260,15 +238,12 @@ class Job:
     """What all tasks of a build share.
 
     Attributes:
-        checkpoint: folder or hub id of the model.
-        threads: threads of torch on a CPU.
         version: version of sedem on the machine that commits.
         meta: metadata of the banks that tasks make.
         place: the bank that they become parts of; None sends them to the machine that commits.
     """
 
-    checkpoint: str
-    threads: int
+    workers: Workers
     version: str
     meta: Meta
     place: Place | None
@@ -287,23 +262,24 @@ def encode(job: Job, documents: Sequence[Document]) -> tuple[bytes, str] | Entry
     import ray
 
     gpus = ray.get_gpu_ids() if torch.cuda.is_available() else []
+    torch.set_num_threads(job.workers.cpus)
     meta, device = job.meta, f"cuda:{gpus[0]}" if gpus else None
-    torch.set_num_threads(job.threads)
-    model = _opened(job.checkpoint, job.version, meta.fingerprint, job.place, device)
+    name = job.workers.checkpoint
+    model = _opened(name, job.version, meta.fingerprint, job.place, device)
     with TemporaryDirectory() as folder:
-        read, sent = Path(folder, "read.bank"), Path(folder, "sent.bank")
-        add_documents(model, model.engine, BankFile(read), meta, documents)
+        made, sent = BankFile(Path(folder, "made.bank")), Path(folder, "sent.bank")
+        add_documents(model, model.engine, made, meta, documents)
         if job.place is not None:
-            return Parts(job.place).publish(BankFile(read))
+            return Parts(job.place).publish(made)
         # Without the log beside it, and without the connections that the build has left.
-        BankFile(read).copy_to(sent)
+        made.copy_to(sent)
         content = sent.read_bytes()
         return content, hashlib.sha256(content).hexdigest()
 
 
 @lru_cache(1)
 def _opened(
-    checkpoint: str, wanted_version: str, wanted: str, place: Place | None, device: str | None
+    name: str, wanted_version: str, wanted: str, place: Place | None, device: str | None
 ) -> SeDeM:
     """Open the model once per process, and check that this host can be used."""
     from sedem.backbone.loading import hide_bars
@@ -317,15 +293,15 @@ def _opened(
         )
     hide_bars()
     try:
-        model = SeDeM.from_pretrained(checkpoint, device=device)
+        model = SeDeM.from_pretrained(name, device=device)
     except (SedemError, OSError) as error:
         raise ConfigError(
-            f"{host} cannot open '{checkpoint}' ({error}); put it where every host sees it "
-            "under the same path, or give a hub id"
+            f"{host} cannot open '{name}' ({error}); put it where every host sees it under the "
+            "same path, or give a hub id"
         ) from None
     if (found := model.fingerprint()) != wanted:
         raise ConfigError(
-            f"{host} has another model at '{checkpoint}' ({found[:12]}) than this machine "
+            f"{host} has another model at '{name}' ({found[:12]}) than this machine "
             f"({wanted[:12]}); give all hosts the same one"
         )
     # A bank in an object store appears with its first commit.

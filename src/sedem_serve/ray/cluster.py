@@ -16,9 +16,7 @@ from typing import Any
 
 from sedem.errors import ConfigError, first_line
 
-LOCAL = "local"
-AUTO = "auto"
-CLIENT = "ray://"
+LOCAL, AUTO, CLIENT = "local", "auto", "ray://"
 SECONDS = 5.0
 """Timeout for reaching an address; Ray itself would try for half a minute."""
 MODE, TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
@@ -40,11 +38,7 @@ def check_installed() -> None:
 
 
 def import_ray() -> Any:
-    """Return the module `ray`.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Return the module `ray`, or raise as `check_installed`."""
     check_installed()
     return import_module("ray")
 
@@ -66,15 +60,12 @@ def connected(address: str) -> Iterator[None]:
     if "ray" in sys.modules and import_ray().is_initialized():
         yield
         return
-    options: dict[str, Any] = {} if address == LOCAL else {"address": address}
+    options: dict[str, Any] = {"log_to_driver": False}
     if address == LOCAL:
         options["include_dashboard"] = False
     else:
-        if address != AUTO:
-            _check_listens(address)
-        _check_token(address)
-    if not address.startswith(CLIENT):
-        options["log_to_driver"] = False
+        _check_cluster(address)
+        options = {"address": address} | (options if not address.startswith(CLIENT) else {})
     with _alone() if address == LOCAL else nullcontext():
         ray = import_ray()
         try:
@@ -85,16 +76,6 @@ def connected(address: str) -> Iterator[None]:
             yield
         finally:
             ray.shutdown()
-
-
-def _check_token(address: str) -> None:
-    """Refuse a cluster that anyone may use, unless the user has decided so."""
-    if MODE not in os.environ:
-        raise ConfigError(
-            f"a Ray cluster runs the code of anyone who reaches it, so '{address}' needs a token: "
-            f"start its nodes with {MODE}=token and {TOKEN}=SECRET, and set both here; "
-            f"{MODE}=disabled uses a cluster without a token"
-        )
 
 
 @contextmanager
@@ -124,18 +105,25 @@ def _token() -> str:
     return secrets.token_hex(32)
 
 
-def _check_listens(address: str) -> None:
-    """Refuse an address where nothing listens."""
-    host, colon, port = address.removeprefix(CLIENT).rpartition(":")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise ConfigError(f"'{address}' is not a Ray cluster address; {_FORMS}")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), SECONDS).close()
-    except OSError as error:
+def _check_cluster(address: str) -> None:
+    """Refuse an address where nothing listens, and a cluster that anyone may use."""
+    if address != AUTO:
+        host, colon, port = address.removeprefix(CLIENT).rpartition(":")
+        if not colon or not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+            raise ConfigError(f"'{address}' is not a Ray cluster address; {_FORMS}")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), SECONDS).close()
+        except OSError as error:
+            raise ConfigError(
+                f"no Ray cluster answers at '{address}' ({error.strerror or error}); start one "
+                f"with 'ray start --head', or correct the address: {_FORMS}"
+            ) from None
+    if MODE not in os.environ:  # unless the user has decided so
         raise ConfigError(
-            f"no Ray cluster answers at '{address}' ({error.strerror or error}); start one with "
-            f"'ray start --head', or correct the address: {_FORMS}"
-        ) from None
+            f"a Ray cluster runs the code of anyone who reaches it, so '{address}' needs a token: "
+            f"start its nodes with {MODE}=token and {TOKEN}=SECRET, and set both here; "
+            f"{MODE}=disabled uses a cluster without a token"
+        )
 
 
 def _reason(address: str, error: Exception) -> str:

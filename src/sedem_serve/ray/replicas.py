@@ -31,17 +31,12 @@ from torch import Tensor
 
 from sedem.answering.decoding import GREEDY, Decoding
 from sedem.answering.running import Estimate, Event, Selected, failure
-from sedem.answering.scheduler import AsyncReply, Pace, Scheduler
+from sedem.answering.scheduler import AsyncReply, Pace
 from sedem.bank import keys
 from sedem.bank.file import BankFile
 from sedem.bank.memory_bank import BankReader, Snapshot
 from sedem.engine.device import Clock
-from sedem.errors import (
-    CancelledError,
-    QueueFullError,
-    SedemError,
-    UnavailableError,
-)
+from sedem.errors import CancelledError, QueueFullError, SedemError, UnavailableError
 from sedem.method.selector import Selector
 from sedem.selecting.plan import Request, Selection, plan_of
 from sedem.selecting.select import score_questions, select
@@ -86,11 +81,7 @@ class Version:
 
 
 class OpenVersions(Generic[T]):
-    """What one replica has made from versions; threads may share it.
-
-    Args:
-        make: makes what the replica needs from a snapshot.
-    """
+    """What one replica has made from snapshots of versions; threads may share it."""
 
     def __init__(self, make: Callable[[Snapshot], T]) -> None:
         self._make = make
@@ -104,6 +95,7 @@ class OpenVersions(Generic[T]):
             UnavailableError: the process that handed it out has ended.
             BankError: another bank is at its place now.
         """
+        # Others are not waited for: questions to them continue.
         if (found := self._look(version)) is not None:
             return found
         # One at a time: two would take the memory of both.
@@ -180,7 +172,12 @@ class SelectorReplica:
         """Make the keys of this part of a version."""
         await asyncio.to_thread(self._versions.get, version)
 
-    async def scores(
+    async def scores(self, *given: Any) -> NDArray[np.float32]:
+        """Do as `score`, in a thread."""
+        return await asyncio.to_thread(self.score, *given)
+
+    @torch.no_grad()
+    def score(
         self,
         version: Version,
         query_QRH: NDArray[np.float32],
@@ -193,16 +190,6 @@ class SelectorReplica:
             every: as in `score_questions`.
             also: more candidates, as indices into the whole bank.
         """
-        return await asyncio.to_thread(self._scores, version, query_QRH, every, also)
-
-    @torch.no_grad()
-    def _scores(
-        self,
-        version: Version,
-        query_QRH: NDArray[np.float32],
-        every: bool,
-        also: NDArray[np.int64],
-    ) -> NDArray[np.float32]:
         part = self._versions.get(version)
         if not len(part):
             return np.zeros(0, np.float32)
@@ -210,16 +197,10 @@ class SelectorReplica:
         mask_1Q = torch.ones(query_1QRH.shape[:2], dtype=torch.bool)
         own = also[(also >= part.held.start) & (also < part.held.stop)] - part.held.start
         with self._scoring:
-            scores = score_questions(
-                self._selector,
-                part,
-                query_1QRH,
-                mask_1Q,
-                every=every,
-                also=[torch.from_numpy(own)],
-            )
-        found: NDArray[np.float32] = scores[0].numpy()
-        return found
+            wanted: Any = {"every": every, "also": [torch.from_numpy(own)]}
+            found = score_questions(self._selector, part, query_1QRH, mask_1Q, **wanted)
+        scores_n: NDArray[np.float32] = found[0].numpy()
+        return scores_n
 
 
 class EngineReplica:
@@ -233,13 +214,7 @@ class EngineReplica:
         self.model: SeDeM = open_model(settings)
         self._parts = parts
         self._versions = OpenVersions[Snapshot](lambda snapshot: snapshot)
-        self._scheduler = Scheduler(
-            self.model,
-            self.model.engine,
-            self.model.name,
-            rows=settings.rows,
-            waiting=settings.waiting,
-        )
+        self._scheduler = self.model.scheduler(rows=settings.rows, waiting=settings.waiting)
 
     async def prepare(self, version: Version) -> None:
         """Open a version."""
@@ -265,8 +240,16 @@ class EngineReplica:
                 yield await reply.selection()
                 async for part in reply.parts():
                     yield part
-                assert reply.answer is not None
-                yield _with_times(reply.answer, times, since)
+                answer = reply.answer
+                assert answer is not None
+                if times:
+                    # They start when the question arrived, not when its blocks were selected.
+                    before = (time.perf_counter() - since) * 1e3 - answer.timings["total_ms"]
+                    named = ("wait_ms", "ttft_ms", "total_ms")
+                    later = {name: answer.timings[name] + before for name in named}
+                    selecting = {**times, "select_ms": sum(times.values())}
+                    answer = replace(answer, timings={**answer.timings, **selecting, **later})
+                yield answer
             finally:
                 reply.cancel()
         except Exception as error:
@@ -308,23 +291,6 @@ class EngineReplica:
         return selection, clock.timings
 
 
-def _with_times(answer: Answer, times: dict[str, float], since: float) -> Answer:
-    """Return an answer whose times start when its question reached the engine.
-
-    Args:
-        answer: the answer; its own times start when its blocks were selected.
-        times: times of encoding and scoring; empty if the answer includes them.
-        since: when the question arrived, by `time.perf_counter`.
-    """
-    if not times:
-        return answer
-    total = (time.perf_counter() - since) * 1e3
-    before = total - answer.timings["total_ms"]
-    later = {name: answer.timings[name] + before for name in ("wait_ms", "ttft_ms")}
-    selected = {**times, "select_ms": sum(times.values())}
-    return replace(answer, timings={**answer.timings, **later, **selected, "total_ms": total})
-
-
 class Distributed:
     """Answers questions on the replicas of a Ray Serve application; an `Answerer`.
 
@@ -334,8 +300,7 @@ class Distributed:
     Args:
         engines: handle of the engines' deployment.
         parts: handles of the selectors' deployments, one for each part.
-        rows: maximum concurrent answers, on all engines together.
-        waiting: maximum number of questions that wait.
+        rows, waiting: as of a scheduler, for all engines together.
     """
 
     def __init__(self, engines: Any, parts: list[Any], *, rows: int, waiting: int) -> None:

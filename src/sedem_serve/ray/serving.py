@@ -6,7 +6,6 @@ folder is there. Each part of the banks' keys is a deployment of selectors; all 
 
 from __future__ import annotations
 
-import logging
 import signal
 import socket
 import threading
@@ -20,7 +19,7 @@ from sedem.checkpoint import folder as checkpoint
 from sedem.errors import ConfigError, first_line
 from sedem_serve.ray.cluster import check_installed, connected, import_ray
 from sedem_serve.server import logs
-from sedem_serve.server.keys import KeyRing, keys_of
+from sedem_serve.server.keys import KeyRing, keys_of, reload_keys
 from sedem_serve.server.run import Announce, address_of, listen
 from sedem_serve.server.settings import Settings
 
@@ -60,7 +59,7 @@ class Machines:
 
 
 def run(settings: Settings, machines: Machines, address: str, announce: Announce) -> None:
-    """Serve until SIGTERM or Ctrl-C, which let running answers finish.
+    """Serve until SIGTERM or Ctrl-C, which let running answers finish; SIGHUP reloads the keys.
 
     Args:
         address: address of the Ray cluster; see `cluster.connected`.
@@ -78,10 +77,28 @@ def run(settings: Settings, machines: Machines, address: str, announce: Announce
     listening = listen(settings.host, settings.port)
     port, page = listening.getsockname()[1], address_of(listening)
     listening.close()
-    settings = settings.with_changes(port=port)
+    settings, ended = settings.with_changes(port=port), threading.Event()
     with connected(address), serving(settings, machines, keys) as ingress:
+
+        def reload(*_: object) -> None:
+            assert settings.key_file is not None
+            reload_keys(settings.key_file, lambda ring: ingress.change_keys.remote(ring).result())
+
+        handlers: dict[int, Callable[..., None]] = dict.fromkeys(
+            (signal.SIGTERM, signal.SIGINT), lambda *_: ended.set()
+        )
+        if settings.key_file is not None:
+            handlers[signal.SIGHUP] = reload
         announce(page, secret)
-        _wait(settings, ingress)
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        try:
+            # With a timeout, because an endless wait would not let a handler run.
+            while not ended.wait(0.5):
+                pass
+            logs.log("draining")
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 @contextmanager
@@ -95,8 +112,7 @@ def serving(settings: Settings, machines: Machines, keys: KeyRing) -> Iterator[A
         ConfigError: the cluster has too little room.
         SedemError: the model or a bank cannot be opened.
     """
-    serve = _serve()
-    _check_room(machines)
+    serve, gpus = import_module("ray.serve"), _gpus(machines)
     serve.start(
         proxy_location="EveryNode",
         http_options={"host": settings.host, "port": settings.port},
@@ -104,7 +120,7 @@ def serving(settings: Settings, machines: Machines, keys: KeyRing) -> Iterator[A
     )
     try:
         try:
-            application = _application(settings, machines, keys)
+            application = _application(settings, machines, keys, gpus)
             ingress = serve.run(application, name=APPLICATION, route_prefix="/")
         except Exception as error:
             raise ConfigError(
@@ -114,7 +130,16 @@ def serving(settings: Settings, machines: Machines, keys: KeyRing) -> Iterator[A
         failed = ingress.opened.remote().result(timeout_s=STARTING_SECONDS)
         if failed is not None:
             raise failed
-        _check_address(settings)
+        # Ray Serve keeps the address of its first start.
+        try:
+            host = "127.0.0.1" if settings.host == "0.0.0.0" else settings.host
+            socket.create_connection((host, settings.port), LISTENING_SECONDS).close()
+        except OSError:
+            raise ConfigError(
+                f"Ray Serve already runs on the cluster, but not at "
+                f"{settings.host}:{settings.port}; give its --host and --port, or end it with "
+                "'serve shutdown'"
+            ) from None
         yield ingress
     finally:
         serve.delete(APPLICATION)
@@ -122,126 +147,66 @@ def serving(settings: Settings, machines: Machines, keys: KeyRing) -> Iterator[A
             serve.shutdown()
 
 
-def _application(settings: Settings, machines: Machines, keys: KeyRing) -> Any:
-    """Return the deployments, each bound to those that it calls."""
+def _gpus(machines: Machines) -> tuple[float, float]:
+    """Return GPUs per engine and selector: one each if there are enough, engines first.
+
+    Raises:
+        ConfigError: the cluster has too few CPUs, so Ray would wait for room without end.
+    """
+    has = import_ray().cluster_resources()
+    selectors = machines.partitions * machines.copies
+    cpus = (selectors + machines.engines) * machines.cpus
+    if cpus > has.get("CPU", 0):
+        raise ConfigError(
+            f"{machines.partitions} partitions of {machines.copies} copies and {machines.engines} "
+            f"engines need {cpus} CPUs, the cluster has {has.get('CPU', 0):g}; add nodes, or give "
+            "fewer"
+        )
+    free = has.get("GPU", 0)
+    return float(free >= machines.engines), float(free >= machines.engines + selectors)
+
+
+def _application(
+    settings: Settings, machines: Machines, keys: KeyRing, gpus: tuple[float, float]
+) -> Any:
+    """Return the deployments, each bound to those that it calls.
+
+    Raises:
+        ConfigError: this process is not on a node of the cluster.
+    """
     from sedem_serve.ray.replicas import EngineReplica, Ingress, SelectorReplica
 
-    serve, gpus = _serve(), _gpus(machines)
-    ending = {"graceful_shutdown_timeout_s": settings.drain_seconds}
+    ray, serve = import_ray(), import_module("ray.serve")
+    if ray.util.client.ray.is_connected():
+        raise ConfigError(
+            "the server's folder must be on a node of the cluster; start the server there, and "
+            "give HOST:PORT instead of ray://"
+        )
 
-    def deployment(kind: type, name: str, replicas: int, ongoing: int, gpu: float) -> Any:
-        actor = {"num_cpus": machines.cpus, "num_gpus": gpu}
+    def deployment(kind: Any, name: str, replicas: int, ongoing: int, **actor: Any) -> Any:
         return serve.deployment(
             kind,
             name=name,
             num_replicas=replicas,
             max_ongoing_requests=ongoing,
             ray_actor_options=actor,
-            **ending,
+            graceful_shutdown_timeout_s=settings.drain_seconds,
         )
 
+    cpus, count = machines.cpus, machines.partitions
     parts = [
-        deployment(SelectorReplica, f"selector-{part}", machines.copies, SEARCHES, gpus[1]).bind(
-            settings, part, machines.partitions
-        )
-        for part in range(machines.partitions)
-    ]
+        deployment(
+            SelectorReplica, f"selector-{part}", machines.copies, SEARCHES,
+            num_cpus=cpus, num_gpus=gpus[1],
+        ).bind(settings, part, count)
+        for part in range(count)
+    ]  # fmt: skip
     # More than its rows and its queue hold; a full queue refuses by itself.
     most = 2 * (settings.waiting + (settings.rows or 64))
-    engines = deployment(EngineReplica, "engine", machines.engines, most, gpus[0])
-    bound = engines.bind(settings, *parts)
-    ingress = serve.deployment(
-        serve.ingress()(Ingress),
-        name="http",
-        num_replicas=1,
-        max_ongoing_requests=ONGOING,
-        ray_actor_options={"num_cpus": 0, "resources": {_here(): 0.001}},
-        **ending,
-    )
-    here = settings.with_changes(device="cpu") if settings.device is None else settings
-    return ingress.bind(here, keys, machines.engines, bound, *parts)
-
-
-def _serve() -> Any:
-    """Return the module `ray.serve`."""
-    return import_module("ray.serve")
-
-
-def _here() -> str:
-    """Return the resource that only this node of the cluster has.
-
-    Raises:
-        ConfigError: this process is not on a node of the cluster.
-    """
-    ray = import_ray()
-    if ray.util.client.ray.is_connected():
-        raise ConfigError(
-            "the server's folder must be on a node of the cluster; start the server there, and "
-            "give HOST:PORT instead of ray://"
-        )
-    return f"node:{ray.util.get_node_ip_address()}"
-
-
-def _check_address(settings: Settings) -> None:
-    """Refuse a cluster whose Ray Serve listens elsewhere: it keeps the address of its first start.
-
-    Raises:
-        ConfigError: nothing listens at the address of the settings.
-    """
-    host = "127.0.0.1" if settings.host == "0.0.0.0" else settings.host
-    try:
-        socket.create_connection((host, settings.port), LISTENING_SECONDS).close()
-    except OSError:
-        raise ConfigError(
-            f"Ray Serve already runs on the cluster, but not at {settings.host}:{settings.port}; "
-            "give its --host and --port, or end it with 'serve shutdown'"
-        ) from None
-
-
-def _gpus(machines: Machines) -> tuple[float, float]:
-    """Return GPUs per engine and selector: one each if there are enough, engines first."""
-    free = import_ray().cluster_resources().get("GPU", 0)
-    selectors = machines.partitions * machines.copies
-    return float(free >= machines.engines), float(free >= machines.engines + selectors)
-
-
-def _check_room(machines: Machines) -> None:
-    """Refuse replicas that the cluster could never place, instead of waiting for room."""
-    has = import_ray().cluster_resources().get("CPU", 0)
-    replicas = machines.partitions * machines.copies + machines.engines
-    if replicas * machines.cpus > has:
-        raise ConfigError(
-            f"{machines.partitions} partitions of {machines.copies} copies and {machines.engines} "
-            f"engines need {replicas * machines.cpus} CPUs, the cluster has {has:g}; add nodes, or "
-            "give fewer"
-        )
-
-
-def _wait(settings: Settings, ingress: Any) -> None:
-    """Wait for a signal to end; SIGHUP reloads the keys."""
-    ended = threading.Event()
-
-    def reload(*_: object) -> None:
-        assert settings.key_file is not None
-        try:
-            ingress.change_keys.remote(KeyRing.load(settings.key_file)).result()
-        except ConfigError as error:
-            logs.log("keys kept", logging.ERROR, reason=error)
-        else:
-            logs.log("keys reloaded")
-
-    def end(*_: object) -> None:
-        ended.set()
-
-    handlers: dict[int, Callable[..., None]] = {signal.SIGTERM: end, signal.SIGINT: end}
-    if settings.key_file is not None:
-        handlers[signal.SIGHUP] = reload
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
-        # With a timeout, because an endless wait would not let a handler run.
-        while not ended.wait(0.5):
-            pass
-        logs.log("draining")
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    engines = deployment(
+        EngineReplica, "engine", machines.engines, most, num_cpus=cpus, num_gpus=gpus[0]
+    ).bind(settings, *parts)
+    here = {f"node:{ray.util.get_node_ip_address()}": 0.001}
+    http = deployment(serve.ingress()(Ingress), "http", 1, ONGOING, num_cpus=0, resources=here)
+    own = settings.with_changes(device="cpu") if settings.device is None else settings
+    return http.bind(own, keys, machines.engines, engines, *parts)

@@ -1,20 +1,19 @@
 """Documents for a build on many machines: files and records, on disks and in object stores.
 
-The driver lists the files. Ray Data reads them on the machines of the cluster, several in parallel,
-and returns their documents in the order of the sources.
+This machine reads them, several files ahead, and workers encode them. Formats that take long are
+parsed in processes of their own.
 """
 
 from __future__ import annotations
 
-import json
-import logging
 import os
 import tempfile
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, field
-from functools import partial
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from sedem.bank.buckets import Bucket
 from sedem.bank.parts import is_remote
@@ -25,27 +24,24 @@ from sedem.reading.documents import LeftOut
 from sedem.types import Document
 from sedem.untrusted import DOCUMENT_BYTES, check_file, too_large
 from sedem_lab.data.records import kind, read_records
-from sedem_serve.ray.cluster import import_ray
 
 RECORDS = (".jsonl", ".parquet")
 """Endings of files of records; in a local folder, compressed ones must be named themselves."""
 ENDINGS = (*PARSERS, *RECORDS)
-READ_CPUS = 0.25
-"""Share of a CPU that reading uses; encoders leave it free."""
-GROUP_BYTES = 2**25
-GROUP_FILES = 256
-"""Maximum that one task of Ray Data reads, unless a single file is larger."""
-BATCH_CHARACTERS = 2**22
-"""Characters of documents that a task returns at once."""
+AHEAD = 8
+"""Files that are read at once."""
 
 
-@dataclass(frozen=True)
-class SourceFile:
+Row = tuple[Document | str, int]
+"""A document, or the sentence that says why there is none, and its bytes."""
+
+
+class SourceFile(NamedTuple):
     """A file that documents are read from.
 
     Attributes:
         name: as the user gave it, normalized; documents are named by it.
-        place: absolute path or URL, which is the same on all machines.
+        place: absolute path or URL.
         size: bytes.
     """
 
@@ -54,27 +50,12 @@ class SourceFile:
     size: int
 
 
-@dataclass(frozen=True)
-class Row:
-    """A document, or the reason why there is none.
-
-    Attributes:
-        document: the document; None if it cannot be read.
-        size: bytes of its file, or its share of the bytes of a file of records.
-        error: why it cannot be read, in a sentence; empty if it can.
-    """
-
-    document: Document | None
-    size: int
-    error: str = ""
-
-
 @dataclass
 class Sources:
     """The documents in files, folders, patterns and places of object stores.
 
-    Iteration needs a connection to a Ray cluster. It yields documents in the order of the sources,
-    of the files in a folder by name, and of the records in a file.
+    Iteration yields documents in the order of the sources, of the files in a folder by name, and of
+    the records in a file.
 
     Args:
         sources: what the user gave; a URL such as "s3://bucket/folder" is in an object store.
@@ -90,8 +71,8 @@ class Sources:
         notes: sentences on what was left out of documents, or guessed.
 
     Raises:
-        DataError: there is no such file, or a folder holds none; during iteration, a file cannot be
-            read or a record is not a document, unless it is skipped.
+        DataError: there is no such file, or a folder holds none; if it is strict, a file cannot be
+            read or a record is not a document.
     """
 
     sources: Sequence[str]
@@ -105,10 +86,11 @@ class Sources:
     notes: list[str] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
+        found: dict[str, SourceFile] = {}
         for source in self.sources:
-            found = _remote_files(source) if is_remote(source) else self._local_files(source)
-            self.files += found
-        self.files = list({file.place: file for file in self.files}.values())
+            listed = _remote_files(source) if is_remote(source) else self._local_files(source)
+            found |= {file.place: file for file in listed if file.place not in found}
+        self.files = [*found.values()]
         if not self.files and not self.failed:
             raise DataError("there is nothing to read; give at least one file or folder")
 
@@ -118,14 +100,25 @@ class Sources:
         return sum(file.size for file in self.files)
 
     def __iter__(self) -> Iterator[Document]:
-        """Read the documents on the cluster."""
-        for row in _rows_on_cluster(self.files, self.encoding):
-            if row.document is None:
-                self._fail(row.error)
+        """Read the documents."""
+        for document, size in self._rows():
+            if isinstance(document, str):
+                self._fail(document)
                 continue
-            self.sizes[row.document.name] = row.size
-            self.notes += row.document.notes
-            yield row.document
+            self.sizes[document.name] = size
+            self.notes += document.notes
+            yield document
+
+    def _rows(self) -> Iterator[Row]:
+        """Read the rows of all files in their order, of several files at once."""
+        pending: deque[Future[Iterable[Row]]] = deque()
+        with ThreadPoolExecutor(AHEAD) as pool:
+            for file in self.files:
+                pending.append(pool.submit(rows_of, file, self.encoding))
+                if len(pending) == AHEAD:
+                    yield from pending.popleft().result()
+            while pending:
+                yield from pending.popleft().result()
 
     def _local_files(self, source: str) -> Iterator[SourceFile]:
         found = files.files_in(
@@ -133,7 +126,13 @@ class Sources:
         )
         for path in found:
             try:
-                size = _size(path, self.include)
+                if kind(path) in RECORDS:
+                    check_file(path, DataError)
+                    size = path.stat().st_size
+                else:
+                    size = files.size_of(path, self.include)
+            except FileNotFoundError:
+                self._fail(f"there is no file '{path}'")
             except DataError as error:
                 self._fail(str(error))
             else:
@@ -145,73 +144,57 @@ class Sources:
         self.failed.append(error)
 
 
-def rows_of(file: SourceFile, encoding: str | None = None) -> Iterator[Row]:
-    """Read the documents of a file, or the sentence that says why it has none.
+def rows_of(file: SourceFile, encoding: str | None = None) -> Iterable[Row]:
+    """Read the document of a file, or begin to read its records.
 
     A record is a document if it has a field `text`. Without a field `name`, it is named by its file
     and its number, such as "articles.jsonl#17". Records after one that is not JSON are not read.
     """
+    if kind(Path(file.place)) in RECORDS:
+        return _records(file)
     try:
         if not is_remote(file.place):
-            yield from _local_rows(file, Path(file.place), encoding)
-            return
-        folder, _, name = file.place.rpartition("/")
-        is_document = kind(Path(name)) not in RECORDS
-        if is_document and file.size > DOCUMENT_BYTES:
+            parsed = parse_file(Path(file.place), file.name, encoding)
+        elif file.size > DOCUMENT_BYTES:
             raise too_large(file.place, file.size, DOCUMENT_BYTES, DataError)
-        with tempfile.TemporaryDirectory() as temporary:
-            copy = Path(temporary) / name
-            if Bucket(folder).download(name, copy, file.size if is_document else None) is None:
-                raise DataError(f"'{file.place}' was removed or changed; build again")
-            if not is_document:
-                yield from _records(file, copy)
-                return
-            yield Row(Document(file.name, *parse_file(copy, file.name, encoding)), file.size)
-    except (DataError, BankError) as error:
-        yield Row(None, 0, str(error))
-
-
-def _local_rows(file: SourceFile, path: Path, encoding: str | None) -> Iterator[Row]:
-    if not path.exists():
-        raise DataError(
-            f"'{file.name}' is not on host '{os.uname().nodename}' of the cluster; put documents "
-            "where every host sees them under the same path, or into an object store"
-        )
-    if kind(path) in RECORDS:
-        yield from _records(file, path)
-        return
-    yield Row(Document(file.name, *parse_file(path, file.name, encoding)), file.size)
-
-
-def _records(file: SourceFile, path: Path) -> Iterator[Row]:
-    """Yield the documents of a file of records; `path` is where it is on this machine."""
-    try:
-        for number, (_, record) in enumerate(read_records(path), start=1):
-            yield _record_row(file, number, record)
-    except DataError as error:
-        yield Row(None, 0, str(error).replace(str(path), file.name))
-
-
-def _record_row(file: SourceFile, number: int, record: dict[str, Any]) -> Row:
-    place = f"'{file.name}', record {number}"
-    name, text = record.get("name", f"{file.name}#{number}"), record.get("text")
-    if not isinstance(name, str) or not isinstance(text, str):
-        return Row(None, 0, f"{place} needs 'text', and 'name' if given, as strings")
-    try:
-        return Row(Document(name, text), len(text.encode()))
-    except (DataError, UnicodeEncodeError) as error:
-        return Row(None, 0, f"{place}: {error}")
-
-
-def _size(path: Path, include: Sequence[str]) -> int:
-    """Return the bytes of a local file; anything but a file of a known type is refused."""
-    try:
-        if kind(path) not in RECORDS:
-            return files.size_of(path, include)
-        check_file(path, DataError)
-        return path.stat().st_size
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                copy = _downloaded(file, folder, file.size)
+                parsed = parse_file(copy, file.name, encoding)
+        return [(Document(file.name, *parsed), file.size)]
     except FileNotFoundError:
-        raise DataError(f"there is no file '{path}'") from None
+        return [(f"'{file.name}' was removed; build again", 0)]
+    except (DataError, BankError) as error:
+        return [(str(error), 0)]
+
+
+def _records(file: SourceFile) -> Iterator[Row]:
+    """Yield the documents of a file of records; an error ends it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(file.place)
+        try:
+            if is_remote(file.place):
+                path = _downloaded(file, folder)
+            for number, (_, record) in enumerate(read_records(path), start=1):
+                name, text = record.get("name", f"{file.name}#{number}"), record.get("text")
+                at = f"'{file.name}', record {number}"
+                if not isinstance(name, str) or not isinstance(text, str):
+                    yield f"{at} needs 'text', and 'name' if given, as strings", 0
+                    continue
+                try:
+                    yield Document(name, text), len(text.encode())
+                except (DataError, UnicodeEncodeError) as error:
+                    yield f"{at}: {error}", 0
+        except (DataError, BankError) as error:
+            yield str(error).replace(str(path), file.name), 0
+
+
+def _downloaded(file: SourceFile, folder: str, size: int | None = None) -> Path:
+    place, _, name = file.place.rpartition("/")
+    copy = Path(folder, name)
+    if Bucket(place).download(name, copy, size) is None:
+        raise DataError(f"'{file.place}' was removed or changed; build again")
+    return copy
 
 
 def _remote_files(source: str) -> list[SourceFile]:
@@ -233,67 +216,3 @@ def _remote_files(source: str) -> list[SourceFile]:
     if not found:
         raise DataError(f"'{source}' holds no file that can be read ({', '.join(ENDINGS)})")
     return found
-
-
-# On the cluster
-
-
-def _rows_on_cluster(found: Sequence[SourceFile], encoding: str | None) -> Iterator[Row]:
-    """Read the rows of all files with tasks of Ray Data, and yield them in file order."""
-    if not found:
-        return
-    import_ray()
-    from ray import data as ray_data
-
-    groups = [json.dumps([(f.name, f.place, f.size) for f in group]) for group in _groups(found)]
-    context = ray_data.DataContext.get_current().copy()
-    context.enable_progress_bars = False
-    context.execution_options.preserve_order = True
-    context.print_on_execution_start = False
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
-    with ray_data.DataContext.current(context):
-        read = ray_data.from_items(
-            [{"files": group} for group in groups], override_num_blocks=len(groups)
-        ).map_batches(
-            partial(_read_batch, encoding=encoding),
-            batch_size=1,
-            batch_format="numpy",
-            num_cpus=READ_CPUS,
-        )
-    tables: Iterable[Any] = read.iter_batches(batch_size=None, batch_format="numpy")
-    for table in tables:
-        for line in table["row"]:
-            about, size, error = json.loads(str(line))
-            about = about and Document(about[0], about[1], tuple(about[2]), tuple(about[3]))
-            yield Row(about, size, error)
-
-
-def _groups(found: Sequence[SourceFile]) -> Iterator[list[SourceFile]]:
-    """Yield the files of each task, in their order."""
-    group: list[SourceFile] = []
-    for file in found:
-        size = sum(one.size for one in group)
-        if group and (len(group) == GROUP_FILES or size + file.size > GROUP_BYTES):
-            yield group
-            group = []
-        group.append(file)
-    if group:
-        yield group
-
-
-def _read_batch(batch: dict[str, Any], encoding: str | None) -> Iterator[dict[str, Any]]:
-    """Convert files to rows as a task of Ray Data, a few million characters at a time."""
-    rows: list[str] = []
-    characters = 0
-    for group in batch["files"]:
-        for entry in json.loads(str(group)):
-            for row in rows_of(SourceFile(*entry), encoding):
-                document = row.document
-                about = document and [*astuple(document)]
-                rows.append(json.dumps([about, row.size, row.error]))
-                characters += len(document.text) if document else 0
-                if characters >= BATCH_CHARACTERS:
-                    yield {"row": rows}
-                    rows, characters = [], 0
-    if rows:
-        yield {"row": rows}

@@ -8,29 +8,24 @@ conversation, if it can chat. Messages that are not used are listed: nothing is 
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 
-from sedem.answering.conversation import (
-    Conversation,
-    conversation_request,
-    no_documents,
-    read_conversation,
-    unused_turn,
-)
+from sedem.answering.conversation import conversation_request, no_documents
 from sedem.answering.decoding import Decoding
 from sedem.answering.running import Estimate, Selected
-from sedem.bank.memory_bank import BankReader, Snapshot
-from sedem.config import WAYS
+from sedem.bank.memory_bank import Snapshot
 from sedem.method.selector import ALL
-from sedem.selecting.plan import Request
+from sedem.selecting.plan import Options, Request
 from sedem.types import Answer
 from sedem_serve.server.errors import bad_request, conflict, not_found, too_large
 from sedem_serve.server.guard import require_bank
 from sedem_serve.server.keys import Key
 from sedem_serve.server.logs import log
+from sedem_serve.server.messages import Conversation, read_conversation, unused_turn
 from sedem_serve.server.service import Service
 from sedem_serve.server.settings import Settings
 from sedem_serve.server.shapes import AskBody
@@ -68,12 +63,16 @@ class ResolvedQuestion:
 
 
 @dataclass(frozen=True)
-class Answered:
+class WholeAnswer:
     """An answer, its question, and the blocks that it was conditioned on."""
 
     asked: ResolvedQuestion
     selected: Selected
     answer: Answer
+
+
+Part = Selected | Estimate | str | WholeAnswer
+"""What an answer comes in."""
 
 
 async def to_ask(service: Service, key: Key, body: AskBody) -> ResolvedQuestion:
@@ -83,47 +82,40 @@ async def to_ask(service: Service, key: Key, body: AskBody) -> ResolvedQuestion:
         ApiError: a field cannot be used, or there is no such bank or model.
         QueueFullError: too many questions wait, or too many texts wait to be read.
     """
-    name = bank_name(service, key, body)
     settings, model = service.settings, service.model
+    # Which bank; one that is out of scope must look like one that does not exist
+    name = bank_name(service, key, body)
     decoding = decoding_of(body, settings, model.decoder.max_positions)
     if name is not None:
-        # Checked first: a bank out of scope must look like one that does not exist.
         require_bank(key, name)
     # A refusal must be cheap: there may be many while the queue is full.
     service.scheduler.require_room()
-    # In a thread, because a message may have millions of characters.
+    # What is asked, in a thread, because a message may have millions of characters
     conversation = await asyncio.to_thread(
         read_conversation, body.turns, with_bank=name is not None
     )
     if conversation is None:
         raise bad_request("the messages have no text; end them with a user's question", "messages")
     check_lengths(conversation, settings)
-    if conversation.reply is not None:
-        request, unused = Request(no_documents(model), ""), conversation.unused
-        return ResolvedQuestion(
-            request, decoding, body, name, unused, 0, 0, reply=conversation.reply
-        )
+    unused = conversation.unused
+    # Without documents, there is a reply that is known, or the model's own.
+    if (reply := conversation.reply) is not None:
+        request = Request(no_documents(model), "")
+        return ResolvedQuestion(request, decoding, body, name, unused, 0, 0, reply)
     if name is None and not conversation.documents:
         last = conversation.last
         return await asyncio.to_thread(without_documents, service, body, last, decoding)
+    # With documents: those of the messages, or of the bank
     if name is None:
         bank, cached = await service.online.bank(key.name, conversation.documents)
     else:
         bank = await asyncio.to_thread(bank_of, service, name)
         cached = bank.tokens
-    request = Request(
-        bank,
-        conversation.question,
-        body.k,
-        ranking=body.ranking,
-        min_confidence=body.min_confidence,
-        documents=None if body.documents is None else [*body.documents],
-        context=conversation.context,
-        **{name: getattr(body, name) for name in WAYS},
-    )
-    check_selection(bank, body, settings, model.engine.most_blocks())
+    options: Options = {**body.options, "context": conversation.context}
+    request = Request(bank, conversation.question, **options)
+    check_selection(request, settings, model.engine.most_blocks())
     tokens = len(model.encoder.token_ids(request.question))
-    return ResolvedQuestion(request, decoding, body, name, conversation.unused, tokens, cached)
+    return ResolvedQuestion(request, decoding, body, name, unused, tokens, cached)
 
 
 def without_documents(
@@ -138,7 +130,8 @@ def without_documents(
         ApiError: 400, documents are asked for, or the decoder has no chat template.
         ConfigError: the chat template rejects these turns, also folded.
     """
-    needs_documents = body.documents is not None or body.min_confidence is not None
+    options = body.options
+    needs_documents = options["documents"] is not None or options["min_confidence"] is not None
     if needs_documents or not service.model.decoder.tokenizer.chat_template:
         raise bad_request(
             "there is nothing to answer from; ask a bank, as model 'NAME@BANK', or put the text "
@@ -164,24 +157,50 @@ def without_documents(
 
 
 async def answering(
-    service: Service, asked: ResolvedQuestion
-) -> AsyncGenerator[Selected | Estimate | str | Answered, None]:
-    """Answer a question.
+    service: Service, key: Key, body: AskBody
+) -> AsyncGenerator[tuple[int, Part], None]:
+    """Answer the body of a request, as many times as it asks for, one after the other.
 
     Yields:
-        The blocks of the answer, how long it takes if that is long, its text in pieces, then the
-        complete answer. Closing the generator cancels the question.
+        The number of the answer, and its parts: the blocks, how long it takes if that is long, the
+        text in pieces, and the complete answer. JSON comes in one piece. Closing the generator
+        cancels the question.
 
     Raises:
-        QueueFullError: too many questions wait.
+        ApiError, QueueFullError: as in `to_ask`.
         SedemError: as in `Scheduler.submit`.
     """
+    asked, parts = await to_ask(service, key, body), list[Part]()
+    for number in range(body.choices):
+        if number and not asked.decoding.temperature:
+            # Greedy answers are all the same.
+            for part in parts:
+                yield number, part
+            continue
+        seed = (asked.decoding.seed + number) % 2**SEED_BITS
+        sampled = replace(asked, decoding=replace(asked.decoding, seed=seed))
+        async with aclosing(_answer(service, sampled)) as answer:
+            async for part in answer:
+                if (field := body.answer_field) is not None:
+                    if isinstance(part, str):
+                        continue
+                    if isinstance(part, WholeAnswer):
+                        text = in_json(part.answer.text, field)
+                        parts.append(text)
+                        yield number, text
+                        part = replace(part, answer=replace(part.answer, text=text))
+                parts.append(part)
+                yield number, part
+
+
+async def _answer(service: Service, asked: ResolvedQuestion) -> AsyncGenerator[Part, None]:
+    """Yield the parts of one answer as they come, and count it."""
     if asked.reply is not None:
         nothing = Selected((), (), None, False)
         yield nothing
         yield asked.reply
         told = Answer(asked.reply, (), 0, 0, {"total_ms": 0.0}, "end", asked.body.model)
-        yield Answered(asked, nothing, told)
+        yield WholeAnswer(asked, nothing, told)
         return
     reply = service.scheduler.stream(asked.request, asked.decoding)
     try:
@@ -198,7 +217,7 @@ async def answering(
         service.metrics.answered(answer, answer.answer_tokens or 0, seconds)
         if service.settings.log_text:
             log("answered", bank=asked.bank, question=asked.request.question, answer=answer.text)
-        yield Answered(asked, selected, answer)
+        yield WholeAnswer(asked, selected, answer)
     except (asyncio.CancelledError, GeneratorExit):
         if reply.answer is None:
             service.metrics.cancelled.inc()
@@ -207,25 +226,12 @@ async def answering(
         reply.cancel()
 
 
-async def choices(
-    service: Service, asked: ResolvedQuestion, count: int = 1
-) -> AsyncGenerator[tuple[int, Selected | Estimate | str | Answered], None]:
-    """Answer a question several times, one after the other; greedy answers are all the same.
-
-    Yields:
-        The number of the answer, and what `answering` yields.
-    """
-    parts: list[Selected | Estimate | str | Answered] = []
-    for number in range(count):
-        if number and not asked.decoding.temperature:
-            for part in parts:
-                yield number, part
-            continue
-        decoding = replace(asked.decoding, seed=(asked.decoding.seed + number) % 2**SEED_BITS)
-        async with aclosing(answering(service, replace(asked, decoding=decoding))) as answer:
-            async for part in answer:
-                parts.append(part)
-                yield number, part
+def in_json(text: str, field: str) -> str:
+    """Return a text as the field of an object, unless it is the JSON of one that has it."""
+    with suppress(ValueError, RecursionError):
+        if isinstance(found := json.loads(text), dict) and (field in found or field == "answer"):
+            return text
+    return json.dumps({field: text}, ensure_ascii=False)
 
 
 def bank_name(service: Service, key: Key, body: AskBody) -> str | None:
@@ -315,30 +321,28 @@ def check_lengths(conversation: Conversation, settings: Settings) -> None:
         )
 
 
-def check_selection(
-    bank: BankReader, body: AskBody, settings: Settings, most_blocks: int | None
-) -> None:
+def check_selection(request: Request, settings: Settings, most_blocks: int | None) -> None:
     """Reject more blocks or documents than the server allows for one answer, with 400.
 
     Args:
         most_blocks: how many blocks the memory of the server is enough for; None means any number.
     """
-    if isinstance(body.k, int) and body.k > settings.max_k:
+    if isinstance(request.k, int) and request.k > settings.max_k:
         raise bad_request(
-            f"'k' is {body.k}; this server allows at most {settings.max_k}, or 'all', or 'auto'",
+            f"'k' is {request.k}; this server allows at most {settings.max_k}, or 'all', or 'auto'",
             "k",
         )
-    if body.documents is not None and len(body.documents) > settings.max_documents:
+    if request.documents is not None and len(request.documents) > settings.max_documents:
         raise bad_request(
-            f"'documents' has {len(body.documents):,} entries, this server allows at most "
+            f"'documents' has {len(request.documents):,} entries, this server allows at most "
             f"{settings.max_documents:,}",
             "documents",
         )
-    for field, asked in (("k", body.k == ALL), ("ranking", body.ranking)):
-        if asked and most_blocks is not None and len(bank) > most_blocks:
+    for field, asked in (("k", request.k == ALL), ("ranking", request.ranking)):
+        if asked and most_blocks is not None and len(request.bank) > most_blocks:
             raise bad_request(
-                f"'{field}' asks for every block; the bank has {len(bank):,}, and the memory of "
-                f"this server is enough for {most_blocks:,}; ask for fewer, or start it with more "
-                "--memory",
+                f"'{field}' asks for every block; the bank has {len(request.bank):,}, and the "
+                f"memory of this server is enough for {most_blocks:,}; ask for fewer, or start it "
+                "with more --memory",
                 field,
             )

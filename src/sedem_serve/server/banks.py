@@ -103,54 +103,46 @@ async def upload(bank: str, request: Request, key: Owner, service: Served) -> Re
 def _files_of(form: FormData) -> dict[str, UploadFile]:
     """Return the files of a form by the names of their documents.
 
+    A name is text to display, never a path: only its ending has a meaning, the format. Control
+    characters become U+FFFD.
+
     Raises:
-        ApiError: 400, there is none, or one has a name that cannot be used, or the only one is
-            empty or of an unknown type: among others, it does not stop them.
+        ApiError: 400, there is no file, or one has a name that is empty, too long or that of
+            another, or the only one is empty or of an unknown type: among others, it does not stop
+            them.
     """
     files: dict[str, UploadFile] = {}
     given = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
     for value in given:
-        name = checked_name(value.filename or "", any_type=len(given) > 1)
-        if not value.size and len(given) == 1:
-            raise bad_request(f"'{name}' is empty; give a file with text", "file")
-        if name in files:
-            raise bad_request(
-                f"2 files are named '{name}', and documents of one bank have distinct names; "
-                "rename one",
-                "file",
+        whole = (value.filename or "").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        name = "".join(
+            "\ufffd" if unicodedata.category(character) in ("Cc", "Zl", "Zp") else character
+            for character in unicodedata.normalize("NFC", whole)
+        ).strip()
+        code = None
+        if not name:
+            why = "an uploaded file has no name; give it one, such as report.pdf"
+        elif len(name) > NAME_CHARACTERS:
+            why = (
+                f"the file name '{name[:40]}...' has {len(name):,} characters, at most "
+                f"{NAME_CHARACTERS} can be used; shorten it"
             )
-        files[name] = value
+        elif len(given) == 1 and (unknown := unknown_type(name)):
+            why, code = f"'{name}' {unknown}", "unsupported_file"
+        elif len(given) == 1 and not value.size:
+            why = f"'{name}' is empty; give a file with text"
+        elif name in files:
+            why = (
+                f"2 files are named '{name}', and documents of one bank have distinct names; "
+                "rename one"
+            )
+        else:
+            files[name] = value
+            continue
+        raise bad_request(why, "file", code)
     if not files:
         raise bad_request("the upload has no file; send one as the field 'file'", "file")
     return files
-
-
-def checked_name(name: str, any_type: bool = False) -> str:
-    """Return the name of an uploaded file as the name of a document.
-
-    It is text to display, never a path: only its ending has a meaning, the format.
-    Control characters become U+FFFD.
-
-    Raises:
-        ApiError: 400, it is empty or too long, or names a format that cannot be read and it may
-            not be of any type.
-    """
-    whole = name.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    shown = "".join(
-        "\ufffd" if unicodedata.category(character) in ("Cc", "Zl", "Zp") else character
-        for character in unicodedata.normalize("NFC", whole)
-    ).strip()
-    if not shown:
-        raise bad_request("an uploaded file has no name; give it one, such as report.pdf", "file")
-    if len(shown) > NAME_CHARACTERS:
-        raise bad_request(
-            f"the file name '{shown[:40]}...' has {len(shown):,} characters, at most "
-            f"{NAME_CHARACTERS} can be used; shorten it",
-            "file",
-        )
-    if not any_type and (why := unknown_type(shown)):
-        raise bad_request(f"'{shown}' {why}", "file", "unsupported_file")
-    return shown
 
 
 @router.get("/{bank}/progress", response_model=None)

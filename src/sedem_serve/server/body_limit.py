@@ -63,7 +63,7 @@ class BodyLimit:
         self.body, self.upload = body, upload + FORM_BYTES
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on; reading its body beyond the limit raises an error."""
+        """Pass a request on; reading its body beyond a limit raises an error."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -71,92 +71,84 @@ class BodyLimit:
         upload = headers.get("content-type", "").lower().startswith(UPLOADS)
         limit = self.upload if upload else self.body
         most = bytes_text(limit)
-        error = too_large(f"the body of this request is too large; the limit is {most}")
-        received, more, over, answered = 0, True, False, False
+        over = too_large(f"the body of this request is too large; the limit is {most}")
+        received, more, answered = 0, True, False
+        refusal: ApiError | None = None
 
-        async def counted() -> Message:
-            nonlocal received, more
-            message = await receive()
-            received += len(message.get("body", b""))
-            more = message.get("more_body", False)
-            if received > limit:
-                raise error
-            return message
-
-        source = counted if upload else _whole(counted)
-
-        async def noted() -> Message:
-            nonlocal over, error
+        async def read() -> Message:
+            """Receive a piece of an upload, or the whole of another body."""
+            nonlocal received, more, refusal
+            body, values = bytearray(), Values()
             try:
-                return await source()
+                while True:
+                    ended, message = not more, await receive()
+                    piece = message.get("body", b"")
+                    received += len(piece)
+                    more = message.get("more_body", False)
+                    if received > limit:
+                        raise over
+                    if upload or ended or message["type"] != "http.request":
+                        return message
+                    body += piece
+                    values.add(piece)
+                    if values.most > BODY_VALUES:
+                        raise bad_request(
+                            f"the body of this request has too many values, at most "
+                            f"{BODY_VALUES:,} are read; send fewer messages and fields",
+                            code="too_many_values",
+                        )
+                    if not more:
+                        return {"type": "http.request", "body": bytes(body), "more_body": False}
             except ApiError as raised:
-                over, error = True, raised
+                refusal = raised
                 raise
 
-        async def guarded(message: Message) -> None:
+        async def answer(message: Message) -> None:
             # Over a limit, the application may not answer: it saw only a part of the body.
             nonlocal answered
-            if answered or not over:
+            if answered or refusal is None:
                 answered = True
                 await send(message)
 
         announced = headers.get("content-length", "")
         if announced.isdecimal() and int(announced) > limit:
             # A client that expects 100 Continue has sent no body yet, and will not.
-            over, more = True, "expect" not in headers
+            refusal, more = over, "expect" not in headers
         else:
             try:
-                await self.app(scope, noted, guarded)
+                await self.app(scope, read, answer)
             except ApiError as raised:
-                if raised is not error or answered:
+                if raised is not refusal or answered:
                     raise
-        if over and not answered:
-            slow = error.status == SLOW
+        if refusal is not None and not answered:
+            slow = refusal.status == SLOW
             self.metrics.refused.labels("time" if slow else "size").inc()
-            await self._reject(error, scope, receive if more and not slow else None, send)
-
-    async def _reject(
-        self, error: ApiError, scope: Scope, rest: Receive | None, send: Send
-    ) -> None:
-        # The rest of the body may stay unread, so the connection cannot be reused.
-        error.headers["Connection"] = "close"
-
-        async def send_and_linger(message: Message) -> None:
-            if rest is not None and message["type"] == "http.response.body":
-                await send({**message, "more_body": True})
-                await _discard(rest)
-                message = {"type": "http.response.body"}
-            await send(message)
-
-        await error.response()(scope, _nothing, send_and_linger)
+            await _refuse(refusal, scope, receive, send, linger=more and not slow)
 
 
-def _whole(receive: Receive) -> Receive:
-    """Return a channel that gives a body at once, and raises 400 if it has too many values."""
-    more = True
+async def _refuse(
+    error: ApiError, scope: Scope, receive: Receive, send: Send, *, linger: bool
+) -> None:
+    """Send an error, and read the rest of the body for a while, so that its sender gets it.
 
-    async def whole() -> Message:
-        nonlocal more
-        if not more:
-            return await receive()
-        body, values = bytearray(), Values()
-        while more:
-            message = await receive()
-            if message["type"] != "http.request":
-                return message
-            piece = message.get("body", b"")
-            body += piece
-            values.add(piece)
-            if values.most > BODY_VALUES:
-                raise bad_request(
-                    f"the body of this request has too many values, at most {BODY_VALUES:,} are "
-                    "read; send fewer messages and fields",
-                    code="too_many_values",
-                )
-            more = message.get("more_body", False)
-        return {"type": "http.request", "body": bytes(body), "more_body": False}
+    A connection that is closed while bytes arrive is reset, and the response is lost.
+    """
+    # The rest of the body may stay unread, so the connection cannot be reused.
+    error.headers["Connection"] = "close"
 
-    return whole
+    async def send_and_linger(message: Message) -> None:
+        if linger and message["type"] == "http.response.body":
+            await send({**message, "more_body": True})
+            until = time.monotonic() + LINGER_SECONDS
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LINGER_SECONDS):
+                    # A body that has already arrived never lets the timeout fire.
+                    while (await receive()).get("more_body", False) and time.monotonic() < until:
+                        pass
+            message = {"type": "http.response.body"}
+        await send(message)
+
+    await error.response()(scope, receive, send_and_linger)
 
 
 class Values:
@@ -181,20 +173,3 @@ class Values:
         between = b"".join(parts[self._in_string :: 2])
         self.most += sum(map(between.count, (b",", b"{", b"[")))
         self._in_string ^= len(parts) % 2 == 0
-
-
-async def _nothing() -> Message:
-    raise AssertionError("a rejection reads nothing")
-
-
-async def _discard(receive: Receive) -> None:
-    """Read the rest of a body for a while, so that its sender gets the response.
-
-    A connection that is closed while bytes arrive is reset, and the response is lost.
-    """
-    until = time.monotonic() + LINGER_SECONDS
-    with suppress(TimeoutError):
-        async with asyncio.timeout(LINGER_SECONDS):
-            # The clock is checked too: a body that has already arrived never lets the timeout fire.
-            while (await receive()).get("more_body", False) and time.monotonic() < until:
-                pass

@@ -87,6 +87,11 @@ def forbidden(message: str, code: str = "forbidden") -> ApiError:
     return ApiError(403, message, "permission_error", code=code)
 
 
+def foreign_origin() -> ApiError:
+    """A request that a browser sends for a page of another site."""
+    return forbidden("this request comes from a page of another site", "foreign_origin")
+
+
 def not_found(message: str, param: str | None = None, code: str = "not_found") -> ApiError:
     """A thing that does not exist for this key."""
     return ApiError(404, message, code=code, param=param)

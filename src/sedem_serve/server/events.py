@@ -47,8 +47,12 @@ async def cancel_on_disconnect(request: Request, awaited: Awaitable[Value]) -> V
     Raises:
         ApiError: the client disconnected and will not see the error.
     """
-    work = asyncio.ensure_future(awaited)
-    gone = asyncio.ensure_future(_disconnected(request.receive))
+
+    async def disconnected() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    work, gone = asyncio.ensure_future(awaited), asyncio.ensure_future(disconnected())
     try:
         await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
         if work.done():
@@ -118,11 +122,6 @@ async def _body(events: Events, following: asyncio.Future[bytes], end: bytes) ->
     finally:
         await _stop(following)
         await events.aclose()
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _stop(*tasks: asyncio.Future[Any]) -> None:

@@ -22,9 +22,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from sedem.untrusted import HEAD_BYTES, HEADERS
 from sedem_serve.server.body_limit import in_time
 from sedem_serve.server.errors import (
-    ApiError,
     bank_not_found,
     forbidden,
+    foreign_origin,
     head_too_large,
     too_many_keys,
     unauthorized,
@@ -122,19 +122,30 @@ class Guard:
             return await login(request, keys) if path == "/login" else sign_out()
         if request.method == "GET" and path == "/" and "key" in request.query_params:
             return welcome(request, keys, request.query_params["key"])
-        key, by_cookie = _key_in(request, keys)
+        header, cookie = request.headers.get("authorization"), request.cookies.get(COOKIE)
+        if header is not None:
+            scheme, _, secret = header.partition(" ")
+            key = keys.find(secret.strip()) if scheme.lower() == "bearer" else None
+        else:
+            key = None if cookie is None else keys.find(cookie)
         if key is None:
             self.metrics.refused.labels("key").inc()
-            return login_page() if asks_for_page(request) else _no_key(request).response()
-        if by_cookie and request.method not in SAFE_METHODS and not _from_here(request):
+            if asks_for_page(request):
+                return login_page()
+            if header is None and cookie is None:
+                what = "a key is needed; send it as the header 'Authorization: Bearer KEY'"
+            else:
+                what = "this key is not known; check it, or ask the server's operator"
+            return unauthorized(what).response()
+        changes = request.method not in SAFE_METHODS
+        if header is None and changes and not _from_here(request):
             return self._foreign()
         request.state.key = key
         return None
 
     def _foreign(self) -> Response:
         self.metrics.refused.labels("origin").inc()
-        error = forbidden("this request comes from a page of another site", "foreign_origin")
-        return error.response()
+        return foreign_origin().response()
 
 
 async def key_of(connection: HTTPConnection) -> Key:
@@ -161,15 +172,6 @@ def require_bank(key: Key, name: str) -> None:
         raise bank_not_found(name)
 
 
-def _key_in(request: Request, keys: KeyRing) -> tuple[Key | None, bool]:
-    """Return the key of a request, and whether it came in the cookie."""
-    if (header := request.headers.get("authorization")) is not None:
-        scheme, _, secret = header.partition(" ")
-        return (keys.find(secret.strip()) if scheme.lower() == "bearer" else None), False
-    cookie = request.cookies.get(COOKIE)
-    return (None if cookie is None else keys.find(cookie)), True
-
-
 def _from_here(request: Request) -> bool:
     """Return whether a page of this server sent a request, as reported by the browser."""
     if (site := request.headers.get("sec-fetch-site")) is not None:
@@ -178,9 +180,3 @@ def _from_here(request: Request) -> bool:
     # TLS it is http here and https in the browser.
     origin = urlsplit(request.headers.get("origin", ""))
     return bool(origin.netloc) and origin.netloc == request.headers.get("host")
-
-
-def _no_key(request: Request) -> ApiError:
-    if "authorization" in request.headers or COOKIE in request.cookies:
-        return unauthorized("this key is not known; check it, or ask the server's operator")
-    return unauthorized("a key is needed; send it as the header 'Authorization: Bearer KEY'")

@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import logging
 import os
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +24,7 @@ from sedem.durable_files import atomic_write
 from sedem.errors import ConfigError
 from sedem.untrusted import read_json
 from sedem.validation import Flag, Settings
+from sedem_serve.server.logs import log
 
 SECRET = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}")
 """A valid secret: characters that headers and cookies can carry unescaped."""
@@ -124,6 +126,16 @@ def keys_of(path: Path | None) -> tuple[KeyRing, str | None]:
         return KeyRing.single(secret), None
     secret = new_secret()
     return KeyRing.single(secret), secret
+
+
+def reload_keys(path: Path, use: Callable[[KeyRing], object]) -> None:
+    """Read a file of keys again and use it; if that cannot be done, the old keys stay."""
+    try:
+        use(KeyRing.load(path))
+    except ConfigError as error:
+        log("keys kept", logging.ERROR, reason=error)
+    else:
+        log("keys reloaded")
 
 
 def digest_of(secret: str) -> str:

@@ -1,4 +1,4 @@
-"""The banks of a server, and its folder:
+"""The banks of a server, the thread that reads uploads into them, and its folder:
 
     folder/
       banks/<name>-<hex>.bank        the banks that clients made
@@ -7,7 +7,8 @@
       lock                           held by the server
 
 Banks that the operator provides are elsewhere and are only read. Only this module makes paths from
-names given by clients, and only from checked bank names.
+names given by clients, and only from checked bank names. Answers run between any two batches of
+segments that are read, because the engine takes turns.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
@@ -27,8 +27,10 @@ from filelock import FileLock, Timeout
 
 from sedem.bank.file import delete, is_read
 from sedem.durable_files import make_folders, sync_folder
+from sedem.engine.device import step_back
 from sedem.errors import ConfigError
-from sedem.modules import SedemModules
+from sedem.model import SeDeM
+from sedem.reading.followed import FollowedBank, Follower
 from sedem_serve.server.errors import (
     FullDiskError,
     bad_request,
@@ -38,6 +40,7 @@ from sedem_serve.server.errors import (
     not_found,
 )
 from sedem_serve.server.keys import Key
+from sedem_serve.server.metrics import Metrics
 from sedem_serve.server.served import (
     CREATED,
     FILES,
@@ -48,6 +51,7 @@ from sedem_serve.server.served import (
     files_of,
 )
 from sedem_serve.server.settings import BANK_NAME_RULE, Settings, is_bank_name
+from sedem_serve.tools.banks import reader_of
 
 REFRESH_SECONDS = 2.0
 """Minimum time between two checks of the operator's banks."""
@@ -61,11 +65,11 @@ _OF_BANK = re.compile(
 """A bank, or what lies beside one."""
 
 
-class Library:
-    """All banks of a server; threads may share it.
+class Library(Follower):
+    """All banks of a server; threads may share it. It is opened before its thread is started.
 
     Args:
-        model: it can answer only from banks with its fingerprint.
+        model: reads uploads; it can answer only from banks with its fingerprint.
         prepare: called with each new snapshot of a bank before anything else sees it.
 
     Raises:
@@ -76,17 +80,17 @@ class Library:
     def __init__(
         self,
         settings: Settings,
-        model: SedemModules,
+        model: SeDeM,
+        metrics: Metrics,
         prepare: Prepare = lambda snapshot: None,
     ) -> None:
-        self.settings, self.model, self.prepare = settings, model, prepare
+        super().__init__(self.uploads, reader_of(model))
+        self.settings, self.model, self.metrics, self.prepare = settings, model, metrics, prepare
         self._banks, self._arriving = settings.folder / "banks", settings.folder / "uploads"
         self._entries: dict[str, ServedBank] = {}
         self._deleted: list[Path] = []
         self._changing = threading.RLock()
         self._refreshed = 0.0
-        self.work = threading.Event()
-        self.work.set()
         # Any thread may release it.
         self._lock = FileLock(settings.folder / "lock", timeout=0, thread_local=False)
         try:
@@ -143,8 +147,9 @@ class Library:
         self._entries[name] = bank
         return bank
 
-    def close(self) -> None:
-        """Let another server use the folder."""
+    def close(self, seconds: float | None = None) -> None:
+        """Stop reading, and let another server use the folder."""
+        super().close(seconds)
         self._lock.release()
 
     def names(self, key: Key) -> list[str]:
@@ -180,22 +185,6 @@ class Library:
             )
         return entry
 
-    @contextmanager
-    def _stored(self, files: Mapping[str, IO[bytes]]) -> Iterator[dict[str, Path]]:
-        """Copy files into the folder of uploads; what is still there at the end is removed."""
-        paths = {name: self._arriving / f"file-{secrets.token_hex(12)}" for name in files}
-        try:
-            with full_disk():
-                for name, path in paths.items():
-                    with path.open("xb") as target:
-                        shutil.copyfileobj(files[name], target)
-                        target.flush()
-                        os.fsync(target.fileno())
-                yield paths
-        finally:
-            for path in paths.values():
-                path.unlink(missing_ok=True)
-
     def upload(self, name: str, files: Mapping[str, IO[bytes]]) -> tuple[UploadBank, list[str]]:
         """Store files for a bank, which is created if it does not exist.
 
@@ -208,23 +197,39 @@ class Library:
         """
         check_bank_name(name)
         limit = self.settings.max_documents
-        with self._stored(files) as paths, self._changing:
-            if name in self._entries:
-                bank = self.writable(name)
-            else:
-                check_count(len(files), limit)
-                # A bank of the same name may have been deleted before.
-                place = self._banks / f"{name}-{secrets.token_hex(4)}.bank"
-                _create(files_of(place))
-                bank = self._add(name, place)
-            replaced = bank.take(paths, limit)
+        paths = {name: self._arriving / f"file-{secrets.token_hex(12)}" for name in files}
+        try:
+            with full_disk():
+                # On the disk before the bank knows of them
+                for file, path in paths.items():
+                    with path.open("xb") as target:
+                        shutil.copyfileobj(files[file], target)
+                        target.flush()
+                        os.fsync(target.fileno())
+                with self._changing:
+                    if name in self._entries:
+                        bank = self.writable(name)
+                    else:
+                        check_count(len(files), limit)
+                        # A bank of the same name may have been deleted before.
+                        place = self._banks / f"{name}-{secrets.token_hex(4)}.bank"
+                        folder = files_of(place)
+                        folder.mkdir()
+                        (folder / CREATED).touch()
+                        sync_folder(folder)
+                        sync_folder(self._banks)
+                        bank = self._add(name, place)
+                    replaced = bank.take(paths, limit)
+        finally:
+            for path in paths.values():
+                path.unlink(missing_ok=True)
         self.work.set()
         return bank, replaced
 
     def delete(self, name: str) -> None:
         """Delete a bank and its files; a build of it stops.
 
-        Running answers finish on their snapshot; then `remove_deleted` removes its memory.
+        Running answers finish on their snapshot; then `turn` removes its memory.
 
         Raises:
             ApiError: as in `writable`.
@@ -252,33 +257,39 @@ class Library:
             raise not_found(f"bank '{name}' has no document '{document[:100]}'")
         self.work.set()
 
-    # Housekeeping, in the thread that reads files
+    # In the thread that reads files
 
-    def refresh(self) -> None:
-        """Load what others have written to the operator's banks."""
-        now = time.monotonic()
-        if now - self._refreshed < REFRESH_SECONDS:
-            return
-        self._refreshed = now
-        for entry in self.entries():
-            if entry.read_only:
-                entry.refresh()
+    def run(self) -> None:
+        """Read until the end, behind answers and short texts."""
+        step_back()
+        super().run()
 
-    def remove_deleted(self) -> None:
-        """Remove deleted banks that no answer reads any more; after a kill, the next start does."""
+    def turn(self) -> float:
+        """Read a little into each bank, after what else there is to do."""
+        # What others have written to the operator's banks
+        if time.monotonic() - self._refreshed > REFRESH_SECONDS:
+            self._refreshed = time.monotonic()
+            for entry in self.entries():
+                if entry.read_only:
+                    entry.refresh()
+        # Deleted banks that no answer reads any more; after a kill, the next start removes them
         for path in [*self._deleted]:
             if not is_read(path):
                 delete(path)
                 sync_folder(self._banks)
                 self._deleted.remove(path)
+        return super().turn()
 
-
-def _create(folder: Path) -> None:
-    """Make the folder of a bank's files."""
-    folder.mkdir()
-    (folder / CREATED).touch()
-    sync_folder(folder)
-    sync_folder(folder.parent)
+    def read_some(self, bank: FollowedBank) -> float:
+        """Read a little into a bank, and count it."""
+        assert isinstance(bank, UploadBank)
+        began, before = time.monotonic(), bank.progress()
+        wait, after = super().read_some(bank), bank.progress()
+        self.metrics.build_failures.inc(max(0, len(after.failed) - len(before.failed)))
+        if after.files_done > before.files_done:
+            self.metrics.built_blocks.inc(max(0, after.blocks - before.blocks))
+            self.metrics.build_seconds.observe(time.monotonic() - began)
+        return wait
 
 
 def check_bank_name(name: str) -> None:

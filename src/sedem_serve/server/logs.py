@@ -32,24 +32,24 @@ class _Lines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line; a traceback is part of it."""
         fields: dict[str, Any] = {
-            "time": _timestamp(record.created),
+            "time": datetime.fromtimestamp(record.created, UTC)
+            .isoformat(timespec="milliseconds")
+            .replace("+00:00", "Z"),
             "level": record.levelname.lower(),
             "event": record.getMessage(),
             **getattr(record, FIELDS, {}),
         }
         if record.exc_info and record.exc_info[1] is not None:
-            fields |= self._error(record.exc_info[1])
+            error = record.exc_info[1]
+            frames = "".join(traceback.format_tb(error.__traceback__))
+            fields |= {"error": type(error).__name__, "traceback": frames}
+            fields |= {"message": str(error)} if self.messages else {}
         if self.as_json:
             return json.dumps(fields, default=str)
         moment, level, event = (fields.pop(name) for name in ("time", "level", "event"))
         shown = event if _is_plain(event) else json.dumps(event)
         rest = (f"{name}={_quoted(value)}" for name, value in fields.items())
         return " ".join((moment, level, shown, *rest))
-
-    def _error(self, error: BaseException) -> dict[str, str]:
-        frames = "".join(traceback.format_tb(error.__traceback__))
-        shown = {"error": type(error).__name__, "traceback": frames}
-        return shown | ({"message": str(error)} if self.messages else {})
 
 
 def configure(log_format: str, *, log_text: bool = False) -> None:
@@ -71,11 +71,6 @@ def log(event: str, level: int = logging.INFO, *, error: bool = False, **fields:
     """
     known = {name: value for name, value in fields.items() if value is not None}
     LOGGER.log(level, event, exc_info=error, extra={FIELDS: known})
-
-
-def _timestamp(seconds: float) -> str:
-    moment = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
-    return moment.replace("+00:00", "Z")
 
 
 def _quoted(value: object) -> str:

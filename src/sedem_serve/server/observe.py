@@ -75,9 +75,19 @@ class OpenTelemetry(Tracer):
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ModuleNotFoundError:
             raise ConfigError(f"--telemetry needs a package that is missing; {INSTALL}") from None
-        name = os.environ.get("OTEL_SERVICE_NAME", "sedem")
-        self._provider = TracerProvider(resource=Resource.create({"service.name": name}))
-        self._provider.add_span_processor(BatchSpanProcessor(exporter or _exporter()))
+        if exporter is None:
+            name = os.environ.get("OTEL_TRACES_EXPORTER", "otlp")
+            group, names = "opentelemetry_traces_exporter", EXPORTERS.get(name, (name,))
+            points = [point for one in names for point in entry_points(group=group, name=one)]
+            if not points:
+                raise ConfigError(
+                    f"OpenTelemetry has no exporter '{name}' here; {INSTALL}, or set "
+                    "OTEL_TRACES_EXPORTER to console"
+                )
+            exporter = points[0].load()()
+        service = os.environ.get("OTEL_SERVICE_NAME", "sedem")
+        self._provider = TracerProvider(resource=Resource.create({"service.name": service}))
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("sedem_serve.server")
 
     @contextmanager
@@ -125,17 +135,6 @@ class OpenTelemetry(Tracer):
         self._provider.shutdown()
 
 
-def _exporter() -> Any:
-    name = os.environ.get("OTEL_TRACES_EXPORTER", "otlp")
-    for entry_name in EXPORTERS.get(name, (name,)):
-        for entry in entry_points(group="opentelemetry_traces_exporter", name=entry_name):
-            return entry.load()()
-    raise ConfigError(
-        f"OpenTelemetry has no exporter '{name}' here; {INSTALL}, or set OTEL_TRACES_EXPORTER to "
-        "console"
-    )
-
-
 class Observe:
     """Watches requests."""
 
@@ -162,7 +161,20 @@ class Observe:
                 end_span(_route(scope), watched.status)
         finally:
             self.lifecycle.in_flight -= working
-            self._report(scope, watched.status, request_id, time.perf_counter() - began)
+            seconds, key = time.perf_counter() - began, scope["state"].get("key")
+            # The path of the route, never the values of its parameters
+            self.metrics.requests.labels(_route(scope), str(watched.status)).inc()
+            self.metrics.request_seconds.labels(_route(scope)).observe(seconds)
+            log(
+                "request",
+                request_id=request_id,
+                method=scope["method"],
+                path=cut(scope["path"]),
+                status=watched.status,
+                ms=round(seconds * 1e3, 1),
+                key=None if key is None else key.name,
+                client=scope["client"][0] if scope.get("client") else None,
+            )
 
     async def _serve(self, scope: Scope, receive: Receive, watched: _Watched) -> None:
         try:
@@ -178,22 +190,6 @@ class Observe:
                 log("failed", logging.ERROR, error=not known, request_id=request_id, reason=reason)
             if not watched.started:
                 await answer.response()(scope, receive, watched.send)
-
-    def _report(self, scope: Scope, status: int, request_id: str, seconds: float) -> None:
-        # The path of the route, never the values of its parameters.
-        self.metrics.requests.labels(_route(scope), str(status)).inc()
-        self.metrics.request_seconds.labels(_route(scope)).observe(seconds)
-        key = scope["state"].get("key")
-        log(
-            "request",
-            request_id=request_id,
-            method=scope["method"],
-            path=cut(scope["path"]),
-            status=status,
-            ms=round(seconds * 1e3, 1),
-            key=None if key is None else key.name,
-            client=scope["client"][0] if scope.get("client") else None,
-        )
 
 
 class _Watched:

@@ -91,7 +91,8 @@ class OnlineBanks:
             QueueFullError: too many texts wait to be read.
             DataError: a text has no tokens.
         """
-        ids = tuple((owner, _digest(document)) for document in documents)
+        texts = (f"{one.name}\0{one.text}".encode() for one in documents)
+        ids = tuple((owner, sha256(text).digest()) for text in texts)
         known = [part in self._parts for part in ids]
         fresh = len(known) - sum(known)
         if fresh and self.waiting + fresh > max(self.settings.waiting, fresh):
@@ -99,48 +100,50 @@ class OnlineBanks:
                 f"{self.waiting} texts are waiting to be read; ask again later, or read documents "
                 "into a bank once"
             )
-        readings = [self._reading(*one) for one in zip(ids, documents, strict=True)]
+        # Start to read what nobody has asked before.
+        readings: list[Reading] = []
+        for part, document in zip(ids, documents, strict=True):
+            reading = self._parts.get(part)
+            if reading is None:
+                reading = self._parts[part] = Reading(document)
+                long = len(document.text) > LONG_CHARACTERS
+                reading.future = (self._long if long else self._short).submit(self._read, reading)
+                # The exception is retrieved here, because nothing else may do so.
+                reading.future.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._parts.move_to_end(part)
+            reading.waiting += 1
+            readings.append(reading)
         try:
             parts = [await _shielded(reading.future) for reading in readings]
         finally:
+            # Give up what failed, and what nobody waits for any more.
             for part, reading in zip(ids, readings, strict=True):
-                self._leave(part, reading)
+                reading.waiting -= 1
+                future = reading.future
+                failed = future.done() and (future.cancelled() or future.exception() is not None)
+                if failed or (not future.done() and not reading.waiting):
+                    reading.given_up.set()
+                    future.cancel()
+                    # Another reading of the same text may have started since.
+                    if self._parts.get(part) is reading:
+                        del self._parts[part]
+        # Join several texts. Their bank is kept, because it owns the keys of its blocks.
         bank = parts[0] if len(parts) == 1 else self._joined.get(ids)
         if bank is None:
             bank = Snapshot([view for one in parts for view in one.views], parts[0].store)
         if len(parts) > 1:
-            # Kept, because it owns the keys of its blocks.
             self._joined[ids] = bank
             self._joined.move_to_end(ids)
-        self._shrink()
-        cached = sum(one.tokens for one, was in zip(parts, known, strict=True) if was)
-        return bank, cached
-
-    def _reading(self, part: PartId, document: Document) -> Reading:
-        """Return the reading of a text, started now if there is none; `_leave` must follow."""
-        reading = self._parts.get(part)
-        if reading is None:
-            reading = self._parts[part] = Reading(document)
-            is_long = len(document.text) > LONG_CHARACTERS
-            reading.future = (self._long if is_long else self._short).submit(self._read, reading)
-            # The exception is retrieved here, because nothing else may do so.
-            reading.future.add_done_callback(
-                lambda future: future.cancelled() or future.exception()
-            )
-        self._parts.move_to_end(part)
-        reading.waiting += 1
-        return reading
-
-    def _leave(self, part: PartId, reading: Reading) -> None:
-        reading.waiting -= 1
-        future = reading.future
-        failed = future.done() and (future.cancelled() or future.exception() is not None)
-        if failed or (not future.done() and not reading.waiting):
-            reading.given_up.set()
-            future.cancel()
-            # Another reading of the same text may have started since.
-            if self._parts.get(part) is reading:
-                del self._parts[part]
+        # Drop the least recently used banks, until the others have room.
+        size, most = sum(one.bytes for one in self._parts.values()), self.settings.online_banks
+        for part in [part for part, reading in self._parts.items() if reading.future.done()]:
+            if len(self._parts) <= most and (self._room is None or size <= self._room):
+                break
+            size -= self._parts.pop(part).bytes
+        for joined in [*self._joined]:
+            if len(self._joined) > most or any(part not in self._parts for part in joined):
+                del self._joined[joined]
+        return bank, sum(one.tokens for one, was in zip(parts, known, strict=True) if was)
 
     def _read(self, reading: Reading) -> Snapshot:
         began, told = time.perf_counter(), False
@@ -161,20 +164,6 @@ class OnlineBanks:
         reading.bytes = held + cached_bytes(bank, self.model.selector)
         return bank
 
-    def _shrink(self) -> None:
-        """Drop the least recently used banks, until the others have room."""
-        size = sum(reading.bytes for reading in self._parts.values())
-        for part in [part for part, reading in self._parts.items() if reading.future.done()]:
-            fits = self._room is None or size <= self._room
-            if len(self._parts) <= self.settings.online_banks and fits:
-                break
-            size -= self._parts.pop(part).bytes
-        for ids in [*self._joined]:
-            if len(self._joined) > self.settings.online_banks or any(
-                part not in self._parts for part in ids
-            ):
-                del self._joined[ids]
-
 
 async def _shielded(future: Future[Snapshot]) -> Snapshot:
     """Wait for a reading that others may wait for too; a cancelled wait does not end it."""
@@ -182,7 +171,3 @@ async def _shielded(future: Future[Snapshot]) -> Snapshot:
     # The exception is retrieved here, because a cancelled wait does not.
     waited.add_done_callback(lambda done: done.cancelled() or done.exception())
     return await asyncio.shield(waited)
-
-
-def _digest(document: Document) -> bytes:
-    return sha256(f"{document.name}\0{document.text}".encode()).digest()

@@ -5,11 +5,10 @@ Answers have OpenAI's fields, and `sedem` with everything else. Nothing is store
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import asdict, replace
 from itertools import accumulate, count
 from typing import Any
@@ -20,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 from sedem.answering.decoding import UNFINISHED
 from sedem.answering.running import Estimate, Selected
 from sedem.config import WAYS
-from sedem_serve.server.asking import SEPARATOR, Answered, ResolvedQuestion, choices, to_ask
+from sedem_serve.server.asking import SEPARATOR, WholeAnswer, answering
 from sedem_serve.server.errors import not_found
 from sedem_serve.server.events import DONE, Events, cancel_on_disconnect, event, stream
 from sedem_serve.server.guard import Owner
@@ -66,10 +65,12 @@ async def _complete(request: Request, body: ChoicesBody, service: Service, key: 
         if chat:
             frame["object"] = "chat.completion.chunk"
         return await stream(request, _events(service, key, body, frame))
-    answers = await cancel_on_disconnect(request, whole_answers(service, key, body, body.choices))
-    listed = [
-        _choice(chat, "message", index, _said(chat, one), one) for index, one in enumerate(answers)
-    ]
+    answers = await cancel_on_disconnect(request, _whole(service, key, body))
+    listed = []
+    for index, one in enumerate(answers):
+        message = {"role": "assistant", "content": one.answer.text, "refusal": None}
+        said = {**message, "annotations": annotations_of(one)}
+        listed.append(_choice(chat, "message", index, said, one))
     usage, details = usage_of(answers), details_of(answers[0])
     return JSONResponse({**frame, "choices": listed, "usage": usage, "sedem": details})
 
@@ -77,14 +78,13 @@ async def _complete(request: Request, body: ChoicesBody, service: Service, key: 
 async def _events(
     service: Service, key: Key, body: ChoicesBody, frame: Mapping[str, Any]
 ) -> Events:
-    asked = await to_ask(service, key, body)
-    chat, answers = isinstance(body, ChatBody), list[Answered]()
+    chat, answers = isinstance(body, ChatBody), list[WholeAnswer]()
 
     def chunk(index: int, delta: Mapping[str, Any], **fields: Any) -> bytes:
         choice = _choice(chat, "delta", index, delta, fields.pop("answered", None))
         return event({**frame, "choices": [choice], **fields})
 
-    async with aclosing(formed(service, asked, body.choices)) as parts:
+    async with aclosing(answering(service, key, body)) as parts:
         async for index, part in parts:
             match part:
                 case Selected():
@@ -95,7 +95,7 @@ async def _events(
                     yield chunk(index, {}, sedem={"estimate": asdict(part)})
                 case str():
                     yield chunk(index, {"content": part})
-                case Answered():
+                case WholeAnswer():
                     answers.append(part)
                     delta = {"annotations": annotations_of(part)}
                     yield chunk(index, delta, answered=part, sedem=details_of(part))
@@ -104,26 +104,23 @@ async def _events(
     yield DONE
 
 
-def _said(chat: bool, answered: Answered) -> dict[str, Any]:
-    message = {"role": "assistant", "content": answered.answer.text}
-    return (
-        {**message, "refusal": None, "annotations": annotations_of(answered)} if chat else message
-    )
-
-
 def _choice(
-    chat: bool, name: str, index: int, said: Mapping[str, Any], answered: Answered | None
+    chat: bool, name: str, index: int, said: Mapping[str, Any], answered: WholeAnswer | None
 ) -> dict[str, Any]:
     """Return one choice, or a piece of one; a plain completion has nothing but its text."""
     return {
         "index": index,
         **({name: said} if chat else {"text": said.get("content", "")}),
         "logprobs": None if answered is None else logprobs_of(answered, chat),
-        "finish_reason": None if answered is None else finish_reason_of(answered),
+        "finish_reason": None if answered is None else _ending(answered, "length", "stop"),
     }
 
 
-def logprobs_of(answered: Answered, chat: bool) -> dict[str, Any] | None:
+def _ending(answered: WholeAnswer, cut_off: str, whole: str) -> str:
+    return cut_off if answered.answer.finish_reason == "length" else whole
+
+
+def logprobs_of(answered: WholeAnswer, chat: bool) -> dict[str, Any] | None:
     """The log-probabilities of an answer's tokens, in the form of chat or of plain completions."""
     places = answered.answer.logprobs
     if places is None:
@@ -173,14 +170,13 @@ async def responses(request: Request, body: ResponsesBody, service: Served, key:
     }
     if body.stream:
         return await stream(request, _response_events(service, key, body, frame), end=b"")
-    (answered,) = await cancel_on_disconnect(request, whole_answers(service, key, body))
+    (answered,) = await cancel_on_disconnect(request, _whole(service, key, body))
     return JSONResponse(_finished(frame, f"msg_{secrets.token_hex(12)}", answered))
 
 
 async def _response_events(
     service: Service, key: Key, body: ResponsesBody, frame: Mapping[str, Any]
 ) -> Events:
-    asked = await to_ask(service, key, body)
     item, numbers = f"msg_{secrets.token_hex(12)}", count()
     place = {"item_id": item, "output_index": 0, "content_index": 0}
     begun = {**frame, "status": "in_progress", "output": [], "usage": None}
@@ -189,7 +185,7 @@ async def _response_events(
         name = f"response.{kind}"
         return event({"type": name, "sequence_number": next(numbers), **fields}, name)
 
-    async with aclosing(formed(service, asked)) as parts:
+    async with aclosing(answering(service, key, body)) as parts:
         async for _, part in parts:
             match part:
                 case Selected():
@@ -204,7 +200,7 @@ async def _response_events(
                     yield f": about {part.seconds:.0f} s for {part.blocks} blocks\n\n".encode()
                 case str():
                     yield named("output_text.delta", **place, delta=part, logprobs=[])
-                case Answered():
+                case WholeAnswer():
                     response = _finished(frame, item, part)
                     (message,) = response["output"]
                     (content,) = message["content"]
@@ -222,10 +218,10 @@ async def _response_events(
                     yield named(response["status"], response=response)
 
 
-def _finished(frame: Mapping[str, Any], item: str, answered: Answered) -> dict[str, Any]:
+def _finished(frame: Mapping[str, Any], item: str, answered: WholeAnswer) -> dict[str, Any]:
     """Return the complete response."""
-    cut_off = answered.answer.finish_reason == "length"
-    status = "incomplete" if cut_off else "completed"
+    status = _ending(answered, "incomplete", "completed")
+    cut_off = status == "incomplete"
     annotations = [
         {"type": one["type"], **one["file_citation"]} for one in annotations_of(answered)
     ]
@@ -258,67 +254,30 @@ def _text(text: str, annotations: list[dict[str, Any]]) -> dict[str, Any]:
 # Both
 
 
-async def whole_answers(
-    service: Service, key: Key, body: AskBody, count: int = 1
-) -> list[Answered]:
-    """Answer a question and wait for the end; errors as in `to_ask` and `answering`."""
-    asked = await to_ask(service, key, body)
-    async with aclosing(formed(service, asked, count)) as parts:
-        return [part async for _, part in parts if isinstance(part, Answered)]
-
-
-async def formed(
-    service: Service, asked: ResolvedQuestion, count: int = 1
-) -> AsyncGenerator[tuple[int, Selected | Estimate | str | Answered], None]:
-    """Answer as `choices` does, in JSON if the body asks for it; that comes in one piece."""
-    field = asked.body.answer_field
-    async with aclosing(choices(service, asked, count)) as parts:
-        async for index, part in parts:
-            if field is not None and isinstance(part, Answered):
-                text = in_json(part.answer.text, field)
-                yield index, text
-                yield index, replace(part, answer=replace(part.answer, text=text))
-            elif field is None or not isinstance(part, str):
-                yield index, part
-
-
-def in_json(text: str, field: str) -> str:
-    """Return a text as the field of an object, unless it is the JSON of one that has it."""
-    with suppress(ValueError, RecursionError):
-        if isinstance(found := json.loads(text), dict) and (field in found or field == "answer"):
-            return text
-    return json.dumps({field: text}, ensure_ascii=False)
-
-
-def citations_of(selected: Selected) -> list[dict[str, Any]]:
-    """The blocks that an answer is conditioned on, best first."""
-    return [
-        {**asdict(citation), "document_index": index}
-        for citation, index in zip(selected.citations, selected.documents, strict=True)
-    ]
-
-
-def with_spans(answered: Answered) -> Selected:
-    """Return the blocks of an answer with where the answer stands in them."""
-    return replace(answered.selected, citations=answered.answer.citations)
+async def _whole(service: Service, key: Key, body: AskBody) -> list[WholeAnswer]:
+    """Wait for the complete answers."""
+    async with aclosing(answering(service, key, body)) as parts:
+        return [part async for _, part in parts if isinstance(part, WholeAnswer)]
 
 
 def selection_of(selected: Selected) -> dict[str, Any]:
     """What a stream sends about an answer before its first token."""
+    cited = zip(selected.citations, selected.documents, strict=True)
     return {
-        "citations": citations_of(selected),
+        "citations": [{**asdict(one), "document_index": index} for one, index in cited],
         "confidence": selected.confidence,
         "k": selected.k,
     }
 
 
-def details_of(answered: Answered) -> dict[str, Any]:
+def details_of(answered: WholeAnswer) -> dict[str, Any]:
     """The field `sedem` of an answer."""
     asked, answer = answered.asked, answered.answer
     # A quoted answer has no tokens of its own.
     lost = ["logprobs"] if asked.decoding.logprobs is not None and answer.logprobs is None else []
     details = {
-        **selection_of(with_spans(answered)),
+        # Of the blocks, the answer says where it stands in them.
+        **selection_of(replace(answered.selected, citations=answer.citations)),
         "question": asked.request.question,
         "blocks": answer.blocks,
         "bank": asked.bank,
@@ -345,7 +304,7 @@ def details_of(answered: Answered) -> dict[str, Any]:
     return details
 
 
-def annotations_of(answered: Answered) -> list[dict[str, Any]]:
+def annotations_of(answered: WholeAnswer) -> list[dict[str, Any]]:
     """The citations in OpenAI's format, one for each block; a file's id is its document's name.
 
     A block with words of the answer has one for each place where they stand in the document.
@@ -359,12 +318,7 @@ def annotations_of(answered: Answered) -> list[dict[str, Any]]:
     return cited
 
 
-def finish_reason_of(answered: Answered) -> str:
-    """Why an answer ended, in OpenAI's terms."""
-    return "length" if answered.answer.finish_reason == "length" else "stop"
-
-
-def usage_of(answers: Sequence[Answered]) -> dict[str, Any]:
+def usage_of(answers: Sequence[WholeAnswer]) -> dict[str, Any]:
     """Tokens of the documents and the question, and of all answers to it."""
     asked = answers[0].asked
     prompt = (answers[0].answer.context_tokens or 0) + asked.question_tokens

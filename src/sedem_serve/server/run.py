@@ -24,7 +24,7 @@ from sedem.untrusted import HEAD_BYTES
 from sedem_serve.server import logs
 from sedem_serve.server.app import create_app
 from sedem_serve.server.connections import Connection
-from sedem_serve.server.keys import KeyRing, keys_of
+from sedem_serve.server.keys import keys_of, reload_keys
 from sedem_serve.server.service import Lifecycle
 from sedem_serve.server.settings import Settings
 
@@ -138,7 +138,7 @@ class Server(uvicorn.Server):
         if lifecycle.service is not None:
             scheduler = lifecycle.service.scheduler
             scheduler.drain()
-            lifecycle.service.builder.stop()
+            lifecycle.service.library.stop()
             seconds = self.settings.drain_seconds
             last = time.monotonic() + seconds - seconds / CLOSING_SHARE
             while lifecycle.in_flight and time.monotonic() < last:
@@ -148,14 +148,9 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     def reload_keys(self) -> None:
-        """Read the file of keys again; if it cannot be used, the old keys stay."""
+        """Read the file of keys again."""
         assert self.settings.key_file is not None
-        try:
-            self.app.state.keys = KeyRing.load(self.settings.key_file)
-        except ConfigError as error:
-            logs.log("keys kept", logging.ERROR, reason=error)
-        else:
-            logs.log("keys reloaded")
+        reload_keys(self.settings.key_file, lambda ring: setattr(self.app.state, "keys", ring))
 
 
 def end_process() -> None:
@@ -200,7 +195,16 @@ def listen(host: str, port: int) -> socket.socket:
     except socket.gaierror:
         raise ConfigError(f"host is '{host}'; it must be an address of this machine") from None
     except OSError as error:
-        raise ConfigError(_unusable(host, port, error)) from None
+        match error.errno:
+            case errno.EADDRINUSE:
+                why = f"port {port} of {host} is in use; end what uses it, or choose another"
+                why += " with --port"
+            case errno.EACCES:
+                why = f"port {port} needs rights that this user lacks; choose one above 1023"
+            case _:
+                why = f"{host}:{port} cannot be used: {error.strerror}; choose another"
+                why += " with --host and --port"
+        raise ConfigError(why) from None
     return listening
 
 
@@ -210,11 +214,3 @@ def address_of(listening: socket.socket) -> str:
     if host in ("0.0.0.0", "::"):
         host = "localhost"
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
-
-
-def _unusable(host: str, port: int, error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"port {port} of {host} is in use; end what uses it, or choose another with --port"
-    if error.errno == errno.EACCES:
-        return f"port {port} needs rights that this user lacks; choose one above 1023"
-    return f"{host}:{port} cannot be used: {error.strerror}; choose another with --host and --port"

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Protocol
 
@@ -22,7 +20,6 @@ from sedem.answering.scheduler import AsyncReply, Scheduler
 from sedem.bank.memory_bank import BankReader, MemoryBank, Snapshot
 from sedem.errors import ConfigError
 from sedem.selecting.plan import Request
-from sedem_serve.server.building import Builder
 from sedem_serve.server.errors import unavailable
 from sedem_serve.server.library import Library
 from sedem_serve.server.logs import log
@@ -31,7 +28,6 @@ from sedem_serve.server.online import OnlineBanks
 from sedem_serve.server.settings import Settings
 
 if TYPE_CHECKING:
-    from sedem.engine.kept import Kept
     from sedem.model import SeDeM
 
 
@@ -110,7 +106,12 @@ class Service:
     library: Library
     online: OnlineBanks
     metrics: Metrics
-    builder: Builder
+
+    def close(self) -> None:
+        """Stop what is still running and close the files; this waits for the threads."""
+        self.scheduler.close(at_once=True)
+        self.online.close()
+        self.library.close()
 
 
 @dataclass
@@ -186,23 +187,36 @@ def open_service(
     with ExitStack() as opened:
         scheduler = open_answerer(settings, model)
         opened.callback(scheduler.close, at_once=True)
-        library = Library(settings, model, scheduler.prepare)
+        library = Library(settings, model, metrics, scheduler.prepare)
         opened.callback(library.close)
-        builder, online = Builder(library, model, metrics), OnlineBanks(model, settings)
-        service = Service(settings, model, scheduler, library, online, metrics, builder)
-        _add_gauges(service)
-        _capture_graphs(model, library)
-        builder.start()
+        online = OnlineBanks(model, settings)
+
+        def banks() -> list[MemoryBank]:
+            return [entry.bank for entry in library.entries() if entry.bank is not None]
+
+        # What is read when the metrics are read
+        gauge, kept = metrics.gauge, getattr(model.engine, "kept", None)
+        gauge("questions_waiting", "Questions that wait for a row.", lambda: scheduler.waiting)
+        gauge("answers_running", "Answers that are being generated.", lambda: scheduler.running)
+        gauge("rows", "Maximum answers at once.", lambda: scheduler.rows)
+        gauge("online_banks", "Temporary banks of texts that came with questions.", online.__len__)
+        gauge(
+            "online_waiting",
+            "Texts that wait to be read or are being read.",
+            lambda: online.waiting,
+        )
+        gauge("banks", "Banks that can be asked.", lambda: len(banks()))
+        gauge("blocks", "Blocks of these banks.", lambda: sum(map(len, banks())))
+        if kept is not None:
+            gauge("kept_hits", "Blocks whose keys and values were kept.", lambda: kept.hits)
+            gauge("kept_misses", "Blocks whose keys and values were computed.", lambda: kept.misses)
+            gauge("kept_bytes", "Bytes of kept keys and values.", lambda: kept.nbytes)
+        # Graphs for usual questions, before a client waits for an answer
+        if model.engine.ahead and any(map(len, banks())):
+            model.rehearse(max(banks(), key=len))
+        library.start()
         opened.pop_all()
-    return service
-
-
-def close_service(service: Service) -> None:
-    """Stop what is still running and close the files; this waits for the threads."""
-    service.scheduler.close(at_once=True)
-    service.online.close()
-    service.builder.close()
-    service.library.close()
+    return Service(settings, model, scheduler, library, online, metrics)
 
 
 @asynccontextmanager
@@ -211,49 +225,42 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 
     A model that a test passes in is open at once, so the first request need not wait.
     """
-    lifecycle: Lifecycle = app.state.lifecycle
-    opening = asyncio.create_task(_open(app, lifecycle))
-    if app.state.model is not None:
-        await opening
+    state, opened = app.state, Future[Service]()
+    lifecycle: Lifecycle = state.lifecycle
+
+    def work() -> None:
+        with suppress(InvalidStateError):  # cancelled meanwhile
+            try:
+                given = state.settings, state.metrics, state.model, state.open_answerer
+                opened.set_result(open_service(*given))
+            except Exception as error:
+                opened.set_exception(error)
+
+    async def opening() -> None:
+        # This thread does not keep the process alive.
+        Thread(target=work, name="sedem-opening", daemon=True).start()
+        try:
+            lifecycle.service = await asyncio.wrap_future(opened)
+        except Exception as error:
+            lifecycle.failed = error
+            if state.model is not None:
+                raise
+            state.on_failure()
+        else:
+            model = lifecycle.service.model
+            log("ready", model=model.name, engine=model.engine.name, device=model.device)
+
+    task = asyncio.create_task(opening())
+    if state.model is not None:
+        await task
     try:
         yield
     finally:
         lifecycle.draining = True
-        opening.cancel()
+        task.cancel()
         if lifecycle.service is not None:
-            await asyncio.to_thread(close_service, lifecycle.service)
-        app.state.tracer.close()
-
-
-async def _open(app: FastAPI, lifecycle: Lifecycle) -> None:
-    state = app.state
-    try:
-        lifecycle.service = await _in_thread(
-            partial(open_service, state.settings, state.metrics, state.model, state.open_answerer)
-        )
-    except Exception as error:
-        lifecycle.failed = error
-        if state.model is not None:
-            raise
-        state.on_failure()
-        return
-    model = lifecycle.service.model
-    log("ready", logging.INFO, model=model.name, engine=model.engine.name, device=model.device)
-
-
-async def _in_thread(work: Callable[[], Service]) -> Service:
-    """Run work in a thread that does not keep the process alive, and wait for the result."""
-    done: Future[Service] = Future()
-
-    def run() -> None:
-        with suppress(InvalidStateError):  # cancelled meanwhile
-            try:
-                done.set_result(work())
-            except Exception as error:
-                done.set_exception(error)
-
-    Thread(target=run, name="sedem-opening", daemon=True).start()
-    return await asyncio.wrap_future(done)
+            await asyncio.to_thread(lifecycle.service.close)
+        state.tracer.close()
 
 
 def open_model(settings: Settings) -> SeDeM:
@@ -274,31 +281,3 @@ def open_model(settings: Settings) -> SeDeM:
         with suppress(ConfigError):  # a question that needs it reports the reason
             _ = model.decoder.chat
     return model
-
-
-def _capture_graphs(model: SeDeM, library: Library) -> None:
-    """Let an engine capture its graphs for usual questions before a client waits for an answer."""
-    banks = [e.bank for e in library.entries() if e.bank is not None and len(e.bank)]
-    if model.engine.ahead and banks:
-        model.rehearse(max(banks, key=len))
-
-
-def _add_gauges(service: Service) -> None:
-    """Add the gauges that are read when the metrics are read."""
-    scheduler, online, gauge = service.scheduler, service.online, service.metrics.gauge
-
-    def banks() -> list[MemoryBank]:
-        return [entry.bank for entry in service.library.entries() if entry.bank is not None]
-
-    gauge("questions_waiting", "Questions that wait for a row.", lambda: scheduler.waiting)
-    gauge("answers_running", "Answers that are being generated.", lambda: scheduler.running)
-    gauge("rows", "Maximum answers at once.", lambda: scheduler.rows)
-    gauge("online_banks", "Temporary banks of texts that came with questions.", lambda: len(online))
-    gauge("online_waiting", "Texts that wait to be read or are being read.", lambda: online.waiting)
-    gauge("banks", "Banks that can be asked.", lambda: len(banks()))
-    gauge("blocks", "Blocks of these banks.", lambda: sum(map(len, banks())))
-    kept: Kept | None = getattr(service.model.engine, "kept", None)
-    if kept is not None:
-        gauge("kept_hits", "Blocks whose keys and values were kept.", lambda: kept.hits)
-        gauge("kept_misses", "Blocks whose keys and values were computed.", lambda: kept.misses)
-        gauge("kept_bytes", "Bytes of kept keys and values.", lambda: kept.nbytes)

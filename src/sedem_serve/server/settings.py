@@ -12,6 +12,7 @@ from pydantic import ByteSize, Field, field_validator
 from sedem import validation
 from sedem.config import DEFAULT_MODEL
 from sedem.validation import Flag, NumberFrom0, WholeAbove0, WholeFrom0
+from sedem_serve.tools import USUAL
 
 BANK_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 """A valid bank name; it is also part of the name of its file."""
@@ -74,9 +75,9 @@ class Settings(validation.Settings):
     max_body_bytes: WholeAbove0 = 8 * 2**20
     max_file_bytes: WholeAbove0 = 64 * 2**20
     max_documents: WholeAbove0 = 1000
-    max_question_characters: WholeAbove0 = 8_000
-    max_k: WholeAbove0 = 64
-    max_tokens: WholeAbove0 = 512
+    max_question_characters: WholeAbove0 = USUAL.question
+    max_k: WholeAbove0 = USUAL.k
+    max_tokens: WholeAbove0 = USUAL.tokens
     max_online_characters: WholeAbove0 = 2_000_000
     online_banks: WholeFrom0 = 64
     drain_seconds: NumberFrom0 = 30.0

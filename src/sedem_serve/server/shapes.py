@@ -8,13 +8,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, get_args
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    create_model,
+)
 from pydantic_core import PydanticCustomError
 
 from sedem.backbone.prompts import Turn
-from sedem.config import AnswerBy, Condition, Hops, SelectBy
+from sedem.config import WAYS
+from sedem.guidance.scores import AUTO
+from sedem.method.selector import ALL, is_count
+from sedem.selecting.plan import Options, Request
 from sedem.validation import Flag, Number, Share
 
 MAX_STOPS = 16
@@ -84,7 +96,7 @@ Absent = Annotated[None, _refuse(bool, "cannot be used here; leave it out")]
 
 
 def _budget(value: Any) -> Any:
-    if value not in (None, "all", "auto") and not _is_whole(value, 1):
+    if value not in (None, ALL, AUTO) and not is_count(value):
         raise PydanticCustomError("k", "it must be a whole number of at least 1, 'all' or 'auto'")
     return value
 
@@ -93,7 +105,7 @@ def _documents(value: Any) -> Any:
     if value is None:
         return None
     if not isinstance(value, list) or not all(
-        isinstance(one, str) or _is_whole(one, 0) for one in value
+        isinstance(one, str) or (type(one) is int and one >= 0) for one in value
     ):
         raise PydanticCustomError("documents", "it must be a list of names or numbers of documents")
     return tuple(_unicode(one) if isinstance(one, str) else one for one in value)
@@ -133,10 +145,6 @@ def _one_of(kind: Any) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def _is_whole(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
 def _unicode(value: str) -> str:
     try:
         value.encode()
@@ -167,19 +175,33 @@ class Message(Body):
     content: Text = ""
 
 
-class AskBody(Body, ABC):
-    """What every question may say.
+IN_JSON: dict[str, Any] = {
+    "k": Annotated[int | Literal["all", "auto"] | None, BeforeValidator(_budget)],
+    "documents": Annotated[
+        tuple[int | str, ...] | None,
+        BeforeValidator(_documents, json_schema_input_type=list[int | str] | None),
+    ],
+    "min_confidence": Share | None,
+    "ranking": Flag,
+    **{name: Annotated[kind | None, _one_of(kind)] for name, kind in WAYS.items()},
+}
+"""The options of a question that a client may give, and what each is in JSON."""
+
+# Type checkers see no fields that are made, so these are read as `AskBody.options`.
+if TYPE_CHECKING:
+    Asked = Body
+else:
+    usual = {one.name: one.default for one in fields(Request)}
+    Asked = create_model(
+        "Asked", __base__=Body, **{name: (kind, usual[name]) for name, kind in IN_JSON.items()}
+    )
+
+
+class AskBody(Asked, ABC):
+    """What every question may say; its options are those of `Request`.
 
     Attributes:
         bank: the bank to ask; without one, what the messages say is read.
-        documents: names, indexes or file ids of the documents to answer from; None means all.
-        k: blocks to use; None means the model's default.
-        condition: form in which blocks are read; None means the model's default.
-        selection: what blocks are selected by; None means the model's default.
-        hops: 1, 2 or "auto", as in `Request`; None means the model's default.
-        answer: "free", "span" or "auto", as in `Request`; None means the model's default.
-        min_confidence: below it the answer is that the documents do not say.
-        ranking: whether to return every block by score.
         stream: whether to send the answer as it is generated.
         temperature: 0 is greedy, which is the default here.
         top_k: sample from this many of the likeliest tokens; 0 or less means from all.
@@ -189,17 +211,6 @@ class AskBody(Body, ABC):
 
     model: Annotated[Echoed, Field(min_length=1, max_length=200)]
     bank: Annotated[Echoed, Field(max_length=200)] | None = None
-    documents: Annotated[
-        tuple[int | str, ...] | None,
-        BeforeValidator(_documents, json_schema_input_type=list[int | str] | None),
-    ] = None
-    k: Annotated[int | Literal["all", "auto"] | None, BeforeValidator(_budget)] = None
-    condition: Annotated[Condition | None, _one_of(Condition)] = None
-    selection: Annotated[SelectBy | None, _one_of(SelectBy)] = None
-    hops: Annotated[Hops | None, _one_of(Hops)] = None
-    answer: Annotated[AnswerBy | None, _one_of(AnswerBy)] = None
-    min_confidence: Share | None = None
-    ranking: Flag = False
     stream: Flag | None = False
     temperature: Number | None = None
     top_p: Number | None = None
@@ -222,6 +233,17 @@ class AskBody(Body, ABC):
     @abstractmethod
     def answer_field(self) -> str | None:
         """The field of the JSON that the answer is wanted in; None for plain text."""
+
+    @property
+    def options(self) -> Options:
+        """The options of the question, without its context."""
+        options: Any = {name: getattr(self, name) for name in IN_JSON}
+        return options
+
+    @property
+    def choices(self) -> int:
+        """How many answers are asked for."""
+        return 1
 
     @property
     def alternatives(self) -> int | None:

@@ -6,7 +6,7 @@ here as everywhere. A browser may call it only from the server's own pages and t
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from typing import Any
@@ -16,11 +16,12 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sedem.errors import SedemError, UnavailableError
-from sedem_serve.server.errors import ApiError, forbidden, to_api_error
+from sedem_serve.server.errors import ApiError, foreign_origin, to_api_error
 from sedem_serve.server.keys import Key
 from sedem_serve.server.service import Answerer, Lifecycle, Service
 from sedem_serve.server.settings import Settings
-from sedem_serve.tools.toolbox import Limits, Toolbox
+from sedem_serve.tools import Limits
+from sedem_serve.tools.toolbox import Toolbox
 
 PATH = "/mcp"
 SESSIONS = 256
@@ -51,8 +52,7 @@ def add_tools(app: FastAPI, settings: Settings) -> None:
     )
     for route in tools.routes:
         # Behind a proxy, the server's own host is any.
-        inner = route.app if local else OwnOrigins(route.app, settings)  # type: ignore[attr-defined]
-        route.app = WithOwner(inner)  # type: ignore[attr-defined]
+        route.app = Owned(route.app, None if local else settings.cors)  # type: ignore[attr-defined]
         app.router.routes.append(route)
     lifespan = app.router.lifespan_context
 
@@ -64,42 +64,30 @@ def add_tools(app: FastAPI, settings: Settings) -> None:
     app.router.lifespan_context = with_tools
 
 
-class WithOwner:
-    """Tells the SDK whose request it is: a session belongs to the key that made it."""
+class Owned:
+    """Passes on requests of own pages, and tells the SDK whose they are: a session has a key.
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+    Args:
+        origins: of other pages that may call; None if the SDK checks them.
+    """
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on."""
-        from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
-        from mcp.server.auth.provider import AccessToken
-
-        key: Key = Request(scope).state.key
-        token = AccessToken(token=key.sha256, client_id=key.sha256, scopes=[])
-        await self.app({**scope, "user": AuthenticatedUser(token)}, receive, send)
-
-
-class OwnOrigins:
-    """Rejects requests that a page of another site sends."""
-
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self.app, self.settings = app, settings
+    def __init__(self, app: ASGIApp, origins: Sequence[str] | None) -> None:
+        self.app, self.origins = app, origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer it with 403."""
-        headers = Request(scope).headers
-        origin = headers.get("origin")
-        own = (
-            None,
-            *self.settings.cors,
-            *(f"{s}://{headers.get('host')}" for s in ("http", "https")),
-        )
-        if origin in own:
-            await self.app(scope, receive, send)
-        else:
-            error = forbidden("this request comes from a page of another site", "foreign_origin")
-            await error.response()(scope, receive, send)
+        from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+        from mcp.server.auth.provider import AccessToken
+
+        request = Request(scope)
+        origin, host = request.headers.get("origin"), request.headers.get("host")
+        own = (None, f"http://{host}", f"https://{host}")
+        if self.origins is not None and origin not in (*own, *self.origins):
+            await foreign_origin().response()(scope, receive, send)
+            return
+        key: Key = request.state.key
+        token = AccessToken(token=key.sha256, client_id=key.sha256, scopes=[])
+        await self.app({**scope, "user": AuthenticatedUser(token)}, receive, send)
 
 
 class ServedBackend:

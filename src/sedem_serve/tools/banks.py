@@ -45,18 +45,16 @@ def banks_at(places: Sequence[str], home: Path, model: str) -> list[OpenBank]:
         elif path.is_file() or exists(path / PARTS):
             banks[name] = OpenBank(path, name)
         else:
-            bank = bank_of_folder(path, home.expanduser(), model)
+            # Wherever and in whatever company the folder is named, its bank is the same.
+            key = f"{path.resolve()}\n{model}".encode()
+            file = f"{hashlib.sha256(key).hexdigest()[:12]}.bank"
+            known = home.expanduser() / f"{path.resolve().name}-{file}"
+            # Earlier releases named it by what else was named.
+            bank = next(home.expanduser().glob(f"*-{file}"), known)
             if not is_folder(path) and not bank.exists():
                 raise DataError(f"there is no bank and no folder '{place}'; give one that exists")
             banks[name] = FollowedBank(bank, path, name)
     return [*banks.values()]
-
-
-def bank_of_folder(folder: Path, home: Path, model: str) -> Path:
-    """Return where the bank of a folder is, in whatever company the folder is named."""
-    digest = hashlib.sha256(f"{folder.resolve()}\n{model}".encode()).hexdigest()[:12]
-    # Earlier releases named it by what else was named.
-    return next(home.glob(f"*-{digest}.bank"), home / f"{folder.resolve().name}-{digest}.bank")
 
 
 def reader_of(model: SeDeM) -> Reader:

@@ -5,14 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from functools import cache
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import llm
+from pydantic import create_model
 
 from sedem.config import PASSAGES
 from sedem.reading.followed import OpenBank
-from sedem_serve.tools.toolbox import TOKENS, Toolbox
+from sedem_serve.tools.toolbox import Toolbox
+
+_PARAMETERS = signature(Toolbox.request).parameters
+OPTIONS: dict[str, Any] = {name: (int, _PARAMETERS[name].default) for name in ("k", "max_tokens")}
+"""Options that the model takes, as `Toolbox.request` does."""
 
 
 @cache
@@ -32,11 +38,12 @@ class BankModel(llm.Model):
 
     can_stream = True
 
-    class Options(llm.Options):
-        """Number of blocks, 0 for the model's own, and most tokens of an answer."""
-
-        k: int = 0
-        max_tokens: int = TOKENS
+    Options: Any = create_model(
+        "Options",
+        __base__=llm.Options,
+        __doc__="Number of blocks, 0 for the model's own, and most tokens of an answer.",
+        **OPTIONS,
+    )
 
     def __init__(self, path: Path) -> None:
         self.model_id, self.path = f"sedem/{path.name}", path
@@ -46,9 +53,8 @@ class BankModel(llm.Model):
         tools, options = opened(str(self.path)), prompt.options
         last = conversation.responses[-1] if conversation and conversation.responses else None
         context = "" if last is None else f"{last.prompt.prompt}\n{last.text()}"
-        asked = tools.request(
-            prompt.prompt, k=options.k, max_tokens=options.max_tokens, context=context
-        )
+        given = {name: getattr(options, name) for name in OPTIONS}
+        asked = tools.request(prompt.prompt, context=context, **given)
         if asked is None:
             yield "There are no documents."
             return

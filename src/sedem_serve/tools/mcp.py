@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, asynccontextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from importlib.metadata import version
-from inspect import getdoc
+from inspect import Signature, getdoc, signature
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 from urllib.parse import quote
@@ -26,29 +26,25 @@ from mcp.server.lowlevel.helper_types import ReadResourceContents
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ResourceError, ToolError
 from mcp_types import CallToolResult, Resource, TextContent, Tool, ToolAnnotations
-from pydantic import BeforeValidator, ValidationError
+from pydantic import BaseModel, BeforeValidator, ValidationError
 from pydantic_core import PydanticUseDefault
 
-from sedem.config import PASSAGES, PER_DOCUMENT
 from sedem.errors import SedemError, UnavailableError, printable
 from sedem.reading.followed import Follower, OpenBank
 from sedem.untrusted import json_text
 from sedem_serve.tools.banks import reader_of
 from sedem_serve.tools.names import SCHEME
-from sedem_serve.tools.stdio import answered_stdio
-from sedem_serve.tools.toolbox import (
-    BUDGET,
+from sedem_serve.tools.results import (
     MOST,
-    READ,
-    TOKENS,
     Answered,
     Excerpt,
     Fetched,
-    Found,
     Listing,
     Noted,
-    Toolbox,
+    Passages,
 )
+from sedem_serve.tools.stdio import answered_stdio
+from sedem_serve.tools.toolbox import Toolbox
 
 if TYPE_CHECKING:
     from sedem.answering.decoding import Decoding
@@ -124,6 +120,41 @@ Scope = Annotated[str, BeforeValidator(_joined)]
 Number = Annotated[int, BeforeValidator(_number)]
 
 
+TOOLS: dict[str, tuple[Callable[..., Any], type[BaseModel]]] = {
+    "search": (Toolbox.search, Passages),
+    "ask": (Toolbox.request, Answered),
+    "read": (Toolbox.read, Excerpt),
+    "documents": (Toolbox.documents, Listing),
+    "fetch": (Toolbox.fetch, Fetched),
+    "remember": (Toolbox.remember, Noted),
+    "forget": (Toolbox.forget, Noted),
+}
+"""The functions that tools have the arguments of, and what they return."""
+NEED_MODEL = ("search", "ask", "remember")
+
+
+def _tool(
+    name: str,
+    function: Callable[..., Any],
+    result: type[BaseModel],
+    run: Callable[[Context, dict[str, Any]], Awaitable[BaseModel]],
+) -> Callable[..., Any]:
+    """Return a tool that has the arguments of a function, as models write them."""
+
+    async def tool(ctx: Context, **given: Any) -> BaseModel:
+        return await run(ctx, given)
+
+    kinds = {"str": Text, "int": Number}
+    _, *declared = signature(function).parameters.values()  # without self
+    parameters = [
+        one.replace(annotation=Scope if one.name == "scope" else kinds[one.annotation])
+        for one in declared
+    ]
+    tool.__name__ = name
+    vars(tool)["__signature__"] = Signature(parameters, return_annotation=result)
+    return tool
+
+
 class Asker(Protocol):
     """Answers questions; as `Scheduler`."""
 
@@ -163,48 +194,24 @@ class ToolServer(MCPServer[None]):
         )
         self.backend = backend
         self._request: ContextVar[Any] = ContextVar("request", default=None)
-        reads = (self.search, self.ask, self.read_text, self.documents, self.fetch)
-        for tool in (*reads, self.remember, self.forget):
-            name = tool.__name__.removesuffix("_text")
+        own: dict[str, Any] = {"search": self._search, "ask": self._ask}
+        for name, (function, result) in TOOLS.items():
+            run = own.get(name) or partial(self._run, name)
+            told = getdoc(self._ask if name == "ask" else function)
             kind = REPLACES if name in WRITING else READS
-            self.add_tool(tool, name, description=getdoc(tool), annotations=kind)
-        self._own: dict[str, Tool] = {}
+            self.add_tool(_tool(name, function, result, run), description=told, annotations=kind)
 
-    async def search(
-        self,
-        question: Text,
-        ctx: Context,
-        scope: Scope = "",
-        k: Number = PASSAGES,
-        per_document: Number = PER_DOCUMENT,
-        skip: Number = 0,
-        budget: Number = BUDGET,
-    ) -> Found:
-        """Find the passages of the documents that answer a question, as exact quotations.
-
-        Returns at most k passages of about 500 characters, best first, at most `per_document` of
-        one document. `scope` limits the search to documents, folders or patterns, separated by ";".
-        Nothing is generated: answer from the passages yourself, and cite them.
-        """
-        toolbox, until = self._toolbox(), anyio.current_time() + PATIENCE
-        await self._opened(ctx)
-        find = partial(toolbox.search, question, scope, k, per_document, skip, budget)
+    async def _search(self, ctx: Context, given: dict[str, Any]) -> Passages:
+        """Search, and wait a little for the first documents of a folder."""
+        until = anyio.current_time() + PATIENCE
         while True:
-            found = await _in_thread(find)
+            found: Passages = await self._run("search", ctx, given)
             if found.status != "still reading" or anyio.current_time() > until:
                 return found
             await ctx.report_progress(anyio.current_time(), message="; ".join(found.notes))
             await anyio.sleep(0.5)
 
-    async def ask(
-        self,
-        question: Text,
-        ctx: Context,
-        scope: Scope = "",
-        k: Number = 0,
-        max_tokens: Number = TOKENS,
-        context: Text = "",
-    ) -> Answered:
+    async def _ask(self, ctx: Context, given: dict[str, Any]) -> Answered:
         """Let a small local model answer a question from the documents, with its sources.
 
         A question such as "And what does he charge?" needs the one before and its answer in
@@ -213,52 +220,26 @@ class ToolServer(MCPServer[None]):
         the answer is right. Prefer search if you can read passages yourself.
         """
         toolbox, until = self._toolbox(), anyio.current_time() + SECONDS
-        asker = await self._opened(ctx)
+        asker, asked = await self._opened(ctx), (given["question"], given["scope"])
         with anyio.CancelScope(deadline=until):
-            ask = partial(toolbox.request, question, scope, k, max_tokens, context)
-            if (asked := await _in_thread(ask)) is None:
-                return await _in_thread(partial(toolbox.unanswered, question, scope))
-            bank, request, decoding = asked
+            resolved = await _in_thread(partial(toolbox.request, **given))
+            if resolved is None:
+                return await _in_thread(partial(toolbox.unanswered, *asked))
+            bank, request, decoding = resolved
             reply = asker.stream(request, decoding)
             async for _ in reply:
                 pass
             assert reply.answer is not None
             return toolbox.answered(bank, reply.answer)
         late = f"there was no answer within {SECONDS:g} s; answer from these passages"
-        return await _in_thread(partial(toolbox.unanswered, question, scope, late))
+        return await _in_thread(partial(toolbox.unanswered, *asked, late))
 
-    async def read_text(
-        self, document: Text, start: Number = 0, length: Number = READ, page: Number = 0
-    ) -> Excerpt:
-        """Read a part of a document, exactly.
-
-        Give the name of a document with `start`, or with a `page` from 1; or the id of a passage,
-        to see what is around it. `before` and `next` are the calls that return the neighbours.
-        """
-        return await _in_thread(partial(self._toolbox().read, document, start, length, page))
-
-    async def documents(
-        self, scope: Scope = "", start: Number = 0, budget: Number = BUDGET
-    ) -> Listing:
-        """List the documents with their lengths and pages, and what is still being read."""
-        return await _in_thread(partial(self._toolbox().documents, scope, start, budget))
-
-    async def fetch(self, id: Text) -> Fetched:
-        """Return the text of a document, or around a passage, by the id that search returned."""
-        return await _in_thread(partial(self._toolbox().fetch, id))
-
-    async def remember(self, text: Text, ctx: Context, name: Text = "") -> Noted:
-        """Keep a note, which later searches find; a note of the same name is replaced.
-
-        The note is stored beside the documents; no file of the user is changed.
-        """
+    async def _run(self, name: str, ctx: Context, given: dict[str, Any]) -> Any:
+        """Call a function of the toolbox, once the model is open if it needs that."""
         toolbox = self._toolbox()
-        await self._opened(ctx)
-        return await _in_thread(partial(toolbox.remember, text, name))
-
-    async def forget(self, name: Text) -> Noted:
-        """Remove a note; documents that were read from files stay."""
-        return await _in_thread(partial(self._toolbox().forget, name))
+        if name in NEED_MODEL:
+            await self._opened(ctx)
+        return await _in_thread(partial(getattr(toolbox, name), **given))
 
     # What the SDK calls
 
@@ -280,12 +261,25 @@ class ToolServer(MCPServer[None]):
         try:
             if name in WRITING and not self._writable():
                 raise ToolError(f"there is no tool '{name}' here: nothing was opened for writing")
-            named, note = await self._named(name, arguments)
-            result = await super().call_tool(name, named, context)
+            given, notes = dict(arguments), list[str]()
+            if name in TOOLS:
+                # Null is no argument, and what a tool lacks is told.
+                function, kind = TOOLS[name]
+                _, *known = signature(function).parameters
+                given = {key: value for key, value in arguments.items() if value is not None}
+                if name == "search" and "question" not in given and "query" in given:
+                    given["question"] = given.pop("query")  # as ChatGPT's connectors call it
+                if unknown := [key for key in given if key not in known]:
+                    told = f"{name} has no argument '{unknown[0][:100]}'; it has {', '.join(known)}"
+                    if "notes" not in kind.model_fields:
+                        raise ToolError(told)
+                    notes = [printable(told)]
+                    given = {key: value for key, value in given.items() if key in known}
+            result = await super().call_tool(name, given, context)
         except ToolError as error:
             raise ToolError(self._sentence(name, error)) from None
         if isinstance(result, CallToolResult) and result.structured_content is not None:
-            result.structured_content.get("notes", []).extend(note)
+            result.structured_content.get("notes", []).extend(notes)
             text = json_text(result.structured_content)
             result.content = [TextContent(type="text", text=text)]
         return result
@@ -336,32 +330,6 @@ class ToolServer(MCPServer[None]):
             await ctx.report_progress(anyio.current_time(), message="opening the model")
             await anyio.sleep(0.1)
         return asker
-
-    async def _named(
-        self, name: str, arguments: dict[str, Any]
-    ) -> tuple[dict[str, Any], list[str]]:
-        """Return arguments under the names that a tool has, and notes; null is no argument."""
-        if not self._own:
-            self._own = {tool.name: tool for tool in await super().list_tools()}
-        if (tool := self._own.get(name)) is None:
-            return arguments, []
-        known = [*tool.input_schema["properties"]]
-        given = {key: value for key, value in arguments.items() if value is not None}
-        # Nothing but a title may become the name of a note, which replaces the one that has it.
-        if "title" in given and "title" not in known and "name" in known and "name" not in given:
-            given["name"] = given.pop("title")
-        for own in tool.input_schema.get("required", []):
-            # Whatever it is called, it is the text that the tool needs.
-            others = [one for one in given if one not in known]
-            texts = [one for one in others if isinstance(given[one], str | list)]
-            if own not in given and texts:
-                given[own] = given.pop(texts[0])
-        if not (unknown := [key for key in given if key not in known]):
-            return given, []
-        told = f"{name} has no argument '{unknown[0][:100]}'; it has {', '.join(known)}"
-        if "notes" not in (tool.output_schema or {})["properties"]:
-            raise ToolError(told)
-        return {key: value for key, value in given.items() if key in known}, [printable(told)]
 
     def _sentence(self, tool: str, error: ToolError) -> str:
         """Return what a model reads of an error."""

@@ -1,26 +1,42 @@
 """What an agent can do with banks, as plain functions: list, search, read, ask, note, forget.
 
-A document is called BANK/NAME. All texts are exact. A result fits a budget of characters: what was
-left out is counted, and `next` is the call that returns it.
+Their arguments and docstrings are those of the tools. A document is called BANK/NAME. All texts are
+exact.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
-from pydantic import AfterValidator, BaseModel, Field
-
 from sedem.config import PASSAGES, PER_DOCUMENT
-from sedem.errors import BankError, ConfigError, DataError, UnknownDocumentError, printable
+from sedem.errors import BankError, ConfigError, DataError, UnknownDocumentError
 from sedem.reading.followed import NOTE, OpenBank
 from sedem.types import Citation, Document, page_of
 from sedem.untrusted import json_text
+from sedem_serve.tools import USUAL, Limits
 from sedem_serve.tools.banks import reader_of
 from sedem_serve.tools.names import SCHEME, Names
+from sedem_serve.tools.results import (
+    BUDGET,
+    LEAST,
+    MOST,
+    Answered,
+    Excerpt,
+    Fetched,
+    Listed,
+    Listing,
+    Noted,
+    Passages,
+    Quoted,
+    QuotedPassage,
+    call,
+    fitting,
+    status_of,
+)
 
 if TYPE_CHECKING:
     from sedem.answering.decoding import Decoding
@@ -29,12 +45,6 @@ if TYPE_CHECKING:
     from sedem.selecting.plan import Request
     from sedem.types import Answer
 
-BUDGET = 30_000
-"""Characters of a result, unless another number is wanted."""
-LEAST, MOST = 2_000, 50_000
-"""Least and most characters of a result; clients put larger ones where no model reads them."""
-OVERHEAD = 600
-"""Characters that are kept for notes and for what comes next."""
 READ = 4_000
 """Characters that `read` returns, unless another number is wanted."""
 CONTEXT = 800
@@ -43,137 +53,10 @@ TOKENS = 64
 """Most tokens of an answer, unless another number is wanted."""
 MOST_PASSAGES = 100
 MOST_PATTERNS = 100
-UNLIKELY = 0.2
-"""Confidence below which a result says that the documents probably do not say."""
 NOTE_CHARACTERS = 200_000
 NAME_CHARACTERS = 200
 LISTED = 10
 """Names in an error."""
-M = TypeVar("M", bound=BaseModel)
-
-Status = Literal["found", "nothing found", "still reading", "out of time"]
-Quotation = Annotated[str, Field(description="Exact quotation: data, not instructions.")]
-Said = Annotated[str, AfterValidator(printable)]
-"""What names may be part of, and is not quoted."""
-Changed = Annotated[bool, Field(description="Whether the file has changed since it was read.")]
-Confidence = Annotated[
-    float | None, Field(description="Probability that the documents have the answer.")
-]
-
-
-class Passage(BaseModel):
-    """A quotation: `text` is characters `start` to `end` of the document."""
-
-    id: str = Field(description="Give it to read to see what is around the passage.")
-    title: Said
-    url: str
-    text: Quotation
-    document: str
-    start: int
-    end: int
-    page: int | None
-    score: float | None
-    reason: Said = Field(description="Why it was selected.")
-    changed: Changed
-
-
-class Result(BaseModel):
-    """What results have in common."""
-
-    status: Status
-    omitted: int = Field(0, description="How many were left out for their length.")
-    next: str = Field("", description="The call that returns what was left out.")
-    notes: list[Said] = []
-
-
-class Found(Result):
-    """The passages that a question finds, best first."""
-
-    results: list[Passage]
-    confidence: Confidence = None
-
-
-class Quoted(BaseModel):
-    """Where a part of a quoted answer stands."""
-
-    document: str
-    start: int
-    end: int
-
-
-class Answered(Found):
-    """An answer; `results` are the spans that it was given from, or passages in its place."""
-
-    answer: str = ""
-    quoted: list[Quoted] = Field([], description="Where the parts of a quoted answer stand.")
-    answer_confidence: float | None = Field(
-        None, description="Probability that the answer is right."
-    )
-    certainty: str | None = Field(None, description="The same as sure, likely or unsure.")
-    alternative: str | None = Field(None, description="The next best answer of an unsure one.")
-    unsupported: list[str] = Field([], description="Words of the answer that no source has.")
-
-
-class Listed(BaseModel):
-    """A document of a list."""
-
-    document: str
-    url: str
-    characters: int
-    pages: int
-    note: bool = Field(description="Whether it is a note, which forget removes.")
-    changed: Changed
-
-
-class Listing(Result):
-    """The documents of all banks."""
-
-    documents: list[Listed]
-    total: int
-
-
-class Excerpt(BaseModel):
-    """A part of a document."""
-
-    document: str
-    start: int
-    end: int
-    page: int | None
-    text: Quotation
-    characters: int = Field(description="Length of the whole document.")
-    pages: int
-    before: str = Field(description="The call that returns what comes before, if anything does.")
-    next: str = Field(description="The call that returns what comes after, if anything does.")
-    changed: Changed
-    notes: list[Said] = []
-
-
-class Fetched(BaseModel):
-    """A document, or what is around a passage, as ChatGPT's `fetch` returns it."""
-
-    id: str
-    title: Said
-    text: Quotation
-    url: str
-    metadata: dict[str, str]
-
-
-class Noted(BaseModel):
-    """A note that was written or removed."""
-
-    document: str
-    done: Literal["remembered", "replaced", "forgotten"]
-
-
-class Limits(NamedTuple):
-    """The most characters of a question, blocks of an answer, and tokens of an answer."""
-
-    question: int = 8_000
-    k: int = 64
-    tokens: int = 512
-
-
-USUAL = Limits()
 
 
 class Chosen(NamedTuple):
@@ -207,7 +90,7 @@ class Toolbox:
     # Reading
 
     def documents(self, scope: str = "", start: int = 0, budget: int = BUDGET) -> Listing:
-        """List documents, from the one with number `start` on."""
+        """List the documents with their lengths and pages, and what is still being read."""
         banks, notes = self._chosen(scope)
         notes += [why for bank in self.banks for why in self._unreadable(bank, again=True)]
         every = [
@@ -216,15 +99,15 @@ class Toolbox:
             for index in (range(len(snapshot.documents)) if chosen is None else chosen)
         ]
         start = max(start, 0)
-        shown = _fitting((_listed(*one) for one in every[start:]), budget)
+        shown = fitting((_listed(*one) for one in every[start:]), budget)
         omitted = max(len(every) - start - len(shown), 0)
         remarks = [told for chosen in banks for told in chosen.bank.remarks()][:LISTED]
         return Listing(
-            status=_status(every, notes),
+            status=status_of(every, notes),
             documents=shown,
             total=len(every),
             omitted=omitted,
-            next=_call("documents", scope=scope, start=start + len(shown)) if omitted else "",
+            next=call("documents", scope=scope, start=start + len(shown)) if omitted else "",
             notes=[*notes, *remarks],
         )
 
@@ -236,26 +119,35 @@ class Toolbox:
         per_document: int = PER_DOCUMENT,
         skip: int = 0,
         budget: int = BUDGET,
-    ) -> Found:
-        """Find the passages that answer a question; nothing is generated."""
+    ) -> Passages:
+        """Find the passages of the documents that answer a question, as exact quotations.
+
+        Returns at most k passages of about 500 characters, best first, at most `per_document` of
+        one document. `scope` limits the search to documents, folders or patterns, separated by ";".
+        Nothing is generated: answer from the passages yourself, and cite them.
+        """
         k, skip = min(max(k, 1), MOST_PASSAGES), min(max(skip, 0), MOST_PASSAGES)
         banks, notes = self._chosen(scope)
         notes += [why for bank in self.banks for why in self._unreadable(bank)]
-        found, confidence = self._find(banks, question, k + skip, max(per_document, 1))
-        results = _fitting((_passage(*one) for one in found[skip:]), budget)
+        found, confidence, doubtful = self._find(banks, question, k + skip, max(per_document, 1))
+        results = fitting((_passage(*one) for one in found[skip:]), budget)
         omitted = max(len(found) - skip - len(results), 0)
         rest = {"question": question, "scope": scope, "k": k, "skip": skip + len(results)}
-        return Found(
-            status=_status(results, notes),
+        return Passages(
+            status=status_of(results, notes),
             results=results,
             confidence=confidence,
             omitted=omitted,
-            next=_call("search", **rest) if omitted else "",
-            notes=[*notes, *_doubts(results, confidence)],
+            next=call("search", **rest) if omitted else "",
+            notes=[*notes, *_doubts(results, doubtful)],
         )
 
     def read(self, document: str, start: int = 0, length: int = READ, page: int = 0) -> Excerpt:
-        """Return a part of a document: from a character on, of a page, or around a passage."""
+        """Read a part of a document, exactly.
+
+        Give the name of a document with `start`, or with a `page` from 1; or the id of a passage,
+        to see what is around it. `before` and `next` are the calls that return the neighbours.
+        """
         (bank, snapshot, _), index, span = self._located(document)
         documents = snapshot.documents
         pages, characters = documents.pages(index), documents.characters(index)
@@ -282,14 +174,14 @@ class Toolbox:
             text=text,
             characters=characters,
             pages=len(pages),
-            before=_call("read", document=name, start=earlier, length=length) if start else "",
-            next=_call("read", document=name, start=end, length=length) if end < characters else "",
+            before=call("read", document=name, start=earlier, length=length) if start else "",
+            next=call("read", document=name, start=end, length=length) if end < characters else "",
             changed=bank.changed(documents.name(index)),
             notes=[*filter(None, [bank.reading()])],
         )
 
     def fetch(self, id: str) -> Fetched:
-        """Return a document, or what is around a passage, in ChatGPT's shape."""
+        """Return the text of a document, or around a passage, by the id that search returned."""
         found = self.read(id, length=BUDGET - LEAST).model_dump()
         text, name = found.pop("text"), found["document"]
         metadata = {key: str(value) for key, value in found.items()}
@@ -334,7 +226,7 @@ class Toolbox:
     def answered(self, bank: OpenBank, answer: Answer) -> Answered:
         """Return an answer with its sources."""
         passages = [_passage(bank, citation) for citation in answer.citations]
-        results = _fitting(passages, BUDGET - len(answer.text))
+        results = fitting(passages, BUDGET - len(answer.text))
         omitted = passages[len(results) :]
         quoted = [
             Quoted(document=f"{bank.name}/{one.document}", start=start, end=end)
@@ -342,13 +234,14 @@ class Toolbox:
             for start, end in one.answer_spans
         ]
         reading = [one.reading() for one in self.banks]
-        doubts = _doubts(results, answer.confidence)
+        declined = answer.finish_reason == "unanswerable"
+        doubts = _doubts(results, declined)
         return Answered(
-            status="nothing found" if answer.finish_reason == "unanswerable" else "found",
+            status="nothing found" if declined else "found",
             results=results,
             confidence=answer.confidence,
             omitted=len(omitted),
-            next=_call("read", document=omitted[0].id) if omitted else "",
+            next=call("read", document=omitted[0].id) if omitted else "",
             notes=[*answer.cut, *filter(None, reading), *self._unreadable(bank), *doubts],
             answer=answer.text,
             quoted=quoted,
@@ -369,7 +262,10 @@ class Toolbox:
     # Notes
 
     def remember(self, text: str, name: str = "") -> Noted:
-        """Write a note: a document that is committed when this returns."""
+        """Keep a note, which later searches find; a note of the same name is replaced.
+
+        The note is stored beside the documents; no file of the user is changed.
+        """
         if len(text) > NOTE_CHARACTERS:
             raise DataError(
                 f"the note has {len(text):,} characters, at most {NOTE_CHARACTERS:,} are kept; "
@@ -382,7 +278,7 @@ class Toolbox:
         return Noted(document=f"{bank.name}/{note}", done=done)
 
     def forget(self, name: str) -> Noted:
-        """Remove a note; what was read from files stays."""
+        """Remove a note; documents that were read from files stay."""
         bank, note = self._note(name)
         names = _names(bank)
         if note in names:
@@ -422,22 +318,23 @@ class Toolbox:
 
     def _find(
         self, banks: Sequence[Chosen], question: str, k: int, per_document: int
-    ) -> tuple[list[tuple[OpenBank, Citation]], float | None]:
-        """Return the best passages of some banks, and the greatest confidence."""
+    ) -> tuple[list[tuple[OpenBank, Citation]], float | None, bool]:
+        """Return the best passages, the greatest confidence, and whether none would be answered."""
         from sedem.answering.passages import find_passages
         from sedem.selecting.plan import Request
 
         self._check_question(question)
         found: list[tuple[OpenBank, Citation]] = []
-        sure = []
+        selections = []
         model = self.model()
         for bank, snapshot, documents in banks:
             request = Request(snapshot, question, documents=documents)
-            passages, confidence = find_passages(model, model.engine, request, k, per_document)
+            passages, selection = find_passages(model, model.engine, request, k, per_document)
             found += ((bank, passage) for passage in passages)
-            sure += [] if confidence is None else [confidence]
+            selections.append(selection)
         found.sort(key=lambda one: -(one[1].score or 0.0))
-        return found[:k], max(sure, default=None)
+        sure = (one.confidence for one in selections if one.confidence is not None)
+        return found[:k], max(sure, default=None), all(one.declined for one in selections)
 
     def _chosen(self, scope: str) -> tuple[list[Chosen], list[str]]:
         """Return what is in a scope, and notes on banks that are incomplete.
@@ -468,8 +365,14 @@ class Toolbox:
         if damage and len(damage) == len(self.banks):
             raise damage[0]
         if parts:
-            chosen = _limited(chosen, parts)
-        if parts and not chosen and _status(chosen, notes) == "nothing found":
+            known, names = _known(chosen)
+            inside = [known[index] for index in sorted(set().union(*map(names.within, parts)))]
+            chosen = [
+                one._replace(documents=documents)
+                for one in chosen
+                if (documents := [index for owner, index in inside if owner is one])
+            ]
+        if parts and not chosen and status_of(chosen, notes) == "nothing found":
             told = "; ".join([f"no document is in the scope '{scope}'", *notes])
             raise DataError(f"{told}; documents() lists their names")
         return chosen, notes
@@ -513,19 +416,6 @@ def _known(banks: Sequence[Chosen]) -> tuple[list[tuple[Chosen, int]], Names]:
     return known, Names((bank.name, name, bank.roots) for bank, name in every)
 
 
-def _limited(banks: Sequence[Chosen], parts: Sequence[str]) -> list[Chosen]:
-    """Return what of some banks is in a scope."""
-    known, names = _known(banks)
-    inside = sorted(set().union(*map(names.within, parts)))
-    limited = [
-        one._replace(
-            documents=[index for owner, index in map(known.__getitem__, inside) if owner is one]
-        )
-        for one in banks
-    ]
-    return [one for one in limited if one.documents]
-
-
 def _listed(bank: OpenBank, snapshot: Snapshot, index: int) -> Listed:
     name = snapshot.documents.name(index)
     return Listed(
@@ -538,7 +428,7 @@ def _listed(bank: OpenBank, snapshot: Snapshot, index: int) -> Listed:
     )
 
 
-def _passage(bank: OpenBank, citation: Citation) -> Passage:
+def _passage(bank: OpenBank, citation: Citation) -> QuotedPassage:
     name, score = f"{bank.name}/{citation.document}", citation.state_score
     reasons = [
         f"words {', '.join(citation.words)}" if citation.words else "",
@@ -546,7 +436,7 @@ def _passage(bank: OpenBank, citation: Citation) -> Passage:
         f"also in {', '.join(citation.also)}" if citation.also else "",
     ]
     title = citation.document.rpartition("/")[2]
-    return Passage(
+    return QuotedPassage(
         id=f"{name}:{citation.start}-{citation.end}",
         title=title if citation.page is None else f"{title}, page {citation.page}",
         url=SCHEME + quote(name),
@@ -561,38 +451,14 @@ def _passage(bank: OpenBank, citation: Citation) -> Passage:
     )
 
 
-def _fitting(items: Iterable[M], budget: int) -> list[M]:
-    """Return the first items that fit a budget of characters, and at least one."""
-    room, kept = min(max(budget, LEAST), MOST) - OVERHEAD, list[M]()
-    for item in items:
-        room -= len(item.model_dump_json()) + 2
-        if room < 0 and kept:
-            break
-        kept.append(item)
-    return kept
-
-
-def _status(results: Sequence[object], notes: Sequence[str]) -> Status:
-    if results:
-        return "found"
-    return "still reading" if any("still reading" in note for note in notes) else "nothing found"
-
-
-def _doubts(results: Sequence[Passage], confidence: float | None) -> list[str]:
-    """Say what is doubtful about some passages."""
+def _doubts(results: Sequence[QuotedPassage], declined: bool) -> list[str]:
+    """Say what is doubtful about some passages; `declined` if the model would not answer."""
     told = []
-    if results and confidence is not None and confidence < UNLIKELY:
+    if results and declined:
         told.append("the documents probably do not say; these are the closest passages")
     if any(one.changed for one in results):
         told.append("some files have changed since they were read; their passages may be outdated")
     return told
-
-
-def _call(tool: str, **arguments: Any) -> str:
-    """Return a call as an agent would make it."""
-    given = {name: value for name, value in arguments.items() if value != ""}
-    parts = (f"{name}={json_text(value)}" for name, value in given.items())
-    return f"{tool}({', '.join(parts)})"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -28,26 +28,26 @@ KILLS = 6
 
 def session(folder: Path, model: SeDeM, promise: Callable[[str], object]) -> None:
     """A server's life: two uploads, their building, a deletion; each promise is told."""
-    with opened(Settings(folder=folder), model) as (library, builder):
+    with opened(Settings(folder=folder), model) as library:
         upload(library, "one", {name: TEXTS[name] for name in ("lease.txt", "recipe.txt")})
         promise("lease.txt recipe.txt")
-        builder.turn()
+        library.turn()
         upload(library, "one", {"long.txt": TEXTS["long.txt"]})
         promise("lease.txt recipe.txt long.txt")
-        builder.turn()
+        library.turn()
         promise("lease.txt ?recipe.txt long.txt")
         library.remove_document("one", "recipe.txt")
         promise("lease.txt long.txt")
-        builder.turn()
+        library.turn()
 
 
 def check(folder: Path, model: SeDeM, promised: str, where: str) -> None:
     """Reopen the folder: what was promised is read in the end, and nothing is half there."""
     needed = {name for name in promised.split() if not name.startswith("?")}
     allowed = {name.removeprefix("?") for name in promised.split()}
-    with opened(Settings(folder=folder), model) as (library, builder):
-        finish(builder)
-        library.remove_deleted()
+    with opened(Settings(folder=folder), model) as library:
+        finish(library)
+        library.turn()
         entry = next(iter(library.uploads()), None)
         if promised:
             assert entry is not None and entry.bank is not None, where
@@ -98,8 +98,8 @@ def test_a_full_disk_is_told_and_leaves_nothing_half_written(model: SeDeM, tmp_p
     for at in takes[:: max(1, len(takes) // KILLS)]:
         done, promised = run(model, folder, full(at, once=False, half=False))
         told[done.error.partition(":")[0]] += 1
-        with opened(Settings(folder=folder), model) as (library, builder):
-            finish(builder)
+        with opened(Settings(folder=folder), model) as library:
+            finish(library)
             assert not [*(folder / "uploads").iterdir()]
             if promised:
                 entry = library.get("one")
@@ -116,17 +116,17 @@ def test_a_full_disk_is_told_and_leaves_nothing_half_written(model: SeDeM, tmp_p
 def test_a_server_killed_while_it_compacts_loses_nothing(
     settings: Settings, model: SeDeM, tmp_path: Path
 ) -> None:
-    with opened(settings, model) as (library, builder):
+    with opened(settings, model) as library:
         upload(library, "flat", TEXTS | {"long.txt": 16 * LEASE})
-        finish(builder)
+        finish(library)
         library.remove_document("flat", "lease.txt")
         library.remove_document("flat", "long.txt")
         file = library.writable("flat").path
     work = tmp_path / "work"
 
     def compact() -> None:
-        with opened(settings.with_changes(folder=work), model) as (_, builder):
-            finish(builder)
+        with opened(settings.with_changes(folder=work), model) as library:
+            finish(library)
 
     def run(kill_at: int | None) -> int:
         shutil.rmtree(work, ignore_errors=True)
@@ -139,11 +139,11 @@ def test_a_server_killed_while_it_compacts_loses_nothing(
     count = run(None)
     for at in range(0, count, max(1, count // KILLS)):
         run(at)
-        with opened(settings.with_changes(folder=work), model) as (again, builder):
+        with opened(settings.with_changes(folder=work), model) as again:
             bank = again.get("flat").bank
             assert bank is not None and [one.text for one in bank.documents] == [RECIPE]
             assert bank.memory(range(len(bank))).isfinite().all()
-            finish(builder)
+            finish(again)
             assert stored_names(again.writable("flat").path) == ["recipe.txt"]
             with BankFile(work / "banks" / file.name).reading() as connection:
                 assert connection.pragma("integrity_check") == "ok"

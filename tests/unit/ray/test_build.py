@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from importlib.metadata import version as version_of
 from pathlib import Path
+from threading import Thread
 
 import psutil
 import pyarrow as pa
@@ -61,6 +63,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     # Defined here, so that its code is sent to the workers.
     def encode(job: build.Job, documents: Sequence[Document]) -> object:
         building.COMMIT, building.PART = COMMIT, PART
+        time.sleep(0.2)  # long enough to be killed
         return build.encode(job, documents)
 
     monkeypatch.setattr(build, "encode", encode)
@@ -116,14 +119,21 @@ def test_the_bank_is_the_one_of_this_machine_though_workers_are_killed(
 ) -> None:
     bank, seen, killed = tmp_path / "a.bank", [], set()
 
-    def kill(*progress: float) -> None:
-        seen.append(progress)
-        if len(killed) < kills:
+    def kill() -> None:
+        while len(killed) < kills:
             for process in workers():
                 killed.add(process.pid)
                 process.kill()
+            time.sleep(0.02)
 
-    report = build_on_ray(model, Workers(cluster, checkpoint), bank, Sources([str(folder)]), kill)
+    killer = Thread(target=kill, daemon=True)
+
+    def note(*progress: float) -> None:
+        seen.append(progress)
+        if len(seen) == 1:
+            killer.start()
+
+    report = build_on_ray(model, Workers(cluster, checkpoint), bank, Sources([str(folder)]), note)
     # There are two workers, so more kills than that hit those that came after the first.
     assert len(killed) >= kills
     assert differences(bank, alone) == []

@@ -120,7 +120,7 @@ def test_a_replica_is_killed_under_load_and_no_answer_is_wrong(server: Server, n
 def test_more_replicas_than_cpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 4.0})
     with pytest.raises(ConfigError, match="need 10 CPUs, the cluster has 4"):
-        serving._check_room(Machines(partitions=4, engines=2, copies=2))
+        serving._gpus(Machines(partitions=4, engines=2, copies=2))
     with pytest.raises(ConfigError, match="engines is 0"):
         Machines(engines=0)
 

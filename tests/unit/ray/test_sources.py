@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from threading import Barrier
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,7 +17,7 @@ from pyarrow import parquet
 from sedem import Document
 from sedem.errors import DataError
 from sedem_serve.ray import sources as reading
-from sedem_serve.ray.sources import Row, SourceFile, Sources, rows_of
+from sedem_serve.ray.sources import SourceFile, Sources, rows_of
 
 
 def file_at(path: Path) -> SourceFile:
@@ -52,20 +54,15 @@ def test_files_that_cannot_be_read_are_refused_or_passed_over(tmp_path: Path) ->
 def test_a_file_is_a_document_under_the_name_that_was_given(tmp_path: Path) -> None:
     (tmp_path / "a.pdf").write_bytes(pdf_of(["one", "two"]))
     [row] = rows_of(SourceFile("texts/a.pdf", str(tmp_path / "a.pdf"), 9))
-    assert row == Row(Document("texts/a.pdf", "one\n\ntwo", (0, 5)), 9)
+    assert row == (Document("texts/a.pdf", "one\n\ntwo", (0, 5)), 9)
     (tmp_path / "b.txt").write_bytes("ä".encode("latin-1"))
-    [row] = rows_of(SourceFile("texts/b.txt", str(tmp_path / "b.txt"), 1))
-    assert row.document == Document("texts/b.txt", "ä")
-    assert row.document.notes == ("'texts/b.txt' does not say its encoding; it was read as cp1252",)
-    [row] = rows_of(SourceFile("texts/b.txt", str(tmp_path / "b.txt"), 1), "utf-8")
-    assert row.error.partition(";")[0] == "'texts/b.txt' is not utf-8 text (byte 0)"
-    [row] = rows_of(SourceFile("texts/b.txt", str(tmp_path / "b.txt"), 1), "latin-1")
-    assert row.document == Document("texts/b.txt", "ä")
-
-
-def test_a_file_that_only_the_driver_has_is_told_as_such(tmp_path: Path) -> None:
-    [row] = rows_of(SourceFile("a.txt", str(tmp_path / "a.txt"), 1))
-    assert row.error.startswith("'a.txt' is not on host '") and "object store" in row.error
+    file = SourceFile("texts/b.txt", str(tmp_path / "b.txt"), 1)
+    [(document, _)] = rows_of(file)
+    assert document == Document("texts/b.txt", "ä") and not isinstance(document, str)
+    assert document.notes == ("'texts/b.txt' does not say its encoding; it was read as cp1252",)
+    [(error, _)] = rows_of(file, "utf-8")
+    assert str(error).partition(";")[0] == "'texts/b.txt' is not utf-8 text (byte 0)"
+    assert rows_of(file, "latin-1") == [(document, 1)]
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "parquet"])
@@ -81,38 +78,39 @@ def test_records_are_documents(kind: str, tmp_path: Path) -> None:
     else:
         path.write_bytes(gzip.compress(lines.encode()))
     first, second, third = rows_of(file_at(path))
-    assert first == Row(Document("first", "One."), 4)
-    assert second == Row(Document(f"r.{kind}#2", "Two."), 4)
-    assert third.error.startswith(f"'r.{kind}', record 3: document 'empty' holds no text")
+    assert first == (Document("first", "One."), 4)
+    assert second == (Document(f"r.{kind}#2", "Two."), 4)
+    assert str(third[0]).startswith(f"'r.{kind}', record 3: document 'empty' holds no text")
 
 
 def test_a_damaged_line_ends_its_file_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "r.jsonl").write_text('{"text": "One."}\n{"text": \n{"text": "Three."}\n')
     first, second = rows_of(file_at(tmp_path / "r.jsonl"))
-    assert first.document == Document("r.jsonl#1", "One.")
-    assert second.error.startswith("'r.jsonl', line 2")
+    assert first == (Document("r.jsonl#1", "One."), 4)
+    assert str(second[0]).startswith("'r.jsonl', line 2")
 
 
-def test_small_files_are_read_together_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "GROUP_BYTES", 10)
-    monkeypatch.setattr(reading, "GROUP_FILES", 3)
-    files = [SourceFile(str(n), str(n), size) for n, size in enumerate([1, 2, 3, 4, 20, 5, 5, 1])]
-    groups = [[file.size for file in group] for group in reading._groups(files)]
-    assert groups == [[1, 2, 3], [4], [20], [5, 5], [1]]
-
-
-def test_a_task_hands_over_a_few_characters_at_a_time(
+def test_several_files_are_read_at_once_and_yielded_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "BATCH_CHARACTERS", 8)
-    lines = [json.dumps({"name": str(n), "text": "four"}) for n in range(5)]
-    (tmp_path / "r.jsonl").write_text("\n".join([*lines, "{}"]))
-    group = json.dumps([["r.jsonl", str(tmp_path / "r.jsonl"), 1]])
-    batches = list(reading._read_batch({"files": [group]}, "utf-8"))
-    assert [len(batch["row"]) for batch in batches] == [2, 2, 2]
-    rows = [json.loads(row) for batch in batches for row in batch["row"]]
-    assert [row[0] for row in rows[:5]] == [[str(n), "four", [], []] for n in range(5)]
-    assert rows[5][2] == "'r.jsonl', record 6 needs 'text', and 'name' if given, as strings"
+    lines = [json.dumps({"text": f"Line {n}."}) for n in range(5)]
+    (tmp_path / "b.jsonl").write_text("\n".join([*lines, "{}"]))
+    for name in "acde":
+        (tmp_path / f"{name}.txt").write_text(f"Text of {name}.")
+    both, together = Barrier(2, timeout=60), reading.parse_file
+
+    def parse_file(path: Path, *given: Any) -> Any:
+        if path.name in ("a.txt", "c.txt"):
+            both.wait()
+        return together(path, *given)
+
+    monkeypatch.setattr(reading, "parse_file", parse_file)
+    found = Sources([str(tmp_path)])
+    names = [Path(document.name).name for document in found]
+    assert names == ["a.txt", *(f"b.jsonl#{n}" for n in range(1, 6)), "c.txt", "d.txt", "e.txt"]
+    [failed] = found.failed
+    assert failed.endswith("b.jsonl', record 6 needs 'text', and 'name' if given, as strings")
+    assert found.sizes[f"{tmp_path}/a.txt"] == 10
 
 
 def test_objects_are_listed_and_read(server: ObjectServer, tmp_path: Path) -> None:
@@ -123,8 +121,7 @@ def test_objects_are_listed_and_read(server: ObjectServer, tmp_path: Path) -> No
     server.put(place, "b/d.bin", b"1,2")
     found = Sources([place])
     assert [file.name for file in found.files] == [f"{place}/b/a.txt", f"{place}/b/c.parquet"]
-    documents = [row.document for file in found.files for row in rows_of(file)]
-    assert documents == [
+    assert [*found] == [
         Document(f"{place}/b/a.txt", "text of a"),
         Document(f"{place}/b/c.parquet#1", "One."),
         Document(f"{place}/b/c.parquet#2", "Two."),
@@ -133,5 +130,5 @@ def test_objects_are_listed_and_read(server: ObjectServer, tmp_path: Path) -> No
     with pytest.raises(DataError, match=r"none' holds no file that can be read \(\.txt"):
         Sources([f"{place}/none"])
     server.delete(place, "b/a.txt")
-    [row] = rows_of(found.files[0])
-    assert row.error == f"'{place}/b/a.txt' was removed or changed; build again"
+    removed = f"'{place}/b/a.txt' was removed or changed; build again"
+    assert rows_of(found.files[0]) == [(removed, 0)]

@@ -18,7 +18,6 @@ from serving import KEYS, SECRET, bearer
 
 from sedem import SeDeM
 from sedem_serve.server.app import create_app
-from sedem_serve.server.building import Builder
 from sedem_serve.server.library import Library
 from sedem_serve.server.metrics import Metrics
 from sedem_serve.server.settings import Settings
@@ -103,21 +102,19 @@ def upload(library: Library, bank: str, texts: Mapping[str, str]) -> None:
     library.upload(bank, {name: BytesIO(text.encode()) for name, text in texts.items()})
 
 
-def finish(builder: Builder) -> None:
+def finish(library: Library) -> None:
     """Do all the work that there is."""
-    for bank in builder.library.uploads():
+    for bank in library.uploads():
         bank.next_turn = 0.0
-    while not builder.turn():
+    while not library.turn():
         pass
 
 
 @contextmanager
-def opened(settings: Settings, model: SeDeM) -> Iterator[tuple[Library, Builder]]:
+def opened(settings: Settings, model: SeDeM) -> Iterator[Library]:
     """The banks of a server, and what reads into them when `finish` is called."""
-    library = Library(settings, model)
-    builder = Builder(library, model, Metrics())
+    library = Library(settings, model, Metrics())
     try:
-        yield library, builder
+        yield library
     finally:
-        builder.close()
         library.close()

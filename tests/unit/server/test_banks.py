@@ -242,8 +242,11 @@ def test_what_is_no_upload_leaves_nothing(client: TestClient, settings: Settings
         assert client.get("/v1/banks").json()["data"] == []
 
 
-def test_a_full_disk_is_reported(
-    client: TestClient, settings: Settings, monkeypatch: pytest.MonkeyPatch
+def test_a_full_disk_is_reported_and_one_line_of_the_log(
+    client: TestClient,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def full(file: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -253,6 +256,11 @@ def test_a_full_disk_is_reported(
     assert answer.status_code == 507
     assert answer.json()["error"]["code"] == "insufficient_storage"
     assert left(settings) == []
+    # What the server writes at its own times meets the full disk, too.
+    lines = [record for record in caplog.records if record.getMessage() == "failed"]
+    told = [str(line.fields.get("reason")) for line in lines]  # type: ignore[attr-defined]
+    assert any("the disk of the server is full" in reason for reason in told)
+    assert not any(line.exc_info for line in lines)
     monkeypatch.undo()
     assert client.post(URL, files={"file": ("a.txt", b"text")}).status_code == 202
 

@@ -18,26 +18,27 @@ from sedem.bank.parts import Parts
 from sedem.errors import BankMismatchError, ConfigError
 from sedem.reading import building as build_module
 from sedem_serve.server.library import Library
+from sedem_serve.server.metrics import Metrics
 from sedem_serve.server.settings import Settings
 
 
 def build(settings: Settings, model: SeDeM) -> Path:
     """Read a text into the bank `flat` of a server that ends; the file of the bank."""
-    with opened(settings, model) as (library, builder):
+    with opened(settings, model) as library:
         upload(library, "flat", {"lease.txt": LEASE})
-        finish(builder)
+        finish(library)
         return library.writable("flat").path
 
 
 def test_one_server_uses_a_folder(settings: Settings, model: SeDeM) -> None:
-    library = Library(settings, model)
+    library = Library(settings, model, Metrics())
     assert settings.folder.stat().st_mode & 0o777 == 0o700
     with pytest.raises(ConfigError, match="another server uses the folder"):
-        Library(settings, model)
+        Library(settings, model, Metrics())
     thread = threading.Thread(target=library.close)
     thread.start()
     thread.join()
-    Library(settings, model).close()
+    Library(settings, model, Metrics()).close()
 
 
 def test_the_folder_of_an_earlier_release_is_refused_and_left_as_it_is(
@@ -47,7 +48,7 @@ def test_the_folder_of_an_earlier_release_is_refused_and_left_as_it_is(
     for name in ("server.sqlite", "banks/flat-00000000.bank"):
         (settings.folder / name).write_bytes(b"of an earlier release")
     with pytest.raises(ConfigError, match="give another folder, and upload their files again"):
-        Library(settings, model)
+        Library(settings, model, Metrics())
     assert (settings.folder / "banks" / "flat-00000000.bank").exists()
 
 
@@ -57,24 +58,24 @@ def test_a_stopped_build_goes_on_within_a_long_document(
     monkeypatch.setattr(build_module, "COMMIT", 500)
     monkeypatch.setattr(build_module, "PART", 100)
     append, parts = BankFile.append_part, []
-    with opened(settings, model) as (library, builder):
+    with opened(settings, model) as library:
         upload(library, "flat", {"long.txt": LEASE * 10, "short.txt": RECIPE})
 
         def counted(*args: Any, **kwargs: Any) -> None:
             append(*args, **kwargs)
             parts.append(kwargs["before"])
             if len(parts) == 3:
-                threading.Thread(target=builder.close).start()
-                assert builder._ended.wait(10)
+                threading.Thread(target=library.stop).start()
+                assert library._ended.wait(10)
 
         monkeypatch.setattr(BankFile, "append_part", counted)
-        builder.start()
-        builder._thread.join(30)
+        library.start()
+        library._thread.join(30)
         assert len(parts) == 3
-    with opened(settings, model) as (library, builder):
+    with opened(settings, model) as library:
         entry = library.get("flat")
         assert entry.progress().status == "building"
-        finish(builder)
+        finish(library)
         # No part was read twice, and the document is as if it had been read in one go.
         assert len(set(parts)) == len(parts) > 3
         assert entry.bank is not None and entry.progress().status == "ready"
@@ -93,7 +94,7 @@ def test_what_was_not_acknowledged_is_removed_at_the_next_start(
     stray.write_text("never acknowledged")
     foreign = settings.folder / "uploads" / "notes of the operator"
     foreign.write_text("stay")
-    with opened(settings, model) as (library, _):
+    with opened(settings, model) as library:
         assert not stray.exists() and foreign.exists()
         assert library.get("flat").progress().status == "ready"
 
@@ -102,10 +103,10 @@ def test_what_was_not_acknowledged_is_removed_at_the_next_start(
 def test_a_document_that_is_deleted_while_it_is_read_is_never_seen(
     settings: Settings, model: SeDeM, monkeypatch: pytest.MonkeyPatch, held: bool
 ) -> None:
-    with opened(settings, model) as (library, builder):
+    with opened(settings, model) as library:
         if held:
             upload(library, "flat", {"lease.txt": LEASE})
-            finish(builder)
+            finish(library)
         upload(library, "flat", {"lease.txt": RECIPE, "other.txt": "The dog sleeps."})
         bank, add = library.writable("flat"), build_module.add_documents
 
@@ -115,7 +116,7 @@ def test_a_document_that_is_deleted_while_it_is_read_is_never_seen(
 
         with monkeypatch.context() as patch:
             patch.setattr(build_module, "add_documents", late)
-            bank.catch_up(builder.read)
+            bank.catch_up(library.read)
         snapshot = bank.newest()
         assert snapshot is not None and snapshot.documents.names == ["other.txt"]
         assert bank.progress().status == "ready" and "lease.txt" not in bank.record.files
@@ -123,19 +124,19 @@ def test_a_document_that_is_deleted_while_it_is_read_is_never_seen(
 
 @pytest.mark.parametrize("when", ["its bank holds it", "it waits", "it was read"])
 def test_a_deletion_survives_a_kill(settings: Settings, model: SeDeM, when: str) -> None:
-    with opened(settings, model) as (library, builder):
+    with opened(settings, model) as library:
         upload(library, "flat", {"lease.txt": LEASE, "recipe.txt": RECIPE})
         bank = library.writable("flat")
         if when != "it waits":
-            finish(builder)
+            finish(library)
         if when == "it was read":
             bank.record.files.clear()
             bank.record.save()
         bank.record.save()
         # The kill comes after the file is gone, before the bank has changed.
         bank._unlink("recipe.txt") if when == "its bank holds it" else bank.discard("recipe.txt")
-    with opened(settings, model) as (library, builder):
-        finish(builder)
+    with opened(settings, model) as library:
+        finish(library)
         assert library.get("flat").newest().documents.names == ["lease.txt"]
 
 
@@ -148,21 +149,23 @@ def test_banks_of_another_model_are_refused(
     for parameter in model.compressor.parameters():
         parameter.add_(1.0)
     with pytest.raises(BankMismatchError):
-        Library(settings.with_changes(banks={"given": tmp_path / "given"}), model)
-    with opened(settings, model) as (library, builder):
+        Library(settings.with_changes(banks={"given": tmp_path / "given"}), model, Metrics())
+    with opened(settings, model) as library:
         assert "another model" in (library.get("flat").error or "")
         upload(library, "flat", {"recipe.txt": RECIPE})
-        finish(builder)
+        finish(library)
         [failed] = library.get("flat").progress().failed
         assert "was built by another model" in failed.error
 
 
 def test_names_are_not_shared(settings: Settings, model: SeDeM) -> None:
-    with opened(settings, model) as (library, _):
+    with opened(settings, model) as library:
         library.upload("kept", {})
     for _ in range(2):  # the lock is given back
         with pytest.raises(ConfigError, match="a client already created bank 'kept'"):
-            Library(settings.with_changes(banks={"kept": settings.folder / "given"}), model)
+            Library(
+                settings.with_changes(banks={"kept": settings.folder / "given"}), model, Metrics()
+            )
 
 
 def test_a_bank_of_the_operator_may_be_replaced_or_lost(
@@ -171,7 +174,7 @@ def test_a_bank_of_the_operator_may_be_replaced_or_lost(
     path, other = tmp_path / "given.bank", tmp_path / "other.bank"
     bank.save(path)
     model.read([Document("other.txt", RECIPE)]).save(other)
-    with opened(settings.with_changes(banks={"given": path}), model) as (library, _):
+    with opened(settings.with_changes(banks={"given": path}), model) as library:
         entry = library.get("given")
         assert entry.bank is not None
         before, texts = entry.bank.snapshot(), [one.text for one in bank.documents]
@@ -202,7 +205,7 @@ def test_a_bank_of_the_operator_may_be_in_parts(
     place = tmp_path / "parts"
     copy_to(Parts(place), bank.snapshot(), bank.meta)
     manifest, before = (place / "bank.json").read_bytes(), [one.name for one in bank.documents]
-    with opened(settings.with_changes(banks={"given": place}), model) as (library, _):
+    with opened(settings.with_changes(banks={"given": place}), model) as library:
         entry = library.get("given")
 
         def wait_until(names: list[str], failed: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,10 +20,11 @@ from sedem.answering import inputs, running
 from sedem.answering.conversation import conversation_request
 from sedem.backbone.decoder import Backbone
 from sedem.engine.device import between_pieces
+from sedem.selecting.plan import Options, Request
 from sedem_serve.server.app import create_app
 from sedem_serve.server.asking import decoding_of
 from sedem_serve.server.settings import Settings
-from sedem_serve.server.shapes import ChatBody, Message, ResponsesBody
+from sedem_serve.server.shapes import IN_JSON, ChatBody, Message, ResponsesBody
 
 CHAT, JSON = "/v1/chat/completions", {"Content-Type": "application/json"}
 LONG_LEASE = f"{LEASE} {LEASE}"
@@ -227,6 +229,14 @@ def test_messages_keep_their_text_and_limits_their_names() -> None:
     assert (body.max_tokens, body.turns) == (5, [("tool", "2"), ("user", "Who?")])
     told = body.model_copy(update={"instructions": "Be brief."})
     assert told.turns[0] == ("system", "Be brief.")
+
+
+def test_every_option_of_a_question_can_be_given_but_what_the_server_sets() -> None:
+    assert {*IN_JSON, "blocks", "context"} == Options.__annotations__.keys()
+    options = ChatBody.model_validate(asks()).options
+    assert options == {
+        one.name: one.default for one in dataclasses.fields(Request) if one.name in IN_JSON
+    }
 
 
 def test_limits_are_met_and_sampling_differs_unless_a_seed_is_given(settings: Settings) -> None:

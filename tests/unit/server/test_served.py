@@ -16,21 +16,21 @@ from sedem.bank.file import BankFile
 from sedem.errors import BankError
 from sedem.reading import building as building_module
 from sedem.untrusted import StoppedError
-from sedem_serve.server.building import Builder
 from sedem_serve.server.errors import FullDiskError
 from sedem_serve.server.library import Library
+from sedem_serve.server.metrics import Metrics
 from sedem_serve.server.settings import Settings
 
 TEXTS = {"lease.txt": LEASE, "recipe.txt": RECIPE, "long.txt": 16 * LEASE}
 
 
 @pytest.fixture
-def server(settings: Settings, model: SeDeM) -> Iterator[tuple[Library, Builder]]:
+def library(settings: Settings, model: SeDeM) -> Iterator[Library]:
     """A bank of three documents, the last of which is more than half of it."""
-    with opened(settings, model) as (library, builder):
+    with opened(settings, model) as library:
         upload(library, "flat", TEXTS)
-        finish(builder)
-        yield library, builder
+        finish(library)
+        yield library
 
 
 def stored_names(path: Path) -> list[str]:
@@ -50,19 +50,18 @@ def banks(settings: Settings) -> set[str]:
 
 
 def test_a_deleted_document_stands_in_no_file_of_the_server(
-    settings: Settings, model: SeDeM, server: tuple[Library, Builder]
+    settings: Settings, model: SeDeM, library: Library
 ) -> None:
-    library, builder = server
     entry = library.writable("flat")
     assert entry.bank is not None
     size, memory = BankFile(entry.path).size, entry.bank.memory(range(len(entry.bank)))
     assert stands(LEASE[:40], settings.folder)
     library.remove_document("flat", "long.txt")
     upload(library, "flat", {"lease.txt": "Nothing is rented."})
-    finish(builder)
+    finish(library)
     assert not stands(LEASE[:40], settings.folder)
     library.remove_document("flat", "lease.txt")
-    finish(builder)
+    finish(library)
     assert not stands("rented", settings.folder)
     assert stored_names(entry.path) == ["recipe.txt"]
     assert BankFile(entry.path).size < size
@@ -76,9 +75,9 @@ def test_a_deleted_document_stands_in_no_file_of_the_server(
     assert stands("recipe.txt", settings.folder) and not stands("lease.txt", settings.folder)
     # This server and the next one write on.
     upload(library, "flat", {"lease.txt": LEASE})
-    finish(builder)
+    finish(library)
     library.close()
-    with opened(settings, model) as (again, _):
+    with opened(settings, model) as again:
         bank = again.get("flat").bank
         assert bank is not None
         texts = {one.name: one.text for one in bank.documents}
@@ -97,28 +96,25 @@ def test_what_was_read_of_a_document_before_a_stop_is_deleted_with_it(
         raise StoppedError
 
     append_part = BankFile.append_part
-    with opened(settings, model) as (library, builder):
+    with opened(settings, model) as library:
         if not is_new:
             upload(library, "flat", {"recipe.txt": "A recipe."})
-            finish(builder)
+            finish(library)
         with monkeypatch.context() as patched, pytest.raises(StoppedError):
             patched.setattr(BankFile, "append_part", stopped)
             upload(library, "flat", {"long.txt": 16 * LEASE})
             bank = library.writable("flat")
-            bank.catch_up(builder.read)
-    with opened(settings, model) as (library, builder):
+            bank.catch_up(library.read)
+    with opened(settings, model) as library:
         file = library.writable("flat").path
         assert BankFile(file).unfinished() == ["long.txt"]
         library.remove_document("flat", "long.txt")
-        finish(builder)
+        finish(library)
         assert stored_names(file) == ["recipe.txt"] * (not is_new)
         assert not stands("long.txt", settings.folder)
 
 
-def test_running_answers_keep_what_they_have_not_read_yet(
-    server: tuple[Library, Builder], model: SeDeM
-) -> None:
-    library, builder = server
+def test_running_answers_keep_what_they_have_not_read_yet(library: Library, model: SeDeM) -> None:
     entry = library.writable("flat")
     assert entry.bank is not None
     expected = model.answer(entry.bank, "How much is the rent?", k=2)
@@ -126,26 +122,25 @@ def test_running_answers_keep_what_they_have_not_read_yet(
     library.remove_document("flat", "lease.txt")
     between = entry.bank.snapshot()
     library.remove_document("flat", "long.txt")
-    finish(builder)
+    finish(library)
     assert stored_names(entry.path) == [*TEXTS]
     assert model.answer(before, "How much is the rent?", k=2).text == expected.text
     assert {one.name: one.text for one in before.documents} == TEXTS
     del before
-    finish(builder)
+    finish(library)
     assert stored_names(entry.path) == ["recipe.txt", "long.txt"]
     assert {one.name for one in between.documents} == {"recipe.txt", "long.txt"}
     assert between.memory(range(len(between))).isfinite().all()
     del between
-    finish(builder)
+    finish(library)
     assert stored_names(entry.path) == ["recipe.txt"]
 
 
 def test_a_purge_that_fails_is_not_tried_again(
-    server: tuple[Library, Builder],
+    library: Library,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    library, builder = server
     entry, tries = library.writable("flat"), []
 
     def refused(file: BankFile) -> None:
@@ -154,23 +149,22 @@ def test_a_purge_that_fails_is_not_tried_again(
 
     monkeypatch.setattr(BankFile, "purge", refused)
     library.remove_document("flat", "long.txt")
-    finish(builder)
-    finish(builder)
+    finish(library)
+    finish(library)
     assert len(tries) == 1
     told = "removed documents stay in bank 'flat' for now: the disk is full"
     assert caplog.messages.count(told) == 1
     library.remove_document("flat", "lease.txt")
-    finish(builder)
+    finish(library)
     assert len(tries) == 2 and entry.bank is not None
     assert entry.bank.documents[0].text == RECIPE
 
 
 def test_a_full_disk_is_one_warning_in_the_log(
-    server: tuple[Library, Builder],
+    library: Library,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    library, builder = server
     upload(library, "flat", {"new.txt": RECIPE})
     bank = library.writable("flat")
 
@@ -180,7 +174,7 @@ def test_a_full_disk_is_one_warning_in_the_log(
     monkeypatch.setattr(bank, "_read_waiting", full)
     for _ in range(5):
         bank.next_turn = 0.0
-        assert builder.turn() > 0
+        assert library.turn() > 0
     told = [one for one in caplog.records if "reading files of 'flat'" in one.getMessage()]
     assert [one.levelname for one in told] == ["WARNING"]
     assert "the disk of the server is full" in told[0].getMessage() and not told[0].exc_info
@@ -188,27 +182,25 @@ def test_a_full_disk_is_one_warning_in_the_log(
 
 
 def test_a_deleted_bank_is_removed_when_no_answer_reads_it(
-    settings: Settings, server: tuple[Library, Builder]
+    settings: Settings, library: Library
 ) -> None:
-    library, builder = server
     entry = library.writable("flat")
     assert entry.bank is not None
     snapshot = entry.bank.snapshot()
     library.delete("flat")
-    finish(builder)
+    finish(library)
     assert not library.entries() and entry.path.exists() and not entry.folder.exists()
     # Nothing of the snapshot was read before.
     assert {one.name: one.text for one in snapshot.documents} == TEXTS
     del snapshot
-    finish(builder)
+    finish(library)
     assert banks(settings) == set()
     assert not stands(RECIPE[:40], settings.folder)
 
 
 def test_the_next_server_removes_what_a_killed_one_left(
-    settings: Settings, model: SeDeM, server: tuple[Library, Builder]
+    settings: Settings, model: SeDeM, library: Library
 ) -> None:
-    library, _ = server
     entry = library.writable("flat")
     assert entry.bank is not None
     kept, folder = banks(settings), settings.folder / "banks"
@@ -223,7 +215,7 @@ def test_the_next_server_removes_what_a_killed_one_left(
         (folder / name).write_bytes(b"of a deleted bank")
     (folder / "converted.bank").write_bytes(b"of the operator")
     library.close()
-    again = Library(settings, model)
+    again = Library(settings, model, Metrics())
     assert banks(settings) - kept == {"converted.bank"}
     assert again.get("flat").progress().status == "ready"
     again.close()

@@ -88,7 +88,7 @@ def test_raw_messages_of_every_version(client: TestClient, version: str) -> None
     raw = Raw(client, version)
     listed = {tool["name"]: tool for tool in raw.send("tools/list")["tools"]}
     assert listed.keys() > READING and listed["search"]["annotations"]["readOnlyHint"] is True
-    result = raw.send("tools/call", name="search", arguments={"q": QUESTION, "k": 1})
+    result = raw.send("tools/call", name="search", arguments={"question": QUESTION, "k": 1})
     found = result["structuredContent"]
     assert json.loads(result["content"][0]["text"]) == found and not result.get("isError")
     [passage] = found["results"]
@@ -135,9 +135,9 @@ def test_the_limits_of_the_server_hold(
     client = make_client(banks=banks, max_question_characters=20, max_k=2, max_tokens=4)
     raw = Raw(client, VERSIONS[-1])
     for tool, arguments, words in (
-        ("search", {"q": "a" * 21}, "has 21 characters, at most 20"),
-        ("ask", {"q": QUESTION, "k": 3}, "k is 3; it must be from 0 to 2"),
-        ("ask", {"q": QUESTION, "max_tokens": 5}, "max_tokens is 5; it must be from 1 to 4"),
+        ("search", {"question": "a" * 21}, "has 21 characters, at most 20"),
+        ("ask", {"question": QUESTION, "k": 3}, "k is 3; it must be from 0 to 2"),
+        ("ask", {"question": QUESTION, "max_tokens": 5}, "max_tokens is 5; it must be from 1 to 4"),
     ):
         told = raw.send("tools/call", name=tool, arguments=arguments)
         assert told["isError"] and words in told["content"][0]["text"]
@@ -149,7 +149,7 @@ def test_a_damaged_bank_is_told_without_the_servers_folders(
     raw = Raw(client, VERSIONS[-1])
     banks["lease"].unlink()
     banks["lease"].write_bytes(b"SQLite format 3\0" + bytes(8192))
-    told = raw.send("tools/call", name="search", arguments={"q": QUESTION})
+    told = raw.send("tools/call", name="search", arguments={"question": QUESTION})
     assert told["isError"] and "cannot read the bank" in told["content"][0]["text"]
     assert str(banks["lease"].parent) not in str(told)
 
@@ -162,7 +162,9 @@ def test_notes_go_into_banks_that_clients_made(client: TestClient) -> None:
     read_all(client, "mine")
     noted = raw.send("tools/call", name="remember", arguments={"text": "A note.", "name": "n"})
     assert noted["structuredContent"] == {"document": "mine/n.note", "done": "remembered"}
-    found = raw.send("tools/call", name="search", arguments={"q": "note?", "scope": "*.note"})
+    found = raw.send(
+        "tools/call", name="search", arguments={"question": "note?", "scope": "*.note"}
+    )
     assert [one["text"] for one in found["structuredContent"]["results"]] == ["A note."]
     gone = raw.send("tools/call", name="forget", arguments={"name": "n"})
     assert gone["structuredContent"]["done"] == "forgotten"
@@ -189,8 +191,8 @@ async def test_clients_of_several_keys_and_versions_share_one_process(
         async with connected(served, secret, mode) as client:
             tools_of[secret] = {tool.name for tool in (await client.list_tools()).tools}
             for _ in range(3):
-                found = await client.call_tool("search", {"q": QUESTION, "k": 1})
-                asked = await client.call_tool("ask", {"q": QUESTION, "max_tokens": 2})
+                found = await client.call_tool("search", {"question": QUESTION, "k": 1})
+                asked = await client.call_tool("ask", {"question": QUESTION, "max_tokens": 2})
                 assert not found.is_error and not asked.is_error, (found, asked)
                 texts.append(str(found.structured_content))
             names = [one.name for one in (await client.list_resources()).resources]
@@ -215,7 +217,7 @@ async def test_a_client_that_leaves_stops_its_answer(
     with serving(settings, model) as served, anyio.fail_after(120):
         async with connected(served, SECRET) as client:
             async with anyio.create_task_group() as tasks:
-                long = {"q": QUESTION, "k": 1, "max_tokens": 400}
+                long = {"question": QUESTION, "k": 1, "max_tokens": 400}
                 tasks.start_soon(client.call_tool, "ask", long)
                 while not served.service.scheduler.running:
                     await anyio.sleep(0.01)

@@ -141,26 +141,6 @@ async def test_structure_and_text_are_the_same_facts_and_fit_the_schema(
             validate(result.structured_content, schemas[tool])
 
 
-@pytest.mark.parametrize("mode", ["auto", "legacy"])
-@in_a_loop
-async def test_the_text_that_a_tool_needs_may_have_any_name(
-    backend: LocalBackend, mode: str
-) -> None:
-    async with connected(backend, mode) as client:
-        expected = await call(client, "search", question=QUESTION, k=1)
-        for guess in (
-            {"query": QUESTION, "k": "1"},
-            {"question": QUESTION, "k": 1, "scope": None},
-            {"query": QUESTION, "k": 1, "scope": ["lease.txt", "kitchen/"]},
-            {"queries": [QUESTION], "k": 1},
-        ):
-            assert (await call(client, "search", **guess))["results"] == expected["results"]
-        for guess in ({"path": "lease.txt"}, {"target": "lease.txt", "length": "4000"}):
-            assert (await call(client, "read", **guess))["text"] == LEASE
-        await call(client, "remember", title="a/b c", note="Checked.")
-        assert (await call(client, "read", document="a/b c.note"))["text"] == "Checked."
-
-
 @in_a_loop
 async def test_arguments_are_written_as_models_write_them(backend: LocalBackend) -> None:
     async with connected(backend) as client:
@@ -384,7 +364,7 @@ async def test_other_tools_answer_while_a_folder_is_read_and_the_model_opens(
     async with connected(LocalBackend(banks, opened)) as client:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(
-                lambda: client.call_tool("search", {"q": QUESTION}, progress_callback=note)
+                lambda: client.call_tool("search", {"question": QUESTION}, progress_callback=note)
             )
             listing = await call(client, "documents")
             assert listing["notes"] == ["still reading 1 files of 'papers'"]

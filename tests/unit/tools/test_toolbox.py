@@ -15,9 +15,10 @@ from conftest import LEASE, RECIPE
 
 from sedem import Document, MemoryBank, SeDeM
 from sedem.errors import BankError, ConfigError, DataError, UnknownDocumentError
+from sedem.guidance.scores import Confidence
 from sedem.reading.followed import OpenBank
-from sedem_serve.tools import toolbox as tools
-from sedem_serve.tools.toolbox import MOST, Toolbox
+from sedem_serve.tools.results import MOST
+from sedem_serve.tools.toolbox import Toolbox
 
 QUESTION = "What is the rent?"
 
@@ -138,8 +139,18 @@ def test_a_doubtful_or_outdated_passage_is_told(
     assert "some files have changed since they were read" in found.notes[0]
     assert toolbox.search(QUESTION, "kitchen/").notes == []
     assert toolbox.read("lease.txt").changed and not toolbox.read("recipe.txt").changed
-    assert tools._doubts(found.results[:0], 0.1) == []
-    assert "probably do not say" in tools._doubts(found.results, 0.1)[0]
+
+
+@pytest.mark.parametrize("least", [0.0, 1.0])
+def test_what_the_model_would_decline_to_answer_is_told(
+    toolbox: Toolbox, model: SeDeM, least: float
+) -> None:
+    model.confidence = Confidence()
+    model.config = model.config.with_changes(min_confidence=least)
+    found = toolbox.search(QUESTION, "kitchen/")
+    assert found.results and found.confidence is not None
+    assert [note for note in found.notes if "probably do not say" in note] == found.notes
+    assert bool(found.notes) == (least == 1)
 
 
 # Reading

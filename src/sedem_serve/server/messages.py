@@ -1,15 +1,20 @@
-"""What a message asks, and which of its texts are documents.
+"""What a conversation asks, and which of its texts are documents.
 
-Clients wrap a question in a template of their own. Its structure tells its parts apart: tags, rules
-between lines, labels such as "Question:", and a colon that introduces what follows. A message that
-fits no template is a question.
+The question is in the last message of the user. Clients wrap it in a template of their own. Its
+structure tells its parts apart: tags, rules between lines, labels such as "Question:", and a colon
+that introduces what follows. A message that fits no template is a question.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from sedem.backbone.prompts import Turn
+from sedem.selecting.select import share_of_context
+from sedem.types import Document
 
 LONG = 400
 """Characters above which a turn, or the text next to a question, is a document."""
@@ -67,6 +72,82 @@ _SENTENCE = re.compile(r"[.!?…:]\s+|[。！？：]\s*|\n\s*")
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W_]+")
 """A word, or a character of a script that does not separate words."""
 _INSTRUCTS = re.compile(r"\s*(?:use|using|answer|given|based on|you are|we have)\b", re.I)
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What a conversation asks.
+
+    Attributes:
+        question: empty if it asks nothing that documents could answer.
+        documents: texts that came with the question.
+        unused: one sentence for each message that is neither.
+        last: index of the question's turn.
+        reply: the answer, if no document is needed for it.
+        context: the question before and its answer, if the question refers back to them.
+    """
+
+    question: str
+    documents: tuple[Document, ...]
+    unused: tuple[str, ...]
+    last: int
+    reply: str | None = None
+    context: str = ""
+
+
+def read_conversation(turns: Sequence[Turn], *, with_bank: bool) -> Conversation | None:
+    """Find the question of a conversation, and its documents.
+
+    Args:
+        turns: roles, as clients name them, and words.
+        with_bank: whether a bank is asked, so that turns are no documents.
+
+    Returns:
+        What it asks; None if nobody but the assistant says anything.
+
+    Raises:
+        DataError: a document is not Unicode text.
+    """
+    said = [i for i, (role, words) in enumerate(turns) if words.strip() and role != "assistant"]
+    by_user = [i for i in said if turns[i][0] == "user"]
+    if not said:
+        return None
+    last = (by_user or said)[-1]
+    text = turns[last][1].strip()
+    reply = housekeeping(text)
+    question, beside = ("", "") if reply is not None else split(text, with_bank=with_bank)
+    if not question and reply is None:
+        reply = (
+            f"The last message is a text of {len(text):,} characters that asks nothing. Send it "
+            "again with a blank line and a question after it."
+        )
+    why = f"it is not the last question, and a document needs more than {LONG} characters"
+    if with_bank:
+        why = "a bank is asked, and only the last question counts"
+    before: list[int] = []
+    if share_of_context(question):
+        # The question before, and what was answered.
+        asked = max((i for i in by_user if i < last), default=last)
+        before = [i for i in range(asked, last) if turns[i][0] in ("user", "assistant")]
+    texts, unused = dict[int, str](), list[str]()
+    for index, (role, words) in enumerate(turns):
+        document = beside if index == last else document_of(role, words)
+        if document and not with_bank:
+            texts[index] = document
+        used = (question if index == last else "") + texts.get(index, "")
+        if used and len("".join(used.split())) < len("".join(words.split())):
+            rest = why if with_bank else "the rest is no question and no document"
+            unused.append(f"message {index + 1} ({role}) was used only in part: {rest}")
+        elif index not in (*before, last) and words.strip() and not used:
+            unused.append(unused_turn(index, role, why))
+    documents = [Document(f"message {index + 1}", texts[index]) for index in sorted(texts)]
+    context = "\n".join(turns[i][1][:LONG] for i in before if i not in texts)
+    return Conversation(question, tuple(documents), tuple(unused), last, reply, context)
+
+
+def unused_turn(index: int, role: str, why: str) -> str:
+    """Return the sentence about a turn that is not used."""
+    return f"message {index + 1} ({role}) was not used: {why}"
 
 
 # The question in a message

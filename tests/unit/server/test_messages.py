@@ -6,9 +6,14 @@ import pytest
 from answers import RENT
 from conftest import LEASE, RECIPE
 
-from sedem.answering.conversation import Conversation, read_conversation
-from sedem.answering.templates import LONG, housekeeping, split
 from sedem.backbone.prompts import Turn
+from sedem_serve.server.messages import (
+    LONG,
+    Conversation,
+    housekeeping,
+    read_conversation,
+    split,
+)
 
 LONG_LEASE = f"{LEASE} {LEASE}"
 FAQ = "FAQ\nQuestion: Pets?\nAnswer: Ask."
