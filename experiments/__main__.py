@@ -9,7 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -20,9 +20,27 @@ from experiments.system.stand_in import stand_in
 from experiments.system.tables import Study, markdown_table
 from sedem.errors import SedemError
 
-NameArgument = Annotated[str, typer.Argument(help="A study; see `list`.")]
-ScaleOption = Annotated[str, typer.Option(help=f"One of {', '.join(SCALES)}.")]
 
+def _study(name: str) -> Study:
+    if name not in pages.STUDIES:
+        raise typer.BadParameter(f"no study is called '{name}'; `list` prints their names")
+    return pages.STUDIES[name]
+
+
+def _scale(name: str) -> Scale:
+    if name not in SCALES:
+        raise typer.BadParameter(f"scale is '{name}'; it can be {', '.join(SCALES)}")
+    return SCALES[name]
+
+
+def _numbers(text: str, pattern: str, error: str) -> tuple[int, int]:
+    if not (found := re.fullmatch(pattern, text)):
+        raise typer.BadParameter(error)
+    return int(found[1]), int(found[2])
+
+
+ScaleOption = Annotated[str, typer.Option(help=f"One of {', '.join(SCALES)}.")]
+NameArgument = Annotated[str, typer.Argument(help="A study; see `list`.")]
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 
 
@@ -86,19 +104,19 @@ def run(
         size = int((gpu_memory or 80) * 2**30)
         fits = print_needs(map(_study, found), wanted, data, command, size)
         raise typer.Exit(gpu_memory is not None and not fits)
-    number, count = _part(part)
+    wrong = f"part is '{part}'; it must be like 2/8, the second of eight"
+    number, count = _numbers(part, r"([1-9]\d*)/([1-9]\d*)", wrong)
+    if number > count:
+        raise typer.BadParameter(wrong)
     others = []
     if count == 1 and "WORLD_SIZE" not in os.environ:
         count = at_once or (os.cpu_count() or 1 if small else 1)
         same = [sys.executable, "-m", "experiments", *sys.argv[1:], "--part"]
         others = [subprocess.Popen([*same, f"{n}/{count}"]) for n in range(2, count + 1)]
-
-    def wait() -> None:
-        for other in others:
-            other.wait()
-
-    share = number - 1, count
-    cells, failed = measure_missing(map(_study, found), wanted, data, only, again, share, wait)
+    cells, failed = measure_missing(
+        *(map(_study, found), wanted, data, only, again, (number - 1, count)),
+        before_times=lambda: [other.wait() for other in others],
+    )
     if number == 1 and connected().is_main_process:
         for name in failed:
             typer.echo(f"failed: {name}")
@@ -146,64 +164,37 @@ def probe(
     batch_size: Annotated[int, typer.Option(help="Windows of one step.")] = 16,
 ) -> None:
     """Choose layers and a compression for a new backbone by short runs of stage 1."""
-    from experiments.system.probe import ProbeSettings, kept
-    from experiments.system.probe import probe as run_probe
+    from experiments.system import probe
     from sedem_lab.data.corpus import read_texts
 
     for path in documents:
         if not path.exists():
             raise typer.BadParameter(f"there is no file or folder '{path}'")
-    settings = ProbeSettings(
-        layers=tuple(map(_layers, layers or ())),
-        steps=steps,
-        batch_size=batch_size,
-        **({"compressions": tuple(compression)} if compression else {}),
+    given: dict[str, Any] = {"compressions": tuple(compression)} if compression else {}
+    given["layers"] = tuple(
+        _numbers(pair, r"(\d+):(\d+)", f"layers are '{pair}'; give two, such as 16:10")
+        for pair in layers or ()
     )
+    settings = probe.ProbeSettings(steps=steps, batch_size=batch_size, **given)
     texts = (text for path in documents for text in read_texts(path))
-    result = run_probe(backbone, texts, settings, out, lambda name: typer.echo(name, err=True))
+    result = probe.probe(backbone, texts, settings, out, lambda name: typer.echo(name, err=True))
     ends, chosen = result["ends"], result["recommended"]
     rows = ["extract, inject, C, loss, kept, own states, recall loss, bytes a token".split(", ")]
     for row in result["runs"]:
         place = row["extract_layers"][0], row["inject_layer"], row["compression"]
         memory, own = (row["continuation"][name]["mean"] for name in ("memory", "true_states"))
-        losses = f"{memory:.3f}", f"{kept(row, ends):.0%}", f"{own:.3f}"
+        losses = f"{memory:.3f}", f"{probe.kept(row, ends):.0%}", f"{own:.3f}"
         recall = f"{row['recall']['memory']['mean']:.3f}", f"{row['bytes_per_token']:,.0f}"
         rows.append([*map(str, place), *losses, *recall])
     typer.echo(markdown_table(rows))
     text, nothing = (ends["continuation"][end]["mean"] for end in ("raw_text", "nothing"))
     typer.echo(f"loss with the text itself {text:.3f}, with nothing {nothing:.3f}")
     wanted = {key: chosen[key] for key in ("extract_layers", "inject_layer", "compression")}
-    sets = (f"--set {shlex.quote(f'model.{key}={value}')}" for key, value in wanted.items())
-    encoder = f"--set {shlex.quote(f'model.encoder={backbone}')}"
-    typer.echo(f"sedem train stage1 --config RECIPE {encoder} {' '.join(sets)}")
-    if kept(chosen, ends) <= 0:
+    sets = {"encoder": backbone, **wanted}.items()
+    shown = " ".join(f"--set {shlex.quote(f'model.{key}={value}')}" for key, value in sets)
+    typer.echo(f"sedem train stage1 --config RECIPE {shown}")
+    if probe.kept(chosen, ends) <= 0:
         typer.echo("no setting helps yet after these steps; give more --steps", err=True)
-
-
-def _layers(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"(\d+):(\d+)", text)
-    if not found:
-        raise typer.BadParameter(f"layers are '{text}'; give two, such as 16:10")
-    return int(found[1]), int(found[2])
-
-
-def _study(name: str) -> Study:
-    if name not in pages.STUDIES:
-        raise typer.BadParameter(f"no study is called '{name}'; `list` prints their names")
-    return pages.STUDIES[name]
-
-
-def _part(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text)
-    if not found or int(found[1]) > int(found[2]):
-        raise typer.BadParameter(f"part is '{text}'; it must be like 2/8, the second of eight")
-    return int(found[1]), int(found[2])
-
-
-def _scale(name: str) -> Scale:
-    if name not in SCALES:
-        raise typer.BadParameter(f"scale is '{name}'; it can be {', '.join(SCALES)}")
-    return SCALES[name]
 
 
 if __name__ == "__main__":

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from experiments.system import paper
 from experiments.system.cells import Cell
-from experiments.system.learning import ends_of_grid, steps_of
-from experiments.system.models import (
-    BASE,
-    NEXT_TOKEN_ALONE,
-    Variant,
-    main_model,
-    without_selector,
-)
+from experiments.system.models import BASE, NEXT_TOKEN_ALONE, Variant, main_model, without_selector
+from experiments.system.probe import ends_of_grid, steps_of
 from experiments.system.scales import Scale
-from experiments.system.tables import SCORES, Number, entries, scores, study
+from experiments.system.tables import SCORES, Number, entries, ours, scores, study
 from sedem_lab.training.recipe import read_entries
 
 Row = tuple[str, Variant, Mapping[str, float | None]]
 """A label, its variant, and the paper's scores by set and metric, such as "hotpotqa f1"."""
+LOSSES = [(f"{kind} loss", f"{kind}.memory", 3) for kind in ("continuation", "recall")]
+"""What a model's memory tells of text on held-out windows."""
 
 
 def ablation(
@@ -47,25 +42,20 @@ def ablation(
             questions, metric = key.split()
             column = f"{names[questions]} {SCORES[metric]} (28 layers)"
             yield Number(label, column, value, metric="")
-        losses = ((f"{kind} loss", f"{kind}.memory", 3) for kind in ("continuation", "recall"))
-        yield from entries(label, Cell("memory", variant=trained), *losses)
+        yield from entries(label, Cell("memory", variant=trained), *LOSSES)
 
 
 def answers(
     scale: Scale, variant: Variant, questions: str, k: int | str | None = None, shift: int = 0
 ) -> Cell:
     """Answers of a variant: without selection, or with a budget K if one is given."""
+    own = {"questions": questions, "shift": shift, "limit": scale.limit}
+    if k is not None:
+        return Cell(variant=variant, k=k, **own)
     disabled, control = scale.disabled
     if variant.k and disabled != "all":
         disabled = variant.k
-    return Cell(
-        variant=without_selector(scale, variant) if k is None else variant,
-        questions=questions,
-        k=disabled if k is None else k,
-        control=control if k is None else "selected",
-        shift=shift,
-        limit=scale.limit,
-    )
+    return Cell(variant=without_selector(scale, variant), k=disabled, control=control, **own)
 
 
 def studied(scale: Scale, variant: Variant) -> Variant:
@@ -79,57 +69,46 @@ def _asked(scale: Scale, only: str | None) -> tuple[str, ...]:
     return (only,) if only and scale.name == "paper" else scale.ablation
 
 
-def _subset(scale: Scale) -> tuple[str, ...]:
-    """Stage-2 overrides of the depth studies: 3,000 training questions of HotpotQA.
-
-    The first 500 choose among the weights at the end of each epoch of 188 steps.
-    """
-    if scale.name != "paper":
-        return ()
-    return ("data.training=[{path: hotpotqa, records: '500:3500'}]", "run.eval_every=188")
-
-
+SUBSET = {"paper": ("data.training=[{path: hotpotqa, records: '500:3500'}]", "run.eval_every=188")}
+"""Stage-2 overrides of the depth studies by scale: 3,000 training questions of HotpotQA. The first
+500 choose among the weights at the end of each epoch of 188 steps."""
 DIRECT = ("model.decompressor=none", "model.inject_layer=0")
+MLP = (*DIRECT, "model.compressor=mlp")
 WITHOUT = ("losses.reconstruct=0",)
-DECOMPRESSION = {
-    "No decomp. (lin.)": Variant("direct-linear", DIRECT, NEXT_TOKEN_ALONE, WITHOUT),
-    "No decomp. (MLP)": Variant(
-        "direct-mlp", (*DIRECT, "model.compressor=mlp"), NEXT_TOKEN_ALONE, WITHOUT
-    ),
-}
 
 
-@study(
-    "Is decompression necessary? (Table decompressor_ablation)",
-    "The variants without a decompressor see as many windows and questions. They learn from the "
-    "next token alone.",
-)
+@study()
 def decompression(scale: Scale) -> Iterator[Number]:
-    """Slots as soft prompt at the decoder's input, not decompressed.
+    """Is decompression necessary? (Table decompressor_ablation).
 
-    The paper's row of SeDeM is the selective model: its QASPER number is that of the main table.
+    The variants without a decompressor see as many windows and questions. They learn from the next
+    token alone.
     """
+    variants = {
+        "No decomp. (lin.)": Variant("direct-linear", DIRECT, NEXT_TOKEN_ALONE, WITHOUT),
+        "No decomp. (MLP)": Variant("direct-mlp", MLP, NEXT_TOKEN_ALONE, WITHOUT),
+        # The paper's is the selective model: its QASPER number is that of the main table.
+        "SeDeM": main_model(scale, scale.studied) if scale.name == "paper" else BASE,
+    }
     rows = []
-    selective = main_model(scale, scale.studied) if scale.name == "paper" else BASE
-    for label, variant in (DECOMPRESSION | {"SeDeM": selective}).items():
-        printed = {
-            f"{key} f1": paper.number("tab:decompressor_ablation", f"{key}_f1", method=label)
-            for key in ("hotpotqa", "qasper")
-        }
+    for label, variant in variants.items():
+        where, table = {"method": label}, "tab:decompressor_ablation"
+        keys = ("hotpotqa", "qasper")
+        printed = {f"{key} f1": paper.number(table, f"{key}_f1", **where) for key in keys}
         rows.append((label, studied(scale, variant), printed))
     return ablation(scale, rows)
 
 
-@study("Adapters on the decoder (Table lora_ablation)")
+@study()
 def lora(scale: Scale) -> Iterator[Number]:
-    """SeDeM with a frozen and with an adapted decoder."""
+    """Adapters on the decoder (Table lora_ablation)."""
     decoders = {"frozen": Variant("frozen-decoder", stage2=("model.lora_rank=0",)), "adapted": BASE}
     rows = []
     for name, variant in decoders.items():
-        column = f"{name}_decoder_f1"
+        column, sets = f"{name}_decoder_f1", {k: paper.DATASETS[k] for k in ("hotpotqa", "qasper")}
         printed = {
-            f"{key} f1": paper.number("tab:lora_ablation", column, dataset=paper.DATASETS[key])
-            for key in ("hotpotqa", "qasper")
+            f"{key} f1": paper.number("tab:lora_ablation", column, dataset=dataset)
+            for key, dataset in sets.items()
         }
         rows.append((f"{name} decoder", studied(scale, variant), printed))
     return ablation(scale, rows)
@@ -142,22 +121,20 @@ CONTEXT_TOKENS = {
 }
 
 
-@study(
-    "Tokens of the context loss in stage 1",
-    "The paper gives no numbers. It says context-window prediction, and its source names "
-    "reconstruction of tokens, too. Losses of memory after stage 1 alone.",
-)
+@ours()
 def context_tokens(scale: Scale) -> Iterator[Number]:
-    """Losses on held-out windows from memory alone, by the tokens that L_ctx scores."""
+    """Tokens of the context loss in stage 1.
+
+    It says context-window prediction, and its source names reconstruction of tokens, too. Losses of
+    memory after stage 1 alone.
+    """
     for label, variant in CONTEXT_TOKENS.items() if scale.name != "paper" else ():
-        losses = ((f"{kind} loss", f"{kind}.memory", 3) for kind in ("continuation", "recall"))
-        cell = Cell("memory", variant=studied(scale, variant))
-        yield from entries(label, cell, *losses)
+        yield from entries(label, Cell("memory", variant=studied(scale, variant)), *LOSSES)
 
 
-@study("The learned-query compressor by K (Table query-ksweep)")
+@study()
 def learned_queries(scale: Scale) -> Iterator[Number]:
-    """Learned queries and the block compressor at each budget; both are trained alike."""
+    """The learned-query compressor by K (Table query-ksweep)."""
     queries = Variant("query", ("model.compressor=query",))
     for k in (2, 4, 8, "all"):
         label, blocks = f"K={k}", "ALL" if k == "all" else f"K={k}"
@@ -165,6 +142,7 @@ def learned_queries(scale: Scale) -> Iterator[Number]:
             metric: paper.number("tab:query-ksweep", column, selected_blocks=blocks)
             for metric, column in (("f1", "token_f1"), ("rouge_l", "rouge_l"))
         }
+        # Both are trained alike.
         for name, variant in (("learned queries", queries), ("mean pooling", BASE)):
             for key in _asked(scale, "hotpotqa"):
                 known = variant is queries and key == "hotpotqa"
@@ -172,17 +150,16 @@ def learned_queries(scale: Scale) -> Iterator[Number]:
                     column = f"{scale.sets[key].title} {SCORES[metric]}, {name}"
                     cell = answers(scale, variant, key, k=k)
                     yield Number(label, column, value if known else None, cell, metric)
-        if "hotpotqa" not in scale.ablation:
-            for metric, value in printed.items():
-                column = f"HotpotQA {SCORES[metric]}, learned queries"
-                yield Number(label, column, value, metric="")
+        for metric, value in printed.items() if "hotpotqa" not in scale.ablation else ():
+            yield Number(label, f"HotpotQA {SCORES[metric]}, learned queries", value, metric="")
 
 
-@study("Extraction and injection depth, layers run (Table layer_extraction_injection)")
+@study()
 def depth(scale: Scale) -> Iterator[Number]:
-    """The paper's grid; a smaller backbone uses layers at the same relative depth."""
+    """Extraction and injection depth, layers run (Table layer_extraction_injection)."""
     rows = []
     for row in paper.rows("tab:layer_extraction_injection"):
+        # A smaller backbone uses layers at the same relative depth.
         extract, inject = scale.layer(row["l_extract"]), scale.layer(row["l_inject"])
         label = f"{row['l_extract']} to {row['l_inject']} of 28"
         if scale.depth != 28:
@@ -194,7 +171,7 @@ def depth(scale: Scale) -> Iterator[Number]:
 
 def _at_layers(scale: Scale, extract: int, inject: int) -> Variant:
     """A variant with one extraction and one injection layer."""
-    subset, changes = _subset(scale), ()
+    subset, changes = SUBSET.get(scale.name, ()), ()
     if (extract, inject) != scale.layers:
         changes = (f"model.extract_layers=[{extract}]", f"model.inject_layer={inject}")
     elif not subset:
@@ -202,43 +179,42 @@ def _at_layers(scale: Scale, extract: int, inject: int) -> Variant:
     return studied(scale, Variant(f"layers-{extract}-{inject}", changes, stage2=subset))
 
 
-@study(
-    "A probe at the ends of the depth grid",
-    "The paper gives no numbers. Losses of the text after a segment, on held-out windows. Those of "
-    "a probe and of a training are on different windows, so only the order of rows compares.",
-)
+@ours()
 def probe(scale: Scale) -> Iterator[Number]:
-    """Continuation loss after the training of the depth study, and after each probe budget."""
+    """A probe at the ends of the depth grid.
+
+    Losses of the text after a segment, on held-out windows. Those of a probe and of a training are
+    on different windows, so only the order of rows compares.
+    """
     cell = Cell("probe", variant=main_model(scale, scale.studied))
     budget = f"{steps_of(scale)} steps"
     for (extract, inject), end in zip(ends_of_grid(scale), ("best", "worst"), strict=True):
         row = f"{extract} to {inject} of {scale.depth}, {end} when trained"
         trained = Cell("memory", variant=_at_layers(scale, extract, inject))
         yield from entries(row, trained, ("trained", "continuation.memory", 3))
-        place = f"{budget}.{extract}-{inject}.continuation"
-        probed = f"probe, {budget}", f"{place}.memory", 3
-        yield from entries(row, cell, probed, ("probe, own states", f"{place}.true_states", 3))
+        columns = (f"probe, {budget}", "memory", 3), ("probe, own states", "true_states", 3)
+        yield from entries(row, cell, *columns, at=f"{budget}.{extract}-{inject}.continuation")
 
 
-@study("Mixtures of extraction layers (Table mixed_extraction_layers)")
+@study()
 def mixed_layers(scale: Scale) -> Iterator[Number]:
-    """The three mixtures, learned and uniform, and the learned weights of the first."""
+    """Mixtures of extraction layers (Table mixed_extraction_layers)."""
     rows = []
     for row in paper.rows("tab:mixed_extraction_layers"):
         printed = {"hotpotqa f1": row["f1"], "hotpotqa rouge_l": row["rouge_l"]}
-        label = f"{_list(row['layers'])} of 28, {row['mixing']}"
+        label = f"{', '.join(map(str, row['layers']))} of 28, {row['mixing']}"
         if scale.depth != 28:
-            label += f"; {_list(map(scale.layer, row['layers']))} of {scale.depth}"
+            layers = ", ".join(str(scale.layer(layer)) for layer in row["layers"])
+            label += f"; {layers} of {scale.depth}"
         rows.append((label, _mixture(scale, row["layers"], row["mixing"]), printed))
     yield from ablation(scale, rows, ("f1", "rouge_l"), only="hotpotqa")
+    # The learned weights of the first.
     weights = paper.rows("inline_mixed_layer_weights")
-    variant = _mixture(scale, [row["layer"] for row in weights], "learned")
-    trained = without_selector(scale, variant)
+    trained = without_selector(scale, _mixture(scale, [row["layer"] for row in weights], "learned"))
     cell = Cell("loss", variant=trained, questions=scale.ablation[0], limit=scale.limit)
     for row in weights:
         label, metric = f"weight of layer {row['layer']} of 28", scale.layer(row["layer"])
-        weight = float(row["weight"])
-        yield Number(label, "weight", weight, cell, f"mixture.{metric}", digits=3)
+        yield Number(label, "weight", float(row["weight"]), cell, f"mixture.{metric}", 3)
 
 
 def _mixture(scale: Scale, of_28: list[int], mixing: str) -> Variant:
@@ -249,24 +225,18 @@ def _mixture(scale: Scale, of_28: list[int], mixing: str) -> Variant:
         f"model.layer_mixing={mixing}",
     )
     name = f"mixed-{'-'.join(map(str, layers))}-{mixing}"
-    return studied(scale, Variant(name, changes, stage2=_subset(scale)))
-
-
-def _list(layers: Any) -> str:
-    return ", ".join(map(str, layers))
+    return studied(scale, Variant(name, changes, stage2=SUBSET.get(scale.name, ())))
 
 
 T, C, A = 128, 4, 64
 
 
-@study(
-    "Granularity: segment length at C=4, compression at T=128 (Figure codec_granularity_ablation)",
-    "The paper gives no numbers: quality falls with C, and grows with T up to 512. At T=32 losses "
-    "are over 32 tokens, elsewhere over 64.",
-    drawn=("loss",),
-)
+@study("The paper gives no numbers: quality falls with C, and grows with T up to 512.")
 def granularity(scale: Scale) -> Iterator[Number]:
-    """Two sweeps; the paper draws them without printing numbers."""
+    """Granularity: segment length at C=4, compression at T=128 (Figure codec_granularity_ablation).
+
+    At T=32 losses are over 32 tokens, elsewhere over 64.
+    """
     rows: list[Row] = [(f"T={t}", _of_size(scale, t, C), {}) for t in scale.segment_lengths]
     rows += [(f"C={c}", _of_size(scale, T, c), {}) for c in scale.compressions]
     return ablation(scale, rows, only="qasper")
@@ -290,5 +260,4 @@ def _of_size(scale: Scale, segment_length: int, compression: int) -> Variant:
         width = segment_length + after
         windows, read = text["windows"] * (T + A) // width, text["tokens"] * (1 + width // 512)
         stage1 += (f"text.windows={windows}", f"text.tokens={read}")
-    name = f"t{segment_length}-c{compression}"
-    return Variant(name, changes, stage1, stage2, k=k)
+    return Variant(f"t{segment_length}-c{compression}", changes, stage1, stage2, k=k)

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import chdir
 from enum import StrEnum
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,16 +30,8 @@ from sedem.reading.documents import read_documents
 from sedem_lab.evaluation.results import write_json
 from sedem_lab.provenance import provenance
 
-
-class Step(StrEnum):
-    """What the script does, in this order."""
-
-    TESTS = "tests"
-    PARITY = "parity"
-    BENCH = "bench"
-    TRAIN = "train"
-
-
+Step = StrEnum("Step", "TESTS PARITY BENCH TRAIN")
+"""What the script does, in this order."""
 STAGES = ("stage1-regress", "stage1", "stage2")
 """The recipes of sedem-smol; each starts from the previous one."""
 SEDEM = (sys.executable, "-c", "from sedem.cli.main import app; app()")
@@ -59,16 +50,23 @@ def tests() -> dict[str, Any]:
 
 
 def parity(device: str = "cuda") -> dict[str, Any]:
-    """Compare scores and answers of the engines on a device with the reference on a CPU.
+    """Compare scores and answers of the engines on a device with the reference on a CPU."""
 
-    Raises:
-        ConfigError: an engine gives different answers or scores.
-    """
-    expected_scores, expected = _asked("cpu", "eager")
+    def asked(device: str, engine: str) -> tuple[torch.Tensor, list[str]]:
+        """Scores of every block for every question, per token of the question, and the answers."""
+        options = {"dtype": torch.float32, "device": device, "engine": engine}
+        model = SeDeM.from_pretrained(SHIPPED, **options)
+        memory = model.read(read_documents(sorted(DOCUMENTS.glob("*.txt"))))
+        tokens = [len(model.encoder.token_ids(question)) for question in QUESTIONS]
+        scores = [model.scores(memory, q) / n for q, n in zip(QUESTIONS, tokens, strict=True)]
+        ways = [model.answer(memory, QUESTIONS, answer=how) for how in ("free", "span")]
+        return torch.stack(scores), [answer.text for answers in ways for answer in answers]
+
+    expected_scores, expected = asked("cpu", "eager")
     left_out = ("auto",) if device == "cuda" else ("auto", "graphs")
     found: dict[str, dict[str, float]] = {}
     for engine in (engine for engine in ENGINES if engine not in left_out):
-        scores, answers = _asked(device, engine)
+        scores, answers = asked(device, engine)
         found[engine] = row = {
             "score_difference": (scores - expected_scores).abs().max().item(),
             "other_answers": sum(a != b for a, b in zip(answers, expected, strict=True)),
@@ -81,29 +79,13 @@ def parity(device: str = "cuda") -> dict[str, Any]:
     return {"engines": found, "questions": len(QUESTIONS), **provenance(torch.device(device))}
 
 
-def _asked(device: str, engine: str) -> tuple[torch.Tensor, list[str]]:
-    """Scores of every block for every question, per token of the question, and the answers."""
-    model = SeDeM.from_pretrained(SHIPPED, dtype=torch.float32, device=device, engine=engine)
-    memory = model.read(read_documents(sorted(DOCUMENTS.glob("*.txt"))))
-    tokens = [len(model.encoder.token_ids(question)) for question in QUESTIONS]
-    scores = torch.stack(
-        [model.scores(memory, q) / n for q, n in zip(QUESTIONS, tokens, strict=True)]
-    )
-    answers = [
-        answer.text
-        for how in ("free", "span")
-        for answer in model.answer(memory, QUESTIONS, answer=how)
-    ]
-    return scores, answers
-
-
 def train(end: float, overrides: Sequence[str]) -> bool:
     """Train sedem-smol until this time of `time.monotonic`, and return whether it is finished."""
     for name in STAGES:
         if Path("runs", "smol", name, "training.json").is_file():
             continue
         command = [*SEDEM, "train", name.split("-")[0], "--recipe", f"smol/{name}"]
-        command += chain.from_iterable(("--set", override) for override in overrides)
+        command += [word for override in overrides for word in ("--set", override)]
         try:
             subprocess.run(command, timeout=max(0, end - time.monotonic()), check=True)
         except subprocess.TimeoutExpired:
@@ -111,7 +93,7 @@ def train(end: float, overrides: Sequence[str]) -> bool:
     return True
 
 
-CHECKS: dict[str, Callable[[], dict[str, Any]]] = {Step.TESTS: tests, Step.PARITY: parity}
+CHECKS: dict[str, Callable[[], dict[str, Any]]] = {"tests": tests, "parity": parity}
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -133,20 +115,18 @@ def main(
     out.mkdir(parents=True, exist_ok=True)
     with chdir(out):  # runs are relative to the working folder
         for step in steps or Step:
-            match step:
-                case Step.BENCH:
-                    if measure_missing([performance, batches], GPU, data)[1]:
-                        raise typer.Exit(1)
-                case Step.TRAIN:
-                    if not train(end, [f"data_root={data}", *(overrides or ())]):
-                        typer.echo("repeat the command to resume")
-                        raise typer.Exit(os.EX_TEMPFAIL)
-                case _:
-                    result = GPU.runs / "results" / f"{step}.json"
-                    if not result.is_file():
-                        found = CHECKS[step]()
-                        result.parent.mkdir(parents=True, exist_ok=True)
-                        write_json(result, found)
+            result = GPU.runs / "results" / f"{step}.json"
+            if step == "bench":
+                if measure_missing([performance, batches], GPU, data)[1]:
+                    raise typer.Exit(1)
+            elif step == "train":
+                if not train(end, [f"data_root={data}", *(overrides or ())]):
+                    typer.echo("repeat the command to resume")
+                    raise typer.Exit(os.EX_TEMPFAIL)
+            elif not result.is_file():
+                found = CHECKS[step]()
+                result.parent.mkdir(parents=True, exist_ok=True)
+                write_json(result, found)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from experiments import (
     costs,
     plan,
     quality,
-    real,
     selection,
     shipped,
     speed,
@@ -27,17 +26,8 @@ from experiments.system.scales import ROOT, SCALES, SHIPPED, Scale
 from experiments.system.tables import Study
 
 MODULES = (
-    quality,
-    controls,
-    selection,
-    ablations,
-    training,
-    costs,
-    shipped,
-    real,
-    speed,
-    plan,
-)
+    quality, controls, selection, ablations, training, costs, shipped, speed, plan
+)  # fmt: skip
 STUDIES = {
     name: one for module in MODULES for name, one in vars(module).items() if isinstance(one, Study)
 }

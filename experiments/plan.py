@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from experiments.selection import made_banks
 from experiments.speed import bank_size
-from experiments.system.bench import BATCHES, CONTEXTS, SEDEM_CONTEXTS, bench_cells
-from experiments.system.cells import Cell
+from experiments.system.bench import BATCHES, bench_cells, contexts_of
 from experiments.system.scales import SHIPPED, Scale
 from experiments.system.search import BANK_SIZES, BEST
-from experiments.system.tables import NOT_RUN, Number, entries, made_on, markdown_table, study
+from experiments.system.tables import NOT_RUN, Number, made_on, markdown_table, ours
 from experiments.system.timing import GROWN
 from sedem.backbone.loading import read_config
 from sedem.bank.codes import SIGNS
@@ -34,38 +32,41 @@ DEVICES, MEMORY_GB, LOAD, DAYS = 16, 64, 0.7, 7
 """Assumed, not measured: cores and GB for keys of a machine, and how much and long it works."""
 
 
-def _columns(scale: Scale) -> dict[str, tuple[Cell, str, str, int]]:
-    """The measured costs of one core by name: cell, metric, title and decimals."""
+def _costs(scale: Scale) -> dict[str, Number]:
+    """The measured costs of one core by name."""
     model, bench = next(iter(bench_cells(scale).items()))
-    batches = bench_cells(scale, "batches")[model]
-    row = f"results.sedem.{SEDEM_CONTEXTS[scale.name][0]}"
+    batches, made = bench_cells(scale, "batches")[model], made_banks(scale)
+    row = f"results.sedem.{contexts_of(scale, 'batches')[0]}"
     most, blocks = max(BATCHES[scale.name]), max(BANK_SIZES[scale.name])
-    text = f"results.full-context.{min(CONTEXTS[scale.name])}.stored_bytes_per_token"
-    answered = f"{row}.batches.{most}.questions_per_s.median"
-    made, place = made_banks(scale), f"sizes.{blocks}.cpu_ms_per_question"
+    text = f"results.full-context.{min(contexts_of(scale, 'bench'))}.stored_bytes_per_token"
+    answered, size = f"{row}.batches.{most}.questions_per_s.median", max(GROWN[scale.name])
+    place, opened = f"sizes.{blocks}.cpu_ms_per_question", f"sizes.{size}"
     (grown,) = bank_size.cells(scale)
-    opened, size = f"sizes.{max(GROWN[scale.name])}", max(GROWN[scale.name])
+    rows = (
+        ("read", batches, f"{row}.build_tok_s.median", "reading, tokens a second", 0),
+        ("text", bench, text, "text, bytes a token", 1),
+        ("answers", batches, answered, f"answers a second, {most} questions at once", 2),
+        ("exact", made, f"{place}.exact", f"scoring all keys of {blocks:,} blocks, ms", 1),
+        ("codes", made, f"{place}.codes", f"comparing codes of {blocks:,} blocks, ms", 1),
+        ("words", made, f"{place}.words", f"finding words in {blocks:,} blocks, ms", 1),
+        ("candidates", made, "candidates.int8.cpu_ms", f"scoring {MOST:,} candidates, ms", 1),
+        ("open", grown, f"{opened}.open_s", f"opening a bank of {size:,} blocks, s", 3),
+        ("memory", grown, f"{opened}.open_mb", f"memory of {size:,} opened blocks, MB", 1),
+    )
     return {
-        "read": (batches, f"{row}.build_tok_s.median", "reading, tokens a second", 0),
-        "text": (bench, text, "text, bytes a token", 1),
-        "answers": (batches, answered, f"answers a second, {most} questions at once", 2),
-        "exact": (made, f"{place}.exact", f"scoring all keys of {blocks:,} blocks, ms", 1),
-        "codes": (made, f"{place}.codes", f"comparing codes of {blocks:,} blocks, ms", 1),
-        "words": (made, f"{place}.words", f"finding words in {blocks:,} blocks, ms", 1),
-        "candidates": (made, "candidates.int8.cpu_ms", f"scoring {MOST:,} candidates, ms", 1),
-        "open": (grown, f"{opened}.open_s", f"opening a bank of {size:,} blocks, s", 3),
-        "memory": (grown, f"{opened}.open_mb", f"memory of {size:,} opened blocks, MB", 1),
+        name: Number("one core", title, None, cell, metric, digits)
+        for name, cell, metric, title, digits in rows
     }
 
 
 def _plan(scale: Scale) -> str:
     """The measured costs with their machines, the assumptions, and the table."""
-    shown = plan.numbers(scale) if scale.name == "nano" else []
-    if not shown or any(number.ours(scale) is None for number in shown):
+    shown = _costs(scale) if scale.name == "nano" else {}
+    if not shown or any(number.ours(scale) is None for number in shown.values()):
         return NOT_RUN
-    values = {name: n.value(scale) for name, n in zip(_columns(scale), shown, strict=True)}
+    values = {name: number.value(scale) for name, number in shown.items()}
     costs = [["one core, sedem-nano", "measured", "on"]]
-    for number in shown:
+    for number in shown.values():
         assert number.cell is not None
         made = made_on(number.cell.read(scale) or {})
         costs.append([number.column, *number.lines(scale), made])
@@ -84,42 +85,33 @@ def _plan(scale: Scale) -> str:
         f"{machines:,} more machines answer 10,000 questions a second, from a bank of any size: "
         f"an answer takes {1 / values['answers']:.2g} s of a core."
     )
-    tables = [markdown_table(costs), assumed, markdown_table([head, *rows, many]), after]
-    return "\n\n".join(tables)
+    return "\n\n".join([markdown_table(costs), assumed, markdown_table([head, *rows, many]), after])
 
 
 def _row(scale: Scale, costs: dict[str, float], tokens: int, searched: int) -> list[str]:
     """A bank of some tokens, or many banks of which a question searches one."""
     config = SedemConfig.load(SHIPPED, extra=EXTRA_ENTRIES)
     width, slots = read_config(str(SHIPPED / "backbone")).hidden_size, config.slots_per_block
-    heads = config.selector_heads
-    head_width = config.selector_dim or width // heads
+    of_key = config.selector_heads * (config.selector_dim or width // config.selector_heads)
     blocks, of_one = (-(-count // (slots * config.compression)) for count in (tokens, searched))
     # As selectors keep them on a CPU: all keys in float32, or codes.
-    keys = {"exact": 4 * slots * heads * head_width}
-    keys["coarse"] = SIGNS * heads * head_width // 8
+    keys = {"exact": 4 * slots * of_key, "coarse": SIGNS * of_key // 8}
     sizes = [blocks * slots * vector_bytes(width, dtype) for dtype in (BFLOAT16, "int8")]
     sizes += [blocks * keys["coarse"], round(tokens * costs["text"])]
-    largest = max(BANK_SIZES[scale.name])
-    seconds = {"exact": of_one * costs["exact"] / largest / 1e3}
+    share = of_one / max(BANK_SIZES[scale.name])
     # The words that are read stand in a limited number of blocks.
-    once = costs["words"] + costs["candidates"]
-    seconds["coarse"] = (of_one * costs["codes"] / largest + once) / 1e3
-    search = "exact" if of_one <= COARSE_FROM else "coarse"
+    coarse = share * costs["codes"] + costs["words"] + costs["candidates"]
+    seconds = {"exact": share * costs["exact"] / 1e3, "coarse": coarse / 1e3}
+    search, recall = "exact", "all"
+    if of_one > COARSE_FROM:
+        search, recall = "coarse", _recall(scale, of_one)
     days = tokens / costs["read"] / 86400
     # A question must be scored within a second, and every block's keys are in some memory.
     needed = max(seconds[search] / LOAD / DEVICES, blocks * keys[search] / (MEMORY_GB * 1e9))
-    return [
-        _power(tokens),
-        f"{blocks:,}",
-        *map(bytes_text, sizes),
-        f"{days:,.3g}",
-        f"{math.ceil(days / DEVICES / DAYS):,}",
-        search,
-        "all" if search == "exact" else _recall(scale, of_one),
-        *(f"{spent:,.3g}" for spent in seconds.values()),
-        f"{math.ceil(needed):,}",
-    ]
+    machines = f"{math.ceil(days / DEVICES / DAYS):,}"
+    spent = (f"{second:,.3g}" for second in seconds.values())
+    start = _power(tokens), f"{blocks:,}", *map(bytes_text, sizes), f"{days:,.3g}", machines
+    return [*start, search, recall, *spent, f"{math.ceil(needed):,}"]
 
 
 def _recall(scale: Scale, blocks: int) -> str:
@@ -141,14 +133,8 @@ def _power(tokens: int) -> str:
     return f"1e{round(math.log10(tokens))}"
 
 
-@study(
-    "What banks of up to 10^12 tokens take",
-    "The paper gives no numbers of this kind.",
-    render=_plan,
-)
-def plan(scale: Scale) -> Iterator[Number]:
-    """The measurements behind the plan, which is about sedem-nano on one core."""
-    if scale.name == "paper":
-        return
-    for cell, metric, title, digits in _columns(scale).values():
-        yield from entries("one core", cell, (title, metric, digits))
+@ours(render=_plan)
+def plan(scale: Scale) -> list[Number]:
+    """What banks of up to 10^12 tokens take."""
+    # The plan is about sedem-nano on one core.
+    return [] if scale.name == "paper" else [*_costs(scale).values()]

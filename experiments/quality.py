@@ -20,7 +20,7 @@ from experiments.system.models import (
     main_model,
 )
 from experiments.system.scales import Scale
-from experiments.system.tables import Number, entries, metric_of, scores, study
+from experiments.system.tables import Number, entries, metric_of, ours, scores, study
 
 SETS = ("2wiki", "musique", "qasper", "hotpotqa")
 METRICS = ("f1", "rouge_l", "em")
@@ -28,41 +28,41 @@ REPORTS = "govreport"
 """The set of reports to summarize."""
 
 
-@study(
-    "Main long-context QA (Tables main_qa_results and sedem_em)",
-    "Answers have at most 64 new tokens, 128 on QASPER. K is 2, 2, 4 and 8 as in the paper.",
-    drawn=("F1",),
-)
+@study()
 def main_qa(scale: Scale) -> Iterator[Number]:
-    """Every method on every backbone; a smaller one is compared with the paper's 1B numbers."""
+    """Main long-context QA (Tables main_qa_results and sedem_em).
+
+    Answers have at most 64 new tokens, 128 on QASPER. K is 2, 2, 4 and 8 as in the paper.
+    """
     for label, answer in {"constant answer": "", 'always "no"': "no"}.items():
         for key in SETS:
             yield from scores(label, scale.sets[key].title, constant(key, answer), METRICS)
+    # Every method on every backbone; a smaller one is compared with the paper's 1B numbers.
     for backbone in scale.backbones:
         variant = main_model(scale, backbone)
-        source = backbone if backbone in paper.BACKBONES else "llama-3.2-1b"
+        source = paper.BACKBONES.get(backbone, paper.BACKBONES["llama-3.2-1b"])
         prefix = "" if len(scale.backbones) == 1 else f"{backbone}: "
         for row in paper.rows("tab:main_qa_results"):
-            if row["backbone"] != paper.BACKBONES[source]:
+            if row["backbone"] != source:
                 continue
-            method = row["method"]
             for key in SETS:
-                printed = {m: row.get(f"{key}_{m}") for m in METRICS}
-                printed["em"] = _em(source, method, key)
-                title, cell = scale.sets[key].title, paper_cell(scale, method, variant, key)
-                yield from scores(prefix + method, title, cell, METRICS, printed)
+                printed = {m: row.get(f"{key}_{m}") for m in METRICS} | {"em": None}
+                if row["method"] == "SeDeM" and source.endswith("-Base"):
+                    where = {"backbone": source.removesuffix("-Base")}
+                    printed["em"] = paper.number("tab:sedem_em", f"{key}_em", **where)
+                title, cell = scale.sets[key].title, paper_cell(scale, row["method"], variant, key)
+                yield from scores(prefix + row["method"], title, cell, METRICS, printed)
         for label, model, fields in _more_rows(scale, variant):
             for key in SETS:
-                cell = answer_cell(scale, model, key, **fields)
-                if cell is not None:
+                if cell := answer_cell(scale, model, key, **fields):
                     yield from scores(prefix + label, scale.sets[key].title, cell, METRICS)
 
 
 def _more_rows(scale: Scale, variant: Variant) -> list[tuple[str, Variant, dict[str, Any]]]:
     """Rows that the paper's table lacks: a label, a model, and fields of its cells."""
     few: dict[str, Any] = {"limit": scale.costly_limit}
-    windows = {"method": "beacon", "setting": "" if scale.name == "paper" else "1024"}
-    width = "128" if scale.name == "paper" else "1,024"
+    setting, width = ("", "128") if scale.name == "paper" else ("1024", "1,024")
+    windows = {"method": "beacon", "setting": setting}
     rows: list[tuple[str, Variant, dict[str, Any]]] = [
         ("SeDeM, evidence selected", variant, {"control": "gold"}),
         ("SeDeM, every block", variant, {"k": "all", **few}),
@@ -73,46 +73,24 @@ def _more_rows(scale: Scale, variant: Variant) -> list[tuple[str, Variant, dict[
         (f"Activation Beacon, windows of {width} tokens", variant, windows),
     ]
     if scale.name != "paper":
-        equal = equal_budget(scale)
-        budgets = (("one block", 1), ("two blocks", 2), ("four blocks", 4))
-        rows += [(f"SeDeM with {blocks}", variant, {"k": k}) for blocks, k in budgets]
-        rows += [
-            ("SeDeM, trained as little as the methods above", equal, few),
-            ("the same, no memory", equal, {"control": "none", **few}),
-        ]
+        equal, none = equal_budget(scale), {"control": "none", **few}
+        for blocks, k in (("one block", 1), ("two blocks", 2), ("four blocks", 4)):
+            rows.append((f"SeDeM with {blocks}", variant, {"k": k}))
+        rows.append(("SeDeM, trained as little as the methods above", equal, few))
+        rows.append(("the same, no memory", equal, none))
     elif variant.backbone == scale.backbones[0]:
         eleven = Variant("extract-11", ("model.extract_layers=[11]",))
         rows.append(("SeDeM, extraction after layer 11", eleven, {}))
     if scale.name == "nano":
-        cross = cross_model(scale)
-        rows += [
-            ("SeDeM, trained as little, with SmolLM2-135M as decoder", cross, few),
-            ("the same decoder, no memory", cross, {"control": "none", **few}),
-        ]
+        # A decoder with other tokens. Memory enters at the same relative depth as in the paper's
+        # cross-model row, 10 of 28. States of other tokens cannot be regressed, so all of stage 1
+        # is the paper's.
+        decoder = "model.decoder=HuggingFaceTB/SmolLM2-135M-Instruct", "model.inject_layer=11"
+        stage1 = (*equal.stage1, "losses.regress=0", "losses.regress_first=0")
+        cross = replace(equal, name="smollm2-decoder", changes=decoder, stage1=stage1)
+        rows.append(("SeDeM, trained as little, with SmolLM2-135M as decoder", cross, few))
+        rows.append(("the same decoder, no memory", cross, none))
     return rows
-
-
-def cross_model(scale: Scale) -> Variant:
-    """SeDeM on an equal budget, read by nano-llama and answered by a decoder with other tokens.
-
-    Memory enters at the same relative depth as in the paper's cross-model row, 10 of 28. States of
-    other tokens cannot be regressed, so all of stage 1 is the paper's.
-    """
-    equal = equal_budget(scale)
-    decoder = "HuggingFaceTB/SmolLM2-135M-Instruct"
-    return replace(
-        equal,
-        name="smollm2-decoder",
-        changes=(f"model.decoder={decoder}", "model.inject_layer=11"),
-        stage1=(*equal.stage1, "losses.regress=0", "losses.regress_first=0"),
-    )
-
-
-def _em(backbone: str, method: str, key: str) -> float | None:
-    names = {"llama-3.2-1b": "Llama-3.2-1B", "llama-3.2-3b": "Llama-3.2-3B"}
-    if method != "SeDeM" or backbone not in names:
-        return None
-    return paper.number("tab:sedem_em", f"{key}_em", backbone=names[backbone])
 
 
 def constant(questions: str, answer: str = "") -> Cell:
@@ -120,76 +98,69 @@ def constant(questions: str, answer: str = "") -> Cell:
     return Cell("constant", questions=questions, answer=answer)
 
 
-@study(
-    "The constant answer of every set",
-    "The paper gives no numbers. The answer has the best mean F1 on training questions.",
-    drawn=("F1",),
-)
+@ours()
 def constant_answers(scale: Scale) -> Iterator[Number]:
-    """The answer chosen on training questions, its score there, and its score in evaluation."""
+    """The constant answer of every set.
+
+    The answer has the best mean F1 on training questions.
+    """
+    columns = (
+        ("constant answer", "settings.answer"),
+        ("training questions", "settings.chosen.questions", 0),
+        ("F1 on them", "settings.chosen.f1"),
+        ("evaluation questions", "counts.examples", 0),
+    )
     for key, questions in scale.sets.items():
-        if questions.schema in ("ruler-qa2", REPORTS):  # no training questions
-            continue
-        cell, row = constant(key), questions.title
-        columns: list[tuple[Any, ...]] = [("constant answer", "settings.answer")]
-        columns += [
-            ("training questions", "settings.chosen.questions", 0),
-            ("F1 on them", "settings.chosen.f1"),
-            ("evaluation questions", "counts.examples", 0),
-        ]
-        yield from entries(row, cell, *columns) + scores(row, "", cell, METRICS)
+        if questions.schema not in ("ruler-qa2", REPORTS):  # they have no training questions
+            yield from entries(questions.title, constant(key), *columns)
+            yield from scores(questions.title, "", constant(key), METRICS)
 
 
 LIMITS = {"squad-10": 100, "exact-facts": 100, "hotpotqa": 300, "2wiki": 100, "musique": 40}
 """Number of questions of each set in guided form."""
 
 
-@study(
-    "More memory: answers by K, with and without guided attention",
-    "The paper gives no numbers. Guided answers have at most 32 new tokens.",
-)
+@ours()
 def more_memory(scale: Scale) -> Iterator[Number]:
-    """F1, or EM of exact facts, by form and K."""
-    forms = {
-        "the paper's form": None,
-        "guided, same weights": False,
-        "guided, trained further": True,
-    }
-    for form, trained in forms.items():
+    """More memory: answers by K, with and without guided attention.
+
+    Guided answers have at most 32 new tokens.
+    """
+    for k in BUDGETS:
+        for key in (key for key in LIMITS if key in scale.sets):
+            if cell := _in_paper_form(scale, key, k):
+                title = scale.sets[key].title
+                yield from scores(f"the paper's form, K={k}", title, cell, (metric_of(key),))
+    for form, trained in {"guided, same weights": False, "guided, trained further": True}.items():
         for k in BUDGETS:
             for key in (key for key in LIMITS if key in scale.sets):
-                row, metric, title = f"{form}, K={k}", metric_of(key), scale.sets[key].title
-                if trained is None:
-                    cell = _in_paper_form(scale, key, k)
-                    yield from scores(row, title, cell, (metric,)) if cell else []
-                else:
-                    yield by_k(row, scale, guided_answers(scale, key, trained), k)
+                yield by_k(f"{form}, K={k}", scale, guided_answers(scale, key, trained), k)
 
 
-def by_k(row: str, scale: Scale, cell: Cell, k: int | str, column: str = "") -> Number:
-    """The score at one K of a cell of answers at every K; `column` follows the set and metric."""
+def by_k(row: str, scale: Scale, cell: Cell, k: int | str) -> Number:
+    """The score at one K of a cell of answers at every K."""
     metric = metric_of(cell.questions)
-    title = f"{scale.sets[cell.questions].title} {metric.upper()}{column}"
+    title = f"{scale.sets[cell.questions].title} {metric.upper()}"
     return Number(row, title, None, cell, f"budgets.{k}.{metric}")
 
 
-def guided_answers(scale: Scale, questions: str, trained: bool = True, **fields: Any) -> Cell:
+def guided_answers(scale: Scale, questions: str, trained: bool = True) -> Cell:
     """Guided answers to a set at every K, by the model trained with guidance or before that."""
-    model = guided_model(scale) if trained else main_model(scale)
-    form = "" if trained else "guided"
-    return answers_by_k(scale, questions, model, LIMITS.get(questions, 0), form=form, **fields)
+    limit = LIMITS.get(questions, 0)
+    if trained:
+        return answers_by_k(scale, questions, guided_model(scale), limit)
+    return answers_by_k(scale, questions, main_model(scale), limit, form="guided")
 
 
 def _in_paper_form(scale: Scale, questions: str, k: int | str) -> Cell | None:
     """Answers to a set in the paper's form, as measured by other studies; None if missing."""
-    model = main_model(scale)
+    own = Cell(variant=main_model(scale), questions=questions, k=k)
     if k == 8 and questions in (*scale.ablation, "musique"):
         return None
     if questions in scale.ablation:
         limit = {4: 500, "all": 200}.get(k) if scale.name == "nano" else scale.limit
-        return Cell(variant=model, questions=questions, k=k, limit=limit, max_new_tokens=32)
-    limit = scale.costly_limit if k == "all" else None
-    return Cell(variant=model, questions=questions, k=k, limit=limit)
+        return replace(own, limit=limit, max_new_tokens=32)
+    return replace(own, limit=scale.costly_limit if k == "all" else None)
 
 
 MIXED, ALONE = "guided-conditions", "guided-text"
@@ -200,63 +171,55 @@ CONDITIONS = {
     "text, trained on text alone": (ALONE, "text"),
 }
 """The model and the form in which it reads blocks, by label."""
-TIME, BYTES = "TTFT, ms", "stored bytes a token"
 
 
-@study(
-    "The same blocks as memory, as text, or as both",
-    "The paper gives no numbers. Answers have at most 32 new tokens.",
-    drawn=("F1", "EM", "TTFT"),
-)
+@ours(drawn=("F1", "EM", "TTFT"))
 def conditions(scale: Scale) -> Iterator[Number]:
-    """Score, time to the first token and stored bytes, by condition and K.
+    """The same blocks as memory, as text, or as both.
 
-    One model is trained on all three conditions, another on text alone with as many steps.
+    Answers have at most 32 new tokens.
     """
+    # One model is trained on all three conditions, another on text alone with as many steps.
+    form = tuple(FORMS[PAPER_FORM].items())
     models = {
         MIXED: further_trained(scale, MIXED, "stage2-conditions"),
-        ALONE: further_trained(scale, ALONE, "stage2-text", start=tuple(FORMS[PAPER_FORM].items())),
+        ALONE: further_trained(scale, ALONE, "stage2-text", start=form),
     }
-    times = Cell(
-        "condition-times",
-        variant=models[MIXED],
-        questions=scale.ablation[0],
-        limit=10 if scale.name == "nano" else scale.limit,
-        dtype="float32",
-    )
+    asked = {"questions": scale.ablation[0], "limit": 10 if scale.name == "nano" else scale.limit}
+    times = Cell("condition-times", variant=models[MIXED], dtype="float32", **asked)
     for label, (name, condition) in CONDITIONS.items():
         for k in (1, 2, 4, 8):
             row = f"{label}, K={k}"
             for key in scale.ablation:
                 cell = answers_by_k(scale, key, models[name], 100, condition=condition)
                 yield by_k(row, scale, cell, k)
-            columns = (TIME, f"times.{condition}.{k}"), (BYTES, f"bytes.{condition}", 0)
-            yield from entries(row, times, *columns)
+            stored = "stored bytes a token", f"bytes.{condition}", 0
+            yield from entries(row, times, ("TTFT, ms", f"times.{condition}.{k}"), stored)
 
 
-@study(
-    "Selected paragraphs read as text, together and apart",
-    "The paper gives no numbers. Both readers were trained on two of four paragraphs.",
-)
+@ours()
 def paragraphs_apart(scale: Scale) -> Iterator[Number]:
-    """F1, or EM of exact facts, by form and K; the two recipes of raw-text RAG differ in it."""
+    """Selected paragraphs read as text, together and apart.
+
+    Both readers were trained on two of four paragraphs.
+    """
     for label, setting in {"together": "", "apart": "_apart"}.items():
         for k in (1, 2, 4, 8):
             for key in (*scale.ablation, "hotpotqa"):
                 fields = {"k": k, "setting": setting, "limit": scale.costly_limit}
-                cell = answer_cell(scale, main_model(scale), key, "rag", **fields)
-                if cell is not None:  # no recipe of the paper's reads them apart
+                # No recipe of the paper's reads them apart.
+                if cell := answer_cell(scale, main_model(scale), key, "rag", **fields):
                     title = scale.sets[key].title
                     yield from scores(f"{label}, K={k}", title, cell, (metric_of(key),))
 
 
-@study(
-    "RULER qa_2 by context length (Table ruler_qa2)",
-    "Lengths are counted in the backbone's own tokens. Text beyond its positions is cut off, and "
-    "the result counts it. The paper stops at 16K.",
-)
+@study()
 def ruler(scale: Scale) -> Iterator[Number]:
-    """string_match_part by method and length; the paper uses the 3B backbone."""
+    """RULER qa_2 by context length (Table ruler_qa2).
+
+    Lengths are counted in the backbone's own tokens. Text beyond its positions is cut off, and the
+    result counts it. The paper stops at 16K.
+    """
     backbone = "llama-3.2-3b" if "llama-3.2-3b" in scale.backbones else None
     methods = {"Full-context reference": "Backbone (Frozen)", "SeDeM": "SeDeM", "ICAE": "ICAE"}
     if scale.name == "paper":
@@ -270,30 +233,29 @@ def ruler(scale: Scale) -> Iterator[Number]:
             yield Number(printed, scale.sets[key].title, value, cell, "string_match")
 
 
-@study(
-    "Summaries of whole reports (GovReport)",
-    "The paper gives no numbers, and has no such set. SeDeM reads every block; for the reference, "
-    "text beyond its positions is cut off.",
-)
+@study()
 def summaries(scale: Scale) -> Iterator[Number]:
-    """ROUGE-L of models that were trained for HotpotQA; at paper scale alone."""
-    if REPORTS not in scale.sets:
-        return
-    title = scale.sets[REPORTS].title
-    for row, method, k in (
-        ("SeDeM, every block", "sedem", "all"),
-        ("Full-context reference", "full-context", None),
-    ):
-        cell = answer_cell(scale, main_model(scale), REPORTS, method, k=k)
-        yield from scores(row, title, cell, ("rouge_l",))
+    """Summaries of whole reports (GovReport).
+
+    The paper gives no numbers, and has no such set. SeDeM reads every block; for the reference,
+    text beyond its positions is cut off.
+    """
+    # The models were trained for HotpotQA.
+    if REPORTS in scale.sets:
+        for row, method, k in (
+            ("SeDeM, every block", "sedem", "all"),
+            ("Full-context reference", "full-context", None),
+        ):
+            cell = answer_cell(scale, main_model(scale), REPORTS, method, k=k)
+            yield from scores(row, scale.sets[REPORTS].title, cell, ("rouge_l",))
 
 
-@study(
-    "An adaptive budget: as many blocks as their scores ask for",
-    "The paper gives no numbers. The model was trained with guided attention, which 'auto' needs.",
-)
+@ours()
 def adaptive(scale: Scale) -> Iterator[Number]:
-    """F1 and states that the decoder sees, by K; at paper scale alone."""
+    """An adaptive budget: as many blocks as their scores ask for.
+
+    The model was trained with guided attention, which 'auto' needs.
+    """
     for k in (1, 2, 4, 8, "auto") if scale.name == "paper" else ():
         for key in scale.ablation:
             cell = answer_cell(scale, guided_model(scale), key, k=k, limit=scale.limit)
@@ -302,9 +264,10 @@ def adaptive(scale: Scale) -> Iterator[Number]:
             yield Number(f"K={k}", f"{title} states", None, cell, "conditioning")
 
 
-@study("Transfer to a set that was not trained for (appendix OOD Transfer)")
+@study()
 def transfer(scale: Scale) -> Iterator[Number]:
-    """SeDeM and ICAE, trained on a mixture without QASPER, on QASPER."""
+    """Transfer to a set that was not trained for (appendix OOD Transfer)."""
+    # Both are trained on a mixture without QASPER.
     for method, fields in (("SeDeM", {"limit": scale.limit}), ("ICAE", {"method": "icae"})):
         printed = {"f1": paper.number("inline_ood_transfer", "token_f1", method=method)}
         cell = answer_cell(scale, BASE, "qasper", trained_for="mixture", **fields)

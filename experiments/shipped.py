@@ -1,4 +1,4 @@
-"""What ships with sedem: sedem-nano and its controls."""
+"""What ships with sedem: sedem-nano with its controls; sedem-smol, and its tools for agents."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from experiments.quality import by_k, guided_answers
+from experiments.quality import LIMITS, by_k, guided_answers
 from experiments.system import paper
-from experiments.system.answers import BUDGETS
+from experiments.system.agents import RANKS
+from experiments.system.answers import BUDGETS, HOP_BUDGETS, HOPS, NEW_USER
 from experiments.system.bench import SLOT_TYPES
 from experiments.system.cells import Cell
 from experiments.system.models import GUIDED, guided_model, main_model
-from experiments.system.scales import Scale
-from experiments.system.tables import Number, entries, metric_of, scores, study
+from experiments.system.scales import SMOL, Scale
+from experiments.system.tables import Number, entries, metric_of, ours, ratio_of, scores, study
+from experiments.system.timing import ASKED
 
 MAX_NEW_TOKENS = 32
-NAME = "sedem-nano"
+NANO = "sedem-nano"
 BEFORE = "before guided training, in the paper's form"
 
 SEDEM: dict[str, dict[str, Any]] = {
@@ -37,17 +39,16 @@ TEXT: dict[str, dict[str, Any]] = {
 """Ways to answer from text, with fewer questions: a base model does not stop by itself."""
 
 
-@study(
-    "The shipped model, its controls and the frozen backbone",
-    "The paper gives no numbers. Answers have at most 32 new tokens.",
-    drawn=("F1", "EM"),
-)
+@ours(drawn=("F1", "EM"))
 def shipped_model(scale: Scale) -> Iterator[Number]:
-    """Score and recall by way to answer, on the sets of the ablations."""
+    """The shipped model, its controls and the frozen backbone.
+
+    Answers have at most 32 new tokens.
+    """
     for k in BUDGETS:
         for key in scale.ablation:
-            yield by_k(f"{NAME}, K={k}", scale, guided_answers(scale, key), k)
-    for prefix, rows in ((f"{NAME} {BEFORE}", SEDEM), ("frozen backbone", TEXT)):
+            yield by_k(f"{NANO}, K={k}", scale, guided_answers(scale, key), k)
+    for prefix, rows in ((f"{NANO} {BEFORE}", SEDEM), ("frozen backbone", TEXT)):
         for label, fields in rows.items():
             for key in scale.ablation:
                 selects = "control" not in fields and fields.get("k", 1) != 1
@@ -55,8 +56,10 @@ def shipped_model(scale: Scale) -> Iterator[Number]:
                 cell, title = _answers(scale, key, fields), scale.sets[key].title
                 yield from scores(f"{prefix}, {label}", title, cell, metrics)
     for key in scale.ablation:
-        cell = Cell("block-recall", "bm25", main_model(scale), questions=key)
-        title = scale.sets[key].title
+        cell, title = (
+            Cell("block-recall", "bm25", main_model(scale), questions=key),
+            scale.sets[key].title,
+        )
         yield from scores("BM25 over the same blocks", title, cell, ("recall@2",))
 
 
@@ -66,13 +69,12 @@ def _answers(scale: Scale, questions: str, fields: dict[str, Any]) -> Cell:
     return Cell(variant=main_model(scale), questions=questions, **changes)
 
 
-@study(
-    "The shipped model beside the paper (rows of Table main_qa_results)",
-    "Nothing makes the rows comparable: the backbone, the training and the samples differ.",
-    drawn=("F1",),
-)
+@study()
 def shipped_beside_paper(scale: Scale) -> Iterator[Number]:
-    """Rows of the paper, then ours, on the sets that both have."""
+    """The shipped model beside the paper (rows of Table main_qa_results).
+
+    Nothing makes the rows comparable: the backbone, the training and the samples differ.
+    """
     sets = ("hotpotqa", "2wiki", "musique")
     for backbone, method, label in (
         ("llama-3.2-1b", "Backbone (Frozen)", "Llama-3.2-1B frozen"),
@@ -84,83 +86,244 @@ def shipped_beside_paper(scale: Scale) -> Iterator[Number]:
             value = paper.number("tab:main_qa_results", f"{key}_f1", **where)
             yield Number(label, f"{scale.sets[key].title} F1", value, metric="")
     # These sets are smaller than the limits of answers from memory.
-    own = {f"{NAME} {BEFORE}, {row}": SEDEM[row] for row in ("K=2", "K=4", "no memory")}
-    rows = {label: {**fields, "limit": None} for label, fields in own.items()}
+    own = ("K=2", "K=4", "no memory")
+    rows = {f"{NANO} {BEFORE}, {row}": {**SEDEM[row], "limit": None} for row in own}
     rows |= {f"frozen backbone, {row}": fields for row, fields in TEXT.items()}
     for label, fields in rows.items():
         for key in sets:
             yield from scores(label, scale.sets[key].title, _answers(scale, key, fields))
 
 
-@study("What one command prints of the shipped model", "The paper gives no numbers.")
+@ours()
 def shipped_command(scale: Scale) -> list[Number]:
-    """`sedem eval sedem -k 2 --limit 200` in the paper's form, with the set's own answer limit."""
+    """What one command prints of the shipped model."""
+    # `sedem eval sedem -k 2 --limit 200` in the paper's form, with the set's own answer limit.
     key, limit = scale.ablation[0], scale.limit if scale.stand_in else 200
     cell = Cell(variant=guided_model(scale), questions=key, k=2, dtype="float32", limit=limit)
     metrics = ("f1", "em", "rouge_l", "recall@1", "recall@2")
     return scores(scale.sets[key].title, "", cell, metrics)
 
 
-@study("What memory carries before stage 2, in loss a token", "The paper gives no numbers.")
+@ours()
 def shipped_memory(scale: Scale) -> Iterator[Number]:
-    """Loss per token in each condition, on the text after a segment and on the segment itself."""
+    """What memory carries before stage 2, in loss a token."""
     names = ("raw_text", "true_states", "memory", "other_memory", "nothing")
-    cell = Cell("memory", variant=main_model(scale))
+    columns = [(name.replace("_", " "), name, 3) for name in names]
+    # The target is the text after a segment, or the segment itself.
     for target in ("continuation", "recall"):
-        columns = ((name.replace("_", " "), f"{target}.{name}", 3) for name in names)
-        yield from entries(f"after stage 1: {target}", cell, *columns)
+        cell = Cell("memory", variant=main_model(scale))
+        yield from entries(f"after stage 1: {target}", cell, *columns, at=target)
 
 
-@study("What training the shipped model took", "The paper gives no numbers.", drawn=("minutes",))
+@ours()
 def shipped_training(scale: Scale) -> Iterator[Number]:
-    """Steps, examples, minutes and trained parameters of each recipe."""
+    """What training the shipped model took."""
+    columns = (
+        ("steps", "steps", 0),
+        ("examples", "examples_seen", 0),
+        ("minutes", "seconds", 0, 60.0),
+        ("trained parameters", "trained_parameters", 0),
+        ("machine", "machine.device", 0),
+        ("threads", "machine.threads", 0),
+    )
     for stage in (*scale.stages, *GUIDED) if scale.shipped else scale.stages:
-        yield from entries(
-            f"{stage}.yaml",
-            Cell("training", variant=main_model(scale), stage=stage),
-            ("steps", "steps", 0),
-            ("examples", "examples_seen", 0),
-            ("minutes", "seconds", 0, 60.0),
-            ("trained parameters", "trained_parameters", 0),
-            ("machine", "machine.device", 0),
-            ("threads", "machine.threads", 0),
-        )
+        cell = Cell("training", variant=main_model(scale), stage=stage)
+        yield from entries(f"{stage}.yaml", cell, *columns)
 
 
-@study(
-    "The shipped model's answers by their limit",
-    "The paper gives no numbers. On COVID-QA the rows K=4 and no memory have 491 questions at 32 "
-    "tokens and 200 at 64.",
-)
+@ours()
 def answer_limit(scale: Scale) -> Iterator[Number]:
-    """F1 of the main model with answers of at most 32 new tokens, and of the set's own limit."""
+    """The shipped model's answers by their limit.
+
+    On COVID-QA the rows K=4 and no memory have 491 questions at 32 tokens and 200 at 64.
+    """
     rows: dict[str, dict[str, Any]] = {
-        "K=2": {"k": 2},
-        "K=4": {"k": 4},
-        "no memory": {"control": "none"},
-    }
-    more = {("qasper", "K=4"): 500, ("qasper", "no memory"): 500}
+        "K=2": {"k": 2}, "K=4": {"k": 4}, "no memory": {"control": "none"}
+    }  # fmt: skip
     for key in ("hotpotqa", "2wiki", "musique", "qasper"):
         questions = scale.sets[key]
         for row, fields in rows.items():
-            limit = more.get((key, row)) if scale.name == "nano" else None
-            few = {"k": 2, **fields, "limit": limit, "max_new_tokens": MAX_NEW_TOKENS}
+            more = scale.name == "nano" and key == "qasper" and row != "K=2"
+            few = {"k": 2, **fields, "limit": 500 if more else None}
+            few |= {"max_new_tokens": MAX_NEW_TOKENS}
             for tokens, changes in ((MAX_NEW_TOKENS, few), (questions.max_new_tokens, fields)):
                 cell = Cell(variant=main_model(scale), questions=key, **changes)
                 yield Number(row, f"{questions.title} F1, {tokens} tokens", None, cell)
 
 
-@study(
-    "Answers with slots in fewer bytes",
-    "The paper gives no numbers.",
-    drawn=("F1", "EM", "recall"),
-)
+@ours()
 def slot_types(scale: Scale) -> Iterator[Number]:
-    """Bytes per token, scores and recall by type, on the first set of the ablations."""
-    limit = scale.limit if scale.stand_in else 300
-    key = scale.ablation[0]
+    """Answers with slots in fewer bytes."""
+    limit, key = scale.limit if scale.stand_in else 300, scale.ablation[0]
     model = Cell(variant=main_model(scale), questions=key, max_new_tokens=32, dtype="float32")
     for slots in SLOT_TYPES:
         cell = replace(model, slots=slots, limit=limit)
         yield from entries(slots, cell, ("bytes a token", "bytes_per_token", 0))
         yield from scores(slots, scale.sets[key].title, cell, ("f1", "em", "recall@2"))
+
+
+# sedem-smol, on a real backbone
+
+QUESTIONS = {
+    "squad-10": 100, "squad-10-swapped": 32, "hotpotqa": 16,
+    "2wiki": 32, "exact-facts": 50, "household": 22,
+}  # fmt: skip
+"""Number of questions of each set."""
+NANO_QUESTIONS = 300
+"""Number of questions of `MAIN` to sedem-nano, which answers faster."""
+HOP_QUESTIONS = 40
+"""Number of questions of each set that are asked with two hops."""
+MAIN, LONG = "squad-10", 30
+"""The set that is read in more ways, and the number of its questions with all of a context as text,
+which takes seconds."""
+TWO_STEPS = ("hotpotqa", "2wiki", "musique", "two-steps")
+"""Sets of questions whose evidence is in several documents."""
+METRICS = ("f1", "em")
+SHOWN = {"squad-10": METRICS, "exact-facts": ("em",), "household": ("em",)}
+"""Metrics of a set; of others F1."""
+LABELS = {
+    "auto, K=1": "sedem-smol, K=1",
+    "auto, K=4": "sedem-smol, K=4",
+    "auto, K=all": "sedem-smol, every block",
+    "one reading, text, K=4": "the same four blocks as text (RAG with the same reader)",
+    "auto, text, K=4": "the same four blocks as text, their best sentences read again",
+    "one reading, K=4": "sedem-smol, K=4, memory alone",
+    "no memory": "sedem-smol, no memory",
+    "K=4": "sedem-smol, K=4, never quoted",
+    "text, K=4": "the same four blocks as text, never quoted",
+}
+"""Ways in the order of the table."""
+
+
+def _asked(scale: Scale, questions: str, measure: str = "ways", **fields: Any) -> Cell:
+    own = {"variant": guided_model(scale, SMOL), "limit": QUESTIONS.get(questions), **fields}
+    return Cell(measure, questions=questions, max_new_tokens=32, dtype="float32", **own)
+
+
+@ours()
+def real_model(scale: Scale) -> Iterator[Number]:
+    """A real backbone.
+
+    Answers are greedy, in float32, and have at most 32 tokens.
+    """
+    if SMOL not in scale.shipped:
+        return
+    for key in QUESTIONS:
+        title, cell = scale.sets[key].title, _asked(scale, key)
+        for way, label in LABELS.items():
+            for metric in SHOWN.get(key, ("f1",)):
+                number = f"ways.{way}.{metric}"
+                yield Number(label, f"{title} {metric.upper()}", None, cell, number)
+        if key in LIMITS:
+            yield by_k("sedem-nano, K=4", scale, guided_answers(scale, key), 4)
+    title = scale.sets[MAIN].title
+    whole = {"k": "all", "condition": "text"}
+    rows = {
+        "every block as text (full context, tuned), never quoted": whole,
+        "frozen backbone, every paragraph as text": {"method": "full-context"},
+        "frozen backbone, BM25's four paragraphs as text": {"method": "bm25", "k": 4},
+    }
+    for row, fields in rows.items():
+        yield from scores(row, title, _asked(scale, MAIN, "answers", limit=LONG, **fields), METRICS)
+    nano = _asked(scale, MAIN, variant=guided_model(scale), limit=NANO_QUESTIONS)
+    columns = [(f"{title} {metric.upper()}", metric) for metric in METRICS]
+    row = "sedem-nano, K=4, selecting by words too and quoting"
+    yield from entries(row, nano, *columns, at="ways.auto, K=4")
+
+
+@ours()
+def real_selection(scale: Scale) -> Iterator[Number]:
+    """Evidence that sedem-smol selects."""
+    for key in QUESTIONS if SMOL in scale.shipped else ():
+        columns = [(f"recall@{k}", f"recall@{k}") for k in (1, 2, 4)]
+        yield from entries(scale.sets[key].title, _asked(scale, key), *columns, at="ways.K=4")
+
+
+@study()
+def second_hop(scale: Scale) -> Iterator[Number]:
+    """A second hop.
+
+    The paper selects once, and gives no numbers. Questions with evidence in several documents. The
+    evidence counts as found if each of these documents has a block among the K.
+    """
+    for key in TWO_STEPS if SMOL in scale.shipped else ():
+        cell = _asked(scale, key, "hops", limit=HOP_QUESTIONS)
+        for label in HOPS:
+            columns = []
+            for k in HOP_BUDGETS:
+                columns.append((f"K={k}: all the evidence, %", f"all_found.K={k}, {label}"))
+                columns.append((f"K={k}: F1", f"answers.K={k}, {label}.f1"))
+            yield from entries(f"{scale.sets[key].title}, {label}", cell, *columns)
+
+
+@ours(about="{questions} questions to {documents} documents.")
+def new_user(scale: Scale) -> Iterator[Number]:
+    """A new user's questions.
+
+    Files as a household and a club have them: a lease, minutes, an invoice, an offer in Word,
+    e-mails, a table, a book, other languages and encodings.
+    """
+    columns = (
+        ("answerable", "answerable", 0),
+        ("evidence cited", "found", 0),
+        ("right", "right", 0),
+        ("declined", "declined", 0),
+        ("with an invented word", "invented", 0),
+        ("not answerable or about everything, and said so", "honest", 0),
+    )
+    for way in NEW_USER if SMOL in scale.shipped else ():
+        cell = Cell("new-user", variant=guided_model(scale, SMOL))
+        yield from entries(f"sedem-smol, {way}", cell, *columns, at=f"ways.{way}")
+
+
+@ours(about="Medians over {questions} questions.")
+def answering_times(scale: Scale) -> Iterator[Number]:
+    """Times of quotations.
+
+    Single questions to ten paragraphs, K=4, keys and values of all blocks kept. A quotation comes
+    as a whole.
+    """
+    columns = {"first token, ms": "ttft_ms", "whole answer, ms": "total_ms"}
+    for way in ASKED if SMOL in scale.shipped else ():
+        cell = _asked(scale, MAIN, "answer-times", limit=8, k=4)
+        for column, name in columns.items():
+            of_way, free = (
+                Number(way, column, None, cell, f"times.{one}.{name}", 0) for one in (way, "free")
+            )
+            yield from (of_way, ratio_of(way, f"{column}: times free's", None, [of_way, free]))
+
+
+@ours(about="{questions} questions to {blocks:,} blocks, medians, after one search as a warm-up.")
+def passage_search(scale: Scale) -> Iterator[Number]:
+    """A search for passages."""
+    columns = (
+        ("pass over the question, ms", "pass_ms"),
+        ("search, ms", "search_ms"),
+        ("beyond the pass, ms", "beyond_ms"),
+    )
+    if SMOL in scale.shipped:
+        cell = Cell("passages", variant=guided_model(scale, SMOL))
+        yield from entries("sedem-smol", cell, *columns)
+
+
+@ours(
+    about="{questions} questions about {files} papers of {characters:,} characters in all. A "
+    "result counts if an accepted answer stands in one of the first k."
+)
+def tool_servers(scale: Scale) -> Iterator[Number]:
+    """Servers of tools on the household papers."""
+    columns = (
+        *((f"recall@{k}, %", f"recall.{k}", 1, 0.01) for k in RANKS),
+        ("characters of 5", "characters", 0),
+        ("start, s", "started_s", 2),
+        ("first answer, s", "first_s", 1),
+        ("search, s", "search_s", 2),
+    )
+    restarted = "after a restart, s", "again_s"
+    cell = Cell("tool-servers", variant=guided_model(scale, SMOL))
+    if SMOL in scale.shipped:
+        own = (*columns, restarted)
+        yield from entries("sedem mcp", cell, *own, at="servers.sedem mcp")
+        if not scale.stand_in:
+            label = "attemory 0.1.3, SmolLM2-135M"
+            yield from entries(label, cell, *columns, at="servers.attemory")

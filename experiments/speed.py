@@ -8,15 +8,12 @@ from typing import Any
 from experiments.system import paper
 from experiments.system.bench import (
     BATCHES,
-    BESIDE_CONTEXTS,
-    CONTEXTS,
-    KEPT_CONTEXTS,
     METHODS,
     PEERS_BESIDE,
-    SEDEM_CONTEXTS,
     SLOT_TYPES,
     bench_cells,
     comprexit_times,
+    contexts_of,
     icae_times,
     timed_context,
     timed_shapes,
@@ -24,11 +21,10 @@ from experiments.system.bench import (
 from experiments.system.cells import Cell
 from experiments.system.models import main_model
 from experiments.system.scales import SMOL, Scale
-from experiments.system.tables import Number, entries, mean_of, ratio_of, study
+from experiments.system.tables import Number, entries, mean_of, ours, ratio_of, study
 from experiments.system.timing import GROWN, RATES, WAYS
 
-NONE_PRINTED = "The paper gives no numbers of this kind."
-TIMES = (
+OF_BENCH = (
     "Medians of {settings[runs]} runs, with quartiles, and {settings[answer_tokens]} answer tokens."
 )
 ONLINE = "online TTFT, ms", "online_ttft_ms", 0
@@ -38,34 +34,21 @@ MEDIAN = "online_ttft_ms.median"
 STORED = "bytes a token", "stored_bytes_per_token", 1
 
 
-def _prefixed(scale: Scale, kind: str) -> Iterator[tuple[str, Cell]]:
-    """The cells of a bench, and what their rows begin with if there are several."""
-    cells = bench_cells(scale, kind)
-    for name, cell in cells.items():
-        yield f"{name}: " if len(cells) > 1 else "", cell
-
-
-def _rows(
-    scale: Scale,
-    kind: str,
-    contexts: Mapping[str, tuple[int, ...]],
-    rows: Mapping[str, str],
-    *columns: tuple[Any, ...],
-) -> Iterator[Number]:
-    """Figures of a bench: a row per model, context length T and method.
+def _measured(
+    scale: Scale, kind: str, methods: Mapping[str, str]
+) -> Iterator[tuple[str, Cell, str, str, int]]:
+    """Label, cell, place in the result, method and context length of every row of a bench.
 
     Args:
         kind: the measure of the cells.
-        contexts: context lengths by scale.
-        rows: labels by method of the bench.
-        columns: the column and the place in a row of the bench, with more as in `entries`.
+        methods: labels by method of the bench. If there are several models, theirs come first.
     """
-    for prefix, cell in _prefixed(scale, kind):
-        for tokens in contexts[scale.size]:
-            for method, label in rows.items():
-                place = f"results.{method}.{tokens}"
-                own = ((title, f"{place}.{within}", *more) for title, within, *more in columns)
-                yield from entries(f"{prefix}{label}, T={tokens}", cell, *own)
+    cells = bench_cells(scale, kind)
+    for name, cell in cells.items():
+        for tokens in contexts_of(scale, kind):
+            for method, label in methods.items():
+                row = f"{name}: {label}" if len(cells) > 1 else label
+                yield f"{row}, T={tokens}", cell, f"results.{method}.{tokens}", method, tokens
 
 
 def _timed(
@@ -84,12 +67,13 @@ BESIDE_ICAE = {"ours": ("SeDeM", "sedem"), "icae": ("ICAE", "icae")}
 """The paper's columns of the comparison: our label, and the method of the bench."""
 
 
-@study(
-    "Online time to the first token and decoding speed (Table efficiency_varb_icae)",
-    f"{OTHER_MACHINE} The average ratio is that of the average times.",
-)
+@study(OTHER_MACHINE)
 def efficiency(scale: Scale) -> Iterator[Number]:
-    """SeDeM, ICAE and their ratio on contexts of each set's mean length, and the averages."""
+    """Online time to the first token and decoding speed (Table efficiency_varb_icae).
+
+    The average ratio is that of the average times.
+    """
+    # Contexts have each set's mean length.
     columns = {
         "TTFT, ms": ("ttft", "_ms", MEDIAN, ("icae", "ours")),
         "tok/s": ("tok_s", "", "decode_tok_s.median", ("ours", "icae")),
@@ -113,15 +97,14 @@ def efficiency(scale: Scale) -> Iterator[Number]:
                 yield ratio_of(f"{group}: ratio", column, printed, [pair[own] for own in order])
 
 
-@study(
-    "Early exit of the encoder (section Inference Efficiency)",
-    f"{OTHER_MACHINE} The paper gives no numbers but those of selection at 3B, about.",
-)
+@study(OTHER_MACHINE)
 def early_exit(scale: Scale) -> Iterator[Number]:
-    """Times of SeDeM whose encoder ends at the extraction layer, or runs all layers.
+    """Early exit of the encoder (section Inference Efficiency).
 
-    The times of selection are those of encoding and scoring a question.
+    The paper gives no numbers but those of selection at 3B, about.
     """
+    # The encoder ends at the extraction layer, or runs all layers. The times of selection are those
+    # of encoding and scoring a question.
     rows = {True: ("ends at extraction", "sedem"), False: ("all layers", "sedem-all-layers")}
     columns = {
         "selection, ms": "stages.select_ms.median",
@@ -129,15 +112,14 @@ def early_exit(scale: Scale) -> Iterator[Number]:
         "TTFT, ms": MEDIAN,
     }
     printed = {
-        (paper.backbone_of(row), row["early_exit"]): row["selection_ms"]
+        (paper.backbone_of(row), row["early_exit"], "selection, ms"): row["selection_ms"]
         for row in paper.rows("inline_early_exit")
     }
     for shape in timed_shapes(scale):
         cell = icae_times(scale, shape, "hotpotqa")
         for exits, (label, method) in rows.items():
             for column, within in columns.items():
-                known = printed.get((shape, exits)) if column == "selection, ms" else None
-                line = f"{shape}: {label}"
+                known, line = printed.get((shape, exits, column)), f"{shape}: {label}"
                 yield _timed(scale, cell, method, line, column, known, within)
 
 
@@ -147,7 +129,7 @@ BESIDE_COMPREXIT = {
     "ComprExIT (reference)": "comprexit",
     "ComprExIT (matched)": "comprexit-128",
 }
-"""The methods of the bench by the paper's names."""
+"""The methods of the bench by the paper's names; ComprExIT has pieces of 512 and of 128 tokens."""
 
 
 def beside_comprexit(scale: Scale, row: str, column: str, method: str, printed: float) -> Number:
@@ -156,82 +138,76 @@ def beside_comprexit(scale: Scale, row: str, column: str, method: str, printed: 
     return _timed(scale, cell, BESIDE_COMPREXIT[method], row, column, printed, MEDIAN)
 
 
-@study(
-    "Online time to the first token beside ComprExIT (Table comprexit_ttft)",
-    f"{OTHER_MACHINE} The context has 1,536 tokens for both sets, so both columns show one time.",
-)
+@study(OTHER_MACHINE)
 def comprexit_ttft(scale: Scale) -> Iterator[Number]:
-    """SeDeM with two blocks or all, and ComprExIT with pieces of 512 and of 128 tokens."""
+    """Online time to the first token beside ComprExIT (Table comprexit_ttft).
+
+    The context has 1,536 tokens for both sets, so both columns show one time.
+    """
     for row in paper.rows("tab:comprexit_ttft"):
         for key in ("hotpotqa", "2wiki"):
             column, printed = f"{scale.sets[key].title} TTFT, ms", row[f"{key}_ttft_ms"]
             yield beside_comprexit(scale, row["method"], column, row["method"], printed)
 
 
-@study("Times of every method", NONE_PRINTED, about=TIMES, spread="quartiles", drawn=("TTFT",))
+@ours(about=OF_BENCH, spread="quartiles", drawn=("TTFT",))
 def performance(scale: Scale) -> Iterator[Number]:
-    """Times, floors, memory and bytes, by method and context length T."""
-    names = (*METHODS[scale.name], *PEERS_BESIDE.get(scale.size, ()))
-    yield from _rows(
-        scale, "bench", CONTEXTS, {name: name for name in names},
+    """Times of every method."""
+    columns = (
         ("reads, tokens", "reads_tokens", 0),
-        ONLINE, ("online floor, ms", "floor.online_ttft_ms", 0),
-        PREBUILT, ("prebuilt floor, ms", "floor.prebuilt_ttft_ms", 1),
-        DECODING, ("decode at most", "floor.decode_tok_s", 0),
-        ("build tok/s", "build_tok_s", 0), ("build at most", "floor.build_tok_s", 0),
-        ("peak MB", "memory.peak_bytes", 0, 1e6), STORED,
-    )  # fmt: skip
+        ONLINE,
+        ("online floor, ms", "floor.online_ttft_ms", 0),
+        PREBUILT,
+        ("prebuilt floor, ms", "floor.prebuilt_ttft_ms", 1),
+        DECODING,
+        ("decode at most", "floor.decode_tok_s", 0),
+        ("build tok/s", "build_tok_s", 0),
+        ("build at most", "floor.build_tok_s", 0),
+        ("peak MB", "memory.peak_bytes", 0, 1e6),
+        STORED,
+    )
+    names = (*METHODS[scale.name], *PEERS_BESIDE.get(scale.size, ()))
+    own = dict(zip(names, names, strict=True))
+    for row, cell, place, *_ in _measured(scale, "bench", own):
+        yield from entries(row, cell, *columns, at=place)
 
 
-@study("Building and answering by stage", NONE_PRINTED, about=TIMES, spread="quartiles")
+@ours(about=OF_BENCH)
 def stages(scale: Scale) -> Iterator[Number]:
-    """Speed of building beside Hugging Face's forward of these layers, and SeDeM's stages."""
-    for prefix, cell in _prefixed(scale, "bench"):
-        for tokens in CONTEXTS[scale.size]:
-            row, place = f"{prefix}sedem, T={tokens}", f"results.sedem.{tokens}"
-            columns = ("build tok/s", "build_tok_s"), ("layers alone, tok/s", "layers_tok_s")
-            speeds = [
-                Number(row, column, None, cell, f"{place}.{speed}.median", digits=0)
-                for column, speed in columns
-            ]
-            yield from (*speeds, ratio_of(row, "ratio", None, speeds))
-            built, asked = (
-                ("segment", "encode", "compress"),
-                ("encode", "score", "gather", "prefill"),
+    """Building and answering by stage."""
+    built, named = ("segment", "encode", "compress"), {"encode": "question"}
+    columns = [(f"{stage}, ms", f"build_stages.{stage}_ms") for stage in built]
+    for stage in ("encode", "score", "gather", "prefill"):
+        columns.append((f"{named.get(stage, stage)}, ms", f"stages.{stage}_ms.median"))
+    for row, cell, place, *_ in _measured(scale, "bench", {"sedem": "sedem"}):
+        # Beside Hugging Face's forward of these layers.
+        speeds = [
+            Number(row, column, None, cell, f"{place}.{speed}.median", 0)
+            for column, speed in (
+                ("build tok/s", "build_tok_s"),
+                ("layers alone, tok/s", "layers_tok_s"),
             )
-            named = {"encode": "question"}
-            yield from entries(
-                row,
-                cell,
-                *((f"{stage}, ms", f"{place}.build_stages.{stage}_ms") for stage in built),
-                *(
-                    (f"{named.get(stage, stage)}, ms", f"{place}.stages.{stage}_ms.median")
-                    for stage in asked
-                ),
-            )
+        ]
+        yield from (*speeds, ratio_of(row, "ratio", None, speeds))
+        yield from entries(row, cell, *columns, at=place)
 
 
-@study("Many questions over one bank", NONE_PRINTED, about=TIMES, spread="quartiles")
+@ours(about=OF_BENCH)
 def batches(scale: Scale) -> Iterator[Number]:
-    """Questions a second by the number of questions asked together."""
-    columns = [
-        (f"{count} together", f"batches.{count}.questions_per_s", 2)
-        for count in BATCHES[scale.size]
-    ]
-    yield from _rows(scale, "batches", SEDEM_CONTEXTS, {"sedem": "questions a second"}, *columns)
+    """Many questions over one bank."""
+    counts = BATCHES[scale.size]
+    columns = [(f"{count} together", f"batches.{count}.questions_per_s", 2) for count in counts]
+    rows = {"sedem": "questions a second"}
+    for row, cell, place, *_ in _measured(scale, "batches", rows):
+        yield from entries(row, cell, *columns, at=place)
 
 
-@study("Times with slots in fewer bytes", NONE_PRINTED, about=TIMES, spread="quartiles")
+@ours(about=OF_BENCH)
 def memories(scale: Scale) -> Iterator[Number]:
-    """Times and bytes by the type of the stored slots."""
+    """Times with slots in fewer bytes."""
     rows = {"sedem" if t == "bfloat16" else f"sedem-{t}": t for t in SLOT_TYPES}
-    yield from _rows(scale, "memories", SEDEM_CONTEXTS, rows, ONLINE, PREBUILT, DECODING, STORED)
-
-
-READS, KEPT = (
-    ("decoder reads", "decoder_tokens", 0),
-    ("kept, bytes a token", "kept.bytes_per_token", 0),
-)
+    for row, cell, place, *_ in _measured(scale, "memories", rows):
+        yield from entries(row, cell, ONLINE, PREBUILT, DECODING, STORED, at=place)
 
 
 READS = "decoder reads", "decoder_tokens", 0
@@ -242,7 +218,6 @@ KEPT = "kept, bytes a token", "kept.bytes_per_token", 0
 def _beside(
     scale: Scale,
     kind: str,
-    contexts: Mapping[str, tuple[int, ...]],
     rows: Mapping[str, str],
     without: str,
     *more: tuple[Any, ...],
@@ -252,53 +227,43 @@ def _beside(
     Args:
         without: the method that keeps nothing.
     """
-    first = next(iter(rows.values()))
-    for prefix, cell in _prefixed(scale, kind):
-        for tokens in contexts[scale.size]:
-            times = [
-                Number("", "", None, cell, f"results.{method}.{tokens}.{PREBUILT[1]}.median")
-                for method in rows
-            ]
-            for time, (method, label) in zip(times, rows.items(), strict=True):
-                row, place = f"{prefix}{label}, T={tokens}", f"results.{method}.{tokens}"
-                columns = [READS, PREBUILT, *more]
-                columns += [] if method.startswith(("hf", "llama")) else [BANK]
-                columns += [] if method == without else [KEPT]
-                own = ((title, f"{place}.{within}", *rest) for title, within, *rest in columns)
-                yield from entries(row, cell, *own)
-                yield ratio_of(row, f"times {first}'s", None, [time, times[0]])
+    warm, name = next(iter(rows.items()))
+    for row, cell, place, method, tokens in _measured(scale, kind, rows):
+        columns = [READS, PREBUILT, *more]
+        columns += [] if method.startswith(("hf", "llama")) else [BANK]
+        columns += [] if method == without else [KEPT]
+        yield from entries(row, cell, *columns, at=place)
+        both = [
+            Number("", "", None, cell, f"results.{one}.{tokens}.{PREBUILT[1]}.median")
+            for one in (method, warm)
+        ]
+        yield ratio_of(row, f"times {name}'s", None, both)
 
 
-@study(
-    "Keys and values that are kept",
-    NONE_PRINTED,
-    about=TIMES,
-    spread="quartiles",
-    drawn=("TTFT", "kept, bytes"),
-)
+@ours(about=OF_BENCH)
 def kept(scale: Scale) -> Iterator[Number]:
-    """Times and bytes by method, and the point from which keeping pays off."""
-    names = ("sedem-warm", "sedem", "text-blocks", "hf-prefix")
-    rows = dict(zip(names, ("warm", "cold", *names[2:]), strict=True))
-    yield from _beside(scale, "kept", KEPT_CONTEXTS, rows, "sedem")
-    for prefix, cell in _prefixed(scale, "kept"):
-        for tokens in KEPT_CONTEXTS[scale.size]:
-            row, place = f"{prefix}warm, T={tokens}", f"results.sedem-warm.{tokens}"
-            times = [
-                Number(row, column, None, cell, metric, digits=digits)
-                for column, metric, digits in (
-                    ("cold", f"results.sedem.{tokens}.{PREBUILT[1]}.median", 1),
-                    ("found", f"{place}.{PREBUILT[1]}.median", 1),
-                    ("nothing found, ms", f"{place}.missed_ttft_ms.median", 1),
-                    ("warming, ms", f"{place}.warm_ms.median", 0),
-                )
-            ]
-            yield from times[2:]
-            for column, computed in (
-                ("hit rate that pays, %", hit_rate),
-                ("questions that pay for warming", paying_questions),
-            ):
-                yield Number(row, column, parts=tuple(times), computed=computed, digits=0)
+    """Keys and values that are kept."""
+    rows = {"sedem-warm": "warm", "sedem": "cold"}
+    rows |= {"text-blocks": "text-blocks", "hf-prefix": "hf-prefix"}
+    yield from _beside(scale, "kept", rows, "sedem")
+    # The point from which keeping pays off.
+    first = {"sedem-warm": "warm"}
+    for row, cell, place, _, tokens in _measured(scale, "kept", first):
+        times = [
+            Number(row, column, None, cell, metric, digits)
+            for column, metric, digits in (
+                ("cold", f"results.sedem.{tokens}.{PREBUILT[1]}.median", 1),
+                ("found", f"{place}.{PREBUILT[1]}.median", 1),
+                ("nothing found, ms", f"{place}.missed_ttft_ms.median", 1),
+                ("warming, ms", f"{place}.warm_ms.median", 0),
+            )
+        ]
+        yield from times[2:]
+        for column, computed in (
+            ("hit rate that pays, %", hit_rate),
+            ("questions that pay for warming", paying_questions),
+        ):
+            yield Number(row, column, parts=tuple(times), computed=computed, digits=0)
 
 
 NEVER = "never"
@@ -323,77 +288,63 @@ def paying_questions(times: Sequence[float]) -> float | str:
     return warming / (cold - found) if found < cold else NEVER
 
 
-@study("sedem-smol and llama.cpp", NONE_PRINTED, about=TIMES, spread="quartiles", drawn=("TTFT",))
+@ours(about=OF_BENCH)
 def beside_llama_cpp(scale: Scale) -> Iterator[Number]:
-    """Times and kept bytes of a warm bank, and of the same backbone with the whole text."""
-    if SMOL not in scale.shipped:
-        return
+    """sedem-smol and llama.cpp."""
     rows = {
         "sedem-warm-int8-weights": "sedem",
         "hf": "Hugging Face, whole text",
         "hf-prefix": "Hugging Face, prefix cache",
         "llama-cpp": "llama.cpp, prefix cache",
     }
-    yield from _beside(scale, "beside-llama-cpp", BESIDE_CONTEXTS, rows, "hf", DECODING)
+    if SMOL in scale.shipped:
+        kind = "beside-llama-cpp"
+        yield from _beside(scale, kind, rows, "hf", DECODING)
 
 
-@study(
-    "Questions that arrive at random",
-    NONE_PRINTED,
+@ours(
     about="{questions} questions with K of 1, 2 or 4 to a context of {tokens:,} tokens, up to "
     "{rows} at once, seed {seed}; medians of {rounds} rounds, in turn. TTFT is the time from the "
-    "arrival of a question to its first token.",
+    "arrival of a question to its first token."
 )
 def arrivals(scale: Scale) -> Iterator[Number]:
-    """Throughput and waiting time by rate and kind of batch, of sedem-nano or a stand-in."""
+    """Questions that arrive at random."""
+    columns = (
+        ("tokens a second", "tokens_s"),
+        ("median TTFT, ms", "ttft_median_ms", 0),
+        ("p99 TTFT, ms", "ttft_p99_ms", 0),
+        ("mean time to the end, ms", "end_mean_ms", 0),
+    )
     cell = Cell("arrivals", variant=main_model(scale) if scale.stand_in else None)
     for rate in RATES[scale.size]:
         for way in WAYS:
-            yield from entries(
-                f"{rate} a second, {way}",
-                cell,
-                ("tokens a second", f"rates.{rate}.{way}.tokens_s"),
-                ("median TTFT, ms", f"rates.{rate}.{way}.ttft_median_ms", 0),
-                ("p99 TTFT, ms", f"rates.{rate}.{way}.ttft_p99_ms", 0),
-                ("mean time to the end, ms", f"rates.{rate}.{way}.end_mean_ms", 0),
-            )
+            yield from entries(f"{rate} a second, {way}", cell, *columns, at=f"rates.{rate}.{way}")
 
 
-@study(
-    "Preparing questions for stage 2",
-    NONE_PRINTED,
+@ours(
     about="{examples} examples of {tokens:,} tokens in all; medians of processor time, the ways in "
-    "turn.",
+    "turn."
 )
 def preparation(scale: Scale) -> Iterator[Number]:
-    """Milliseconds per example by preparation method, and bytes per example in the arrays."""
+    """Preparing questions for stage 2."""
     cell = Cell("preparation", variant=main_model(scale), questions="hotpotqa")
     for way in ("one by one", "together", "from disk"):
-        yield from entries(
-            way,
-            cell,
-            ("ms an example", f"milliseconds.{way}", 2),
-            ("times sooner", f"times_sooner.{way}"),
-            *([] if way == "one by one" else [("bytes an example", "bytes", 0)]),
-        )
+        time, ratio = ("ms an example", f"milliseconds.{way}", 2), f"times_sooner.{way}"
+        size = [] if way == "one by one" else [("bytes an example", "bytes", 0)]
+        yield from entries(way, cell, time, ("times sooner", ratio), *size)
 
 
-@study(
-    "Opening, appending and reading by the size of a bank",
-    NONE_PRINTED,
-    about="Blocks of {slots} slots, ten a document, {commit_blocks} a commit; processor time.",
-)
+@ours(about="Blocks of {slots} slots, ten a document, {commit_blocks} a commit; processor time.")
 def bank_size(scale: Scale) -> Iterator[Number]:
-    """Costs by the number of blocks."""
+    """Opening, appending and reading by the size of a bank."""
+    columns = (
+        ("opening, s", "open_s", 3),
+        ("memory of opening, MB", "open_mb", 1),
+        ("spans of all blocks, s", "spans_s", 3),
+        ("memory of them, MB", "spans_mb", 1),
+        ("8 blocks, ms", "select_ms", 2),
+        ("a commit of 800 blocks, ms", "commit_ms", 1),
+        ("seeing another's commit, ms", "reload_ms", 1),
+    )
     for size in GROWN[scale.size]:
-        yield from entries(
-            f"N={size}",
-            Cell("bank-size"),
-            ("opening, s", f"sizes.{size}.open_s", 3),
-            ("memory of opening, MB", f"sizes.{size}.open_mb", 1),
-            ("spans of all blocks, s", f"sizes.{size}.spans_s", 3),
-            ("memory of them, MB", f"sizes.{size}.spans_mb", 1),
-            ("8 blocks, ms", f"sizes.{size}.select_ms", 2),
-            ("a commit of 800 blocks, ms", f"sizes.{size}.commit_ms", 1),
-            ("seeing another's commit, ms", f"sizes.{size}.reload_ms", 1),
-        )
+        yield from entries(f"N={size}", Cell("bank-size"), *columns, at=f"sizes.{size}")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from experiments import quality
-from experiments.system import figures
+from experiments.system import tables
 from experiments.system.answers import BUDGETS
 from experiments.system.cells import Cell, answer_cell
 from experiments.system.learning import rate_name
@@ -19,40 +19,36 @@ from experiments.system.models import (
     main_model,
 )
 from experiments.system.scales import Scale, recipe_exists
-from experiments.system.tables import Number, entries, scores, study
+from experiments.system.tables import Number, entries, ours, scores
 from sedem_lab.baselines.registry import TRAINED
 
 
-@study(
-    "Stage 2 with guided attention: answer losses by K on held-out questions",
-    "The paper gives no numbers. The blocks are the selector's K best.",
-)
+@ours()
 def guided_training(scale: Scale) -> Iterator[Number]:
-    """Losses of the main model in guided form, and of ways to train it further."""
-    labels, new = ("losses.select=0", "losses.conditioning=selected"), ("new_selector=shared",)
+    """Stage 2 with guided attention: answer losses by K on held-out questions.
+
+    The blocks are the selector's K best.
+    """
+    new = ("new_selector=shared",)
+    unlabelled = ("losses.select=0", "losses.conditioning=selected", *new)
+    labelled = further_trained(scale, "guided-new-selector", stage2=new)
+    answers = further_trained(scale, "guided-unlabelled", stage2=unlabelled)
     rows = {
         "before training": main_model(scale),
         "stage 2, guided": further_trained(scale, "guided-base"),
-        "a new selector, with evidence labels": further_trained(
-            scale, "guided-new-selector", stage2=new
-        ),
-        "a new selector, from answers alone": further_trained(
-            scale, "guided-unlabelled", stage2=(*labels, *new)
-        ),
+        "a new selector, with evidence labels": labelled,
+        "a new selector, from answers alone": answers,
     }
     return _held_out(scale, rows)
 
 
-@study(
-    "Adapted to documents without labels: answer losses by K on held-out questions",
-    "The paper gives no numbers. The main model has had many times the training of the others.",
-)
+@ours()
 def adapt(scale: Scale) -> Iterator[Number]:
-    """The untrained backbone, adapted, trained as long with labels, and the main model.
+    """Adapted to documents without labels: answer losses by K on held-out questions.
 
-    The study is about small backbones, so the paper's scale has none of it.
+    The main model has had many times the training of the others.
     """
-    if scale.name not in ADAPTED_STEPS:
+    if scale.name not in ADAPTED_STEPS:  # it is about small backbones
         return iter(())
     rows = {
         "untrained (sedem init)": Variant("adapt-untrained", adapted="untrained"),
@@ -67,49 +63,36 @@ def _held_out(scale: Scale, rows: dict[str, Variant]) -> Iterator[Number]:
     """Losses of the reference answer by K, and recall of the evidence, on held-out questions."""
     for label, variant in rows.items():
         for key, questions in scale.held_out.items():
-            title = questions.title
-            columns = [
-                (f"{title}, loss at K={k}", f"budgets.{k}", 3) for k in BUDGETS if k != "all"
-            ]
+            title, budgets = questions.title, [k for k in BUDGETS if k != "all"]
+            columns = [(f"{title}, loss at K={k}", f"budgets.{k}", 3) for k in budgets]
             columns += [(f"{title}, recall@{k}", f"recall.{k}", 1) for k in (1, 2)]
             cell = Cell("losses", variant=variant, questions=key, form="guided", dtype="float32")
             yield from entries(label, cell, *columns)
 
 
-@study(
-    "Methods trained on equal windows and questions; SeDeM at several sizes of memory",
-    "The paper gives no numbers. The guided model has had more training than the other rows.",
-    drawn=("F1",),
-)
+@ours()
 def equal_training(scale: Scale) -> Iterator[Number]:
-    """F1 on every set, and the stored bytes per token of the documents."""
+    """Methods trained on equal windows and questions; SeDeM at several sizes of memory.
+
+    The guided model has had more training than the other rows.
+    """
+    main, guided = main_model(scale), guided_model(scale)
     for key in quality.SETS:
+        rows: dict[str, Cell | None] = {}
+        # A ladder of bytes; the paper's recipes give every method the same supervision.
+        for c in (4, 2, 1) if scale.name != "paper" else ():
+            for label, slots in {"": "", ", int8 slots": "int8"}.items():
+                fields = {"slots": slots, "limit": scale.costly_limit}
+                cell = answer_cell(scale, equal_budget(scale, c), key, **fields)
+                rows[f"SeDeM, C={c}{label}"] = cell
+        rows["SeDeM, the guided model"] = answer_cell(scale, guided, key)
+        rows["frozen backbone"] = answer_cell(scale, guided, key, "full-context")
+        rows |= {name: answer_cell(scale, main, key, name) for name in TRAINED}
         title = scale.sets[key].title
-        for label, cell in _equally_trained(scale, key).items():
-            if cell is not None:
-                yield from scores(label, title, cell)
-                yield from entries(label, cell, (f"{title}, bytes a token", "bytes_per_token"))
-
-
-def _equally_trained(scale: Scale, questions: str) -> dict[str, Cell | None]:
-    """The cells of a set by label; SeDeM's form a ladder of bytes."""
-    guided = guided_model(scale)
-    others = {
-        "SeDeM, the guided model": answer_cell(scale, guided, questions),
-        "frozen backbone": answer_cell(scale, guided, questions, "full-context"),
-        **{name: answer_cell(scale, main_model(scale), questions, name) for name in TRAINED},
-    }
-    if scale.name == "paper":
-        return others  # its recipes give every method the same supervision
-    few = {"limit": scale.costly_limit}
-    ladder = {
-        f"SeDeM, C={c}{label}": answer_cell(
-            scale, equal_budget(scale, c), questions, slots=slots, **few
-        )
-        for c in (4, 2, 1)
-        for label, slots in {"": "", ", int8 slots": "int8"}.items()
-    }
-    return {**ladder, **others}
+        for label, found in rows.items():
+            if found is not None:
+                yield from scores(label, title, found)
+                yield from entries(label, found, (f"{title}, bytes a token", "bytes_per_token"))
 
 
 STAGES = {"text": ("training.before", "windows"), "questions": ("training", "questions")}
@@ -134,52 +117,45 @@ def losses(scale: Scale) -> dict[str, dict[str, list[tuple[int, float]]]]:
             if run:
                 each = run["examples_seen"] / run["steps"]
                 log = [entry for entry in run["log"] if "loss" in entry]
-                points = [(round(each * entry["step"]), entry["loss"]) for entry in log]
-                curves[stage][method] = points
+                curves[stage][method] = [(round(each * one["step"]), one["loss"]) for one in log]
     return curves
 
 
-@study(
-    "How the trained baselines learned",
-    "The paper gives no numbers. The methods train on different losses, which do not compare. "
-    "Only those on questions are alike: the loss of the same answers. RAG adds its selector's.",
-    draw=lambda one, scale, path: figures.draw_training(losses(scale), [*TRAINED], path),
-)
+@ours(draw=lambda scale, path: tables.draw_training(losses(scale), [*TRAINED], path))
 def training_curves(scale: Scale) -> Iterator[Number]:
-    """Examples and minutes of each stage, by method."""
+    """How the trained baselines learned.
+
+    The methods train on different losses, which do not compare. Only those on questions are alike:
+    the loss of the same answers. RAG adds its selector's.
+    """
     for method, cell in _curves(scale).items():
         for stage, (place, unit) in STAGES.items():
             recipe = scale.baseline_recipe(method, "text", scale.backbones[0])
-            if stage == "text" and not recipe_exists(recipe):
-                continue
-            seen = f"{unit} seen", f"{place}.examples_seen", 0
-            minutes = f"minutes on {stage}", f"{place}.seconds", 1, 60
-            yield from entries(method, cell, seen, minutes)
+            if stage != "text" or recipe_exists(recipe):
+                seen = f"{unit} seen", "examples_seen", 0
+                minutes = f"minutes on {stage}", "seconds", 1, 60
+                yield from entries(method, cell, seen, minutes, at=place)
 
 
-@study(
-    "Learning rates of trained baselines",
-    "The paper gives no numbers. A number is the method's own loss on held-out training data after "
-    "a few steps, at one rate for all its parts. Only the numbers of a row compare. The recipe "
-    "takes the rate of the lowest loss. If questions come after text, their rate is half of it by "
-    "rule. Three rates are tried, and the next higher one while the highest is the best.",
-)
+@ours()
 def learning_rates(scale: Scale) -> Iterator[Number]:
-    """Held-out loss after a few steps, by method and learning rate; the papers give theirs."""
-    if not any(scale.search.values()):
-        return
-    for backbone in scale.backbones:
+    """Learning rates of trained baselines.
+
+    A number is the method's own loss on held-out training data after a few steps, at one rate for
+    all its parts. Only the numbers of a row compare. The recipe takes the rate of the lowest loss.
+    If questions come after text, their rate is half of it by rule. Three rates are tried, and the
+    next higher one while the highest is the best.
+    """
+    # The papers give theirs.
+    for backbone in scale.backbones if any(scale.search.values()) else ():
         for method in TRAINED:
             variant = main_model(scale, backbone)
             if answer_cell(scale, variant, "hotpotqa", method) is None:
                 continue
             cell = Cell("search", method, variant)
-            row = method if len(scale.backbones) == 1 else f"{backbone}: {method}"
             tried = (cell.read(scale) or {}).get("rates")
             rates = {f"{rate:g}": rate_name(rate) for rate in scale.rates}
-            columns = [
-                (column, f"rates.{name}.loss", 3)
-                for column, name in rates.items()
-                if tried is None or name in tried
-            ]
+            known = {name: at for name, at in rates.items() if tried is None or at in tried}
+            columns = [(column, f"rates.{name}.loss", 3) for column, name in known.items()]
+            row = method if len(scale.backbones) == 1 else f"{backbone}: {method}"
             yield from entries(row, cell, *columns)

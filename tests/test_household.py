@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from experiments.system.scales import HOUSEHOLD
-from experiments.tools.household import examples
+from experiments.tools import household_examples
 from sedem_lab.data.question_sets import open_examples
 
 
 def test_the_questions_about_the_papers_are_those_that_are_measured() -> None:
-    made = examples()
+    made = household_examples()
     assert len(made) == 22 and {len(example.documents) for example in made} == {8}
     assert [*open_examples(HOUSEHOLD, "own").examples] == made

@@ -74,8 +74,10 @@ def passages(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     model = SeDeM.from_pretrained(checkpoint_of(cell, scale, data))
     part = model.read(context(demo_text(), model.encoder, TOKENS))
     bank = part.cast(part.dtype)
-    for number in range(1, 2 if scale.stand_in else COPIES):
-        bank.append(_renamed(part, number))
+    [(documents, blocks, memory)] = part.snapshot().groups()
+    for number in range(1, 2 if scale.stand_in else COPIES):  # the same under other names
+        renamed = [Document(f"{number}-{one.name}", one.text) for one in documents]
+        bank.append(MemoryBank(part.fingerprint, part.made_by, renamed, [*blocks], memory))
     words = bank.documents[0].text.split()
     starts = range(0, 9 * QUESTIONS, 9)
     questions = [f"What is said about {' '.join(words[at : at + 4])}?" for at in starts]
@@ -90,17 +92,9 @@ def passages(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
             run(question)
             times.append(1e3 * (time.perf_counter() - since))
     beyond = median(whole - part for whole, part in zip(searching, passing, strict=True))
-    return {
-        "blocks": len(bank), "questions": QUESTIONS, "pass_ms": median(passing),
-        "search_ms": median(searching), "beyond_ms": beyond, "load_average": os.getloadavg()[0],
-    }  # fmt: skip
-
-
-def _renamed(bank: MemoryBank, number: int) -> MemoryBank:
-    """The same documents and memory under other names."""
-    [(documents, blocks, memory)] = bank.snapshot().groups()
-    renamed = [Document(f"{number}-{one.name}", one.text) for one in documents]
-    return MemoryBank(bank.fingerprint, bank.made_by, renamed, [*blocks], memory)
+    times = {"pass_ms": median(passing), "search_ms": median(searching), "beyond_ms": beyond}
+    counts = {"blocks": len(bank), "questions": QUESTIONS}
+    return {**counts, **times, "load_average": os.getloadavg()[0]}
 
 
 def tool_servers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
@@ -117,13 +111,23 @@ def tool_servers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         for part in path.read_text(encoding="utf-8").split("\n\n")
         if part.strip()
     ]
-    servers = {"sedem mcp": _sedem(checkpoint_of(cell, scale, data), asked)}
+    checkpoint = checkpoint_of(cell, scale, data)
+    with tempfile.TemporaryDirectory() as home:
+        found, first = asyncio.run(_session(checkpoint, home, asked))
+        _, again = asyncio.run(_session(checkpoint, home, asked[:1]))
+    servers = {"sedem mcp": _figures(asked, found, **first, again_s=again["first_s"])}
     if not scale.stand_in and ATTEMORY in os.environ:
-        servers["attemory"] = _attemory(texts, asked)
-    return {
-        "servers": servers, "files": len(files), "characters": sum(map(len, texts)),
-        "questions": len(asked), "load_average": os.getloadavg()[0],
-    }  # fmt: skip
+        environment, model = Path(os.environ[ATTEMORY], "bin"), os.environ[ATTEMORY_MODEL]
+        given = json.dumps({"texts": texts, "questions": [one["question"] for one in asked]})
+        with tempfile.TemporaryDirectory() as cache:
+            words = ["-c", _ATTEMORY, environment / "attemory-server", model, cache]
+            out = subprocess.check_output([environment / "python", *words], input=given, text=True)
+        own = json.loads(out)
+        times = {"started_s": own["started"], "first_s": own["first"]}
+        times |= {"search_s": median(own["times"]), "model": Path(model).name}
+        servers["attemory"] = _figures(asked, own["found"], **times)
+    counts = {"files": len(files), "characters": sum(map(len, texts)), "questions": len(asked)}
+    return {"servers": servers, **counts, "load_average": os.getloadavg()[0]}
 
 
 def _figures(asked: Sequence[Any], found: Sequence[Sequence[str]], **times: Any) -> dict[str, Any]:
@@ -136,13 +140,6 @@ def _figures(asked: Sequence[Any], found: Sequence[Sequence[str]], **times: Any)
     recall = {str(k): sum(has(t[:k], a) for t, a in pairs) / len(pairs) for k in RANKS}
     characters = sum(len(text) for texts in found for text in texts[:5]) / len(found)
     return {"recall": recall, "characters": characters, **times}
-
-
-def _sedem(checkpoint: str | Path, asked: Sequence[Any]) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as home:
-        found, first = asyncio.run(_session(checkpoint, home, asked))
-        _, again = asyncio.run(_session(checkpoint, home, asked[:1]))
-    return _figures(asked, found, **first, again_s=again["first_s"])
 
 
 async def _session(
@@ -171,15 +168,3 @@ async def _session(
                 first = time.perf_counter() - began
             found.append([passage["text"] for passage in result.structured_content["results"]])
     return found, {"started_s": started, "first_s": first, "search_s": median(times)}
-
-
-def _attemory(texts: Sequence[str], asked: Sequence[Any]) -> dict[str, Any]:
-    environment = Path(os.environ[ATTEMORY])
-    model = os.environ[ATTEMORY_MODEL]
-    with tempfile.TemporaryDirectory() as cache:
-        command = [environment / "bin" / "python", "-c", _ATTEMORY]
-        command += [environment / "bin" / "attemory-server", model, cache]
-        given = json.dumps({"texts": texts, "questions": [one["question"] for one in asked]})
-        out = json.loads(subprocess.check_output(command, input=given, text=True))
-    times = {"started_s": out["started"], "first_s": out["first"], "search_s": median(out["times"])}
-    return _figures(asked, out["found"], **times, model=Path(model).name)

@@ -38,7 +38,7 @@ from sedem_lab.evaluation.readers import SedemMethod, evaluate_reader, open_sede
 from sedem_lab.evaluation.records import Record, measure, to_record
 from sedem_lab.training.calibration import hop_questions, read_examples
 from sedem_lab.training.hops import all_found
-from sedem_lab.training.recipe import DataSource, load_recipe, read_entries
+from sedem_lab.training.recipe import load_recipe, read_entries
 from sedem_lab.training.sources import located
 from sedem_lab.training.stages import Stage2Recipe
 
@@ -47,10 +47,13 @@ BATCH = 16
 RECALLS = ("recall@1", "recall@2", "recall@4")
 COMMITTED = {*RECALLS, "recall@10"}
 """The metrics of selection that are committed, of the two dozen of `sedem eval`."""
+WAY_METRICS = ("f1", "em", *RECALLS, "conditioning")
+"""The metrics of a way that are committed: nine ways with all of them would be long."""
 
 
 def answers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     """The result of the harness of `sedem eval`, and what the model's training cost."""
+    assert cell.variant is not None
     questions, folder = scale.sets[cell.questions], checkpoint_of(cell, scale, data)
     config = EvaluationConfig(
         method=cell.method,
@@ -73,13 +76,13 @@ def answers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     )
     result = run_evaluation(config, out=scale.runs / "evaluation" / cell.name)
     # Checkpoint folders differ between machines; the result contains the digest of the weights.
-    assert cell.variant is not None
     own = f"{cell.method}{cell.setting}" if cell.method in TRAINED else cell.variant.name
     shipped = folder.parent == SHIPPED.parent
     result["settings"]["checkpoint"] = folder.name if shipped else own
-    of_selection = {name for name in result if "@" in name or name == "mrr"}
-    few = {name: result[name] for name in result if name not in of_selection or name in COMMITTED}
-    return {**few, "training": budget(folder)}
+    for name in list(result):
+        if ("@" in name or name == "mrr") and name not in COMMITTED:
+            del result[name]
+    return {**result, "training": budget(folder)}
 
 
 def budgets(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
@@ -88,22 +91,22 @@ def budgets(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     All blocks as text do not fit a small decoder's positions, so text has no K "all".
     """
     condition = cell.condition or None
-    budgets = [k for k in BUDGETS if k != "all" or condition != "text"]
     form = {"condition": condition, "answer": "free", "selection": "states"}
-    tried = {str(k): {"k": k, **form} for k in budgets}
+    tried = {str(k): {"k": k, **form} for k in BUDGETS if k != "all" or condition != "text"}
     return _by_way(cell, scale, data, "budgets", tried, examples_of(cell, scale, data))
 
 
+TEXT = {"k": 4, "condition": "text"}
 WAYS: dict[str, dict[str, Any]] = {
     "K=4": {"k": 4, "answer": "free"},
-    "text, K=4": {"k": 4, "condition": "text", "answer": "free"},
+    "text, K=4": {**TEXT, "answer": "free"},
     "no memory": {"blocks": [], "answer": "free"},
     "auto, K=1": {"k": 1, "answer": "auto"},
     "auto, K=4": {"k": 4, "answer": "auto"},
     "auto, K=all": {"k": "all", "answer": "auto"},
-    "auto, text, K=4": {"k": 4, "condition": "text", "answer": "auto"},
+    "auto, text, K=4": {**TEXT, "answer": "auto"},
     "one reading, K=4": {"k": 4, "answer": "auto", "again": False},
-    "one reading, text, K=4": {"k": 4, "condition": "text", "answer": "auto", "again": False},
+    "one reading, text, K=4": {**TEXT, "answer": "auto", "again": False},
 }
 """Ways to answer, with fields of their requests; answers are decoded freely, or quoted. `again` is
 whether their best sentences are read a second time."""
@@ -130,36 +133,33 @@ def new_user(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     asked = [json.loads(line) for line in lines][: 2 if scale.stand_in else None]
     model = SeDeM.from_pretrained(checkpoint_of(cell, scale, data))
     bank = model.read(HOUR / "docs")
+
+    def has(accepted: Sequence[str], text: str) -> bool:
+        return any(one.casefold() in text.casefold() for one in accepted)
+
     found: dict[str, dict[str, Any]] = {}
     for way, options in NEW_USER.items():
         counts, wrong = Counter[str](), list[dict[str, str]]()
         for one in tqdm(asked, desc=f"{cell.name}, {way}", unit="question"):
             context = {"context": one["context"]} if "context" in one else {}
             answer = model.answer(bank, one["question"], **options, **context)
-            sources = [
-                c.text for c in answer.citations if c.document.endswith(one.get("document", " "))
-            ]
-            honest = answer.finish_reason == "unanswerable" or any(map(_is_part, answer.cut))
-            right = _has(one["answers"], [answer.text]) if one["answers"] else honest
-            counts["answerable"] += bool(one["answers"])
-            counts["found"] += _has(one["answers"], sources)
-            counts["right"] += bool(one["answers"]) and right
-            counts["honest"] += not one["answers"] and right
-            counts["declined"] += bool(one["answers"]) and answer.finish_reason == "unanswerable"
+            own = one.get("document", " ")
+            sources = [c.text for c in answer.citations if c.document.endswith(own)]
+            declined = answer.finish_reason == "unanswerable"
+            # A note says that only some of the blocks were read.
+            partly = any(re.search(r"\d+ of [\d,]+ blocks", note) for note in answer.cut)
+            answerable = bool(one["answers"])
+            right = has(one["answers"], answer.text) if answerable else declined or partly
+            counts["answerable"] += answerable
+            counts["found"] += any(has(one["answers"], source) for source in sources)
+            counts["right"] += answerable and right
+            counts["honest"] += not answerable and right
+            counts["declined"] += answerable and declined
             counts["invented"] += bool(answer.unsupported)
             if not right:
                 wrong.append({"question": one["question"], "answer": answer.text})
         found[way] = {**counts, "wrong": wrong}
     return {"ways": found, "questions": len(asked), "documents": len(bank.documents)}
-
-
-def _has(accepted: Sequence[str], texts: Sequence[str]) -> bool:
-    return any(one.casefold() in text.casefold() for one in accepted for text in texts)
-
-
-def _is_part(note: str) -> bool:
-    """Whether a note says that only some of the blocks were read."""
-    return re.search(r"\d+ of [\d,]+ blocks", note) is not None
 
 
 HOP_BUDGETS = (4, 8)
@@ -178,10 +178,9 @@ def hops(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         for label, often in HOPS.items()
     }
     found = _by_way(cell, scale, data, "answers", tried, several)
-    found["answers"] = {
-        way: {name: measured[name] for name in ("f1", "em")}
-        for way, measured in found["answers"].items()
-    }
+    for measured in found["answers"].values():
+        for name in set(measured) - {"f1", "em"}:
+            del measured[name]
     model = SeDeM.from_pretrained(checkpoint_of(cell, scale, data), dtype=torch.float32)
     assert model.second_hop is not None
     questions = hop_questions(model, several, read_examples(model, several))
@@ -194,14 +193,6 @@ def hops(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     return found
 
 
-WAY_METRICS = ("f1", "em", *RECALLS, "conditioning")
-"""The metrics of a way that are committed: nine ways with all of them would be long."""
-
-
-def _shown(measured: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: measured[name] for name in WAY_METRICS if name in measured}
-
-
 def _by_way(
     cell: Cell,
     scale: Scale,
@@ -211,36 +202,36 @@ def _by_way(
     examples: Sequence[Example],
 ) -> dict[str, Any]:
     """Scores by way over the same banks: blocks are read once, and what is kept is reused."""
-    dtype = cell.dtype or scale.dtype
+    dtype, limit = cell.dtype or scale.dtype, answer_tokens(cell, scale)
+    checkpoint = str(checkpoint_of(cell, scale, data))
     settings = MethodSettings(
-        checkpoint=str(checkpoint_of(cell, scale, data)),
-        k=1,
-        dtype=dtype,
-        max_new_tokens=answer_tokens(cell, scale),
-        batch=BATCH,
+        checkpoint=checkpoint, k=1, dtype=dtype, max_new_tokens=limit, batch=BATCH
     )
     method = open_sedem(settings)
     assert isinstance(method, SedemMethod)
     records: dict[str, list[Record]] = {way: [] for way in tried}
     for start in tqdm(range(0, len(examples), BATCH), desc=cell.name, unit="batch"):
         batch = examples[start : start + BATCH]
-        asked = list(zip(method.requests(batch), batch, strict=True))
+        given = method.requests(batch)
         for way, fields in tried.items():
-            requests = [replace(request, blocks=None) for request, _ in asked]
-            if fields.get("k") == "all":
-                requests = [
-                    replace(request, blocks=method.best_that_fit(request.bank, example))
-                    for request, example in asked
-                ]
-            asked_so = {name: value for name, value in fields.items() if name != "again"}
-            requests = [replace(request, **asked_so) for request in requests]
-            with readings(method.model, again=fields.get("again", True)):
+            own = {"blocks": None, **fields}
+            again, every = own.pop("again", True), own.get("k") == "all"
+            requests = []
+            for request, example in zip(given, batch, strict=True):
+                if every:
+                    own["blocks"] = method.best_that_fit(request.bank, example)
+                requests.append(replace(request, **own))
+            with readings(method.model, again=again):
                 found = method.model.answer_requests(requests, method.decoding)
             records[way] += [to_record(*pair) for pair in zip(batch, found, strict=True)]
     first = next(iter(records.values()))
+    measured = {way: measure(found) for way, found in records.items()}
     config, guidance = method.model.config, method.model.guidance
     return {
-        name: {way: _shown(measure(found)) for way, found in records.items()},
+        name: {
+            way: {metric: own[metric] for metric in WAY_METRICS if metric in own}
+            for way, own in measured.items()
+        },
         "change": {
             way: {name: one.to_dict() for name, one in compare(first, found, ("f1", "em")).items()}
             for way, found in records.items()
@@ -251,7 +242,7 @@ def _by_way(
             "tau": None if guidance is None else float(guidance.tau),
             "condition": cell.condition or config.condition,
             "dtype": dtype,
-            "max_new_tokens": settings.max_new_tokens,
+            "max_new_tokens": limit,
             "examples": len(examples),
         },
     }
@@ -293,37 +284,6 @@ def constant(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     return evaluate_reader(reader, examples_of(cell, scale, data), out, settings=settings)
 
 
-def lengths(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
-    """Tokens and blocks of every question's documents, and the number of questions of both splits.
-
-    At nano the training split is what the recipes train on. Blocks are windows of T tokens, or
-    whole paragraphs.
-    """
-    assert cell.variant is not None
-    asked = scale.sets[cell.questions]
-    recipe, overrides = recipe_of(cell.variant, scale, "stage1", cell.questions)
-    overrides += fitted(read_entries(recipe, overrides), scale)
-    model = read_entries(recipe, overrides)["model"]
-    encoder, width = model["encoder"], model["segment_length"]
-    tokenizer = open_tokenizer(str(embedded(encoder) or encoder))
-    splits = {"validation": asked.examples(data)}
-    if asked.split:
-        splits["train"] = replace(asked, split="train").examples(data)
-    else:
-        splits["train"], _ = training_questions(scale, cell.questions, data)
-    contexts = [[d.text for d in e.documents] for examples in splits.values() for e in examples]
-    texts = [text for context in contexts for text in context]
-    own = dict(zip(texts, tokenizer.counts(texts), strict=True))
-    counts = [sum(own[text] for text in context) for context in contexts]
-    windows = [sum(-(-own[text] // width) for text in context) for context in contexts]
-    parts = [sum(len([*paragraphs(text)]) for text in context) for context in contexts]
-    return {
-        "tokens": {"mean": mean(counts), "max": max(counts)},
-        "blocks": {"windows": mean(windows), "paragraphs": mean(parts)},
-        "questions": {name: len(examples) for name, examples in splits.items()},
-    }
-
-
 class Constant:
     """A reader that never reads and always gives the same answer."""
 
@@ -359,11 +319,10 @@ def best_constant(examples: Sequence[Example]) -> tuple[str, float]:
     for plain, _ in counts.most_common():
         # Only questions that share a token can score, and each scores at most 100.
         sharing = sorted(set().union(*(holders[token] for token in plain.split())))
-        if 100.0 * len(sharing) <= total:
-            continue
-        found = sum(token_f1(plain, examples[place].answers) for place in sharing)
-        if found > total:
-            best, total = spelled[plain], found
+        if 100.0 * len(sharing) > total:
+            found = sum(token_f1(plain, examples[place].answers) for place in sharing)
+            if found > total:
+                best, total = spelled[plain], found
     return best, total / len(examples)
 
 
@@ -376,15 +335,43 @@ def training_questions(
         path = scale.recipe("stage2", scale.backbones[0], questions)
     found, sources = [], []
     for source in load_recipe(Stage2Recipe, path, fitted(read_entries(path), scale)).data.training:
-        if _schema(source, data) not in (scale.sets[questions].schema, questions):
-            continue
-        location, options = located(source, data)
-        found += open_examples(location, source.set, records=source.records, **options).examples
-        sources.append(source.model_dump(include={"path", "set", "records", "options"}))
+        file = data / source.path
+        # Public names are schemas.
+        schema = source.set or (sniff(file) if file.exists() else source.path)
+        if schema in (scale.sets[questions].schema, questions):
+            location, options = located(source, data)
+            opened = open_examples(location, source.set, records=source.records, **options)
+            found += opened.examples
+            sources.append(source.model_dump(include={"path", "set", "records", "options"}))
     return found, sources
 
 
-def _schema(source: DataSource, data: Path) -> str:
-    """The schema of a recipe's data source; public names are schemas."""
-    path = data / source.path
-    return source.set or (sniff(path) if path.exists() else source.path)
+def lengths(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    """Tokens and blocks of every question's documents, and the number of questions of both splits.
+
+    At nano the training split is what the recipes train on. Blocks are windows of T tokens, or
+    whole paragraphs.
+    """
+    assert cell.variant is not None
+    asked = scale.sets[cell.questions]
+    recipe, overrides = recipe_of(cell.variant, scale, "stage1", cell.questions)
+    overrides += fitted(read_entries(recipe, overrides), scale)
+    model = read_entries(recipe, overrides)["model"]
+    encoder, width = model["encoder"], model["segment_length"]
+    tokenizer = open_tokenizer(str(embedded(encoder) or encoder))
+    splits = {"validation": asked.examples(data)}
+    if asked.split:
+        splits["train"] = replace(asked, split="train").examples(data)
+    else:
+        splits["train"], _ = training_questions(scale, cell.questions, data)
+    contexts = [[d.text for d in e.documents] for examples in splits.values() for e in examples]
+    texts = [text for context in contexts for text in context]
+    own = dict(zip(texts, tokenizer.counts(texts), strict=True))
+    counts = [sum(own[text] for text in context) for context in contexts]
+    windows = [sum(-(-own[text] // width) for text in context) for context in contexts]
+    parts = [sum(len([*paragraphs(text)]) for text in context) for context in contexts]
+    return {
+        "tokens": {"mean": mean(counts), "max": max(counts)},
+        "blocks": {"windows": mean(windows), "paragraphs": mean(parts)},
+        "questions": {name: len(examples) for name, examples in splits.items()},
+    }

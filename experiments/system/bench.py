@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import gc
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
 from itertools import cycle, islice
@@ -22,9 +21,10 @@ from experiments.system import paper
 from experiments.system.cells import Cell, checkpoint_of
 from experiments.system.floors import Ceilings, floors_of, measure_ceilings
 from experiments.system.models import guided_model, main_model
-from experiments.system.peers import PEERS, Keeper, LlamaCpp, PrefixCached, sedem_opener
+from experiments.system.peers import KEEPERS, PEERS, LlamaCpp, PrefixCached
 from experiments.system.scales import SHIPPED, SMOL, Scale
 from experiments.system.stand_in import backbone
+from experiments.system.timing import PROCESS, process_bytes
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
 from sedem.config import SMALL_MODEL, SedemConfig
@@ -37,53 +37,58 @@ from sedem.types import Document, Reader
 from sedem_lab.baselines.registry import METHODS as EVERY
 from sedem_lab.bench import measure
 from sedem_lab.bench.measure import Trial, spread
-from sedem_lab.bench.subjects import Opener, plan_of
+from sedem_lab.bench.subjects import plan_of
 from sedem_lab.evaluation.readers import BoundSedem
 
-# What is measured, by scale
+# What is measured, by kind and scale
 
-CONTEXTS = {
-    "stand-in": (64,),
-    "nano": (512, 2048, 32768),
-    "gpu": (1280, 5120, 32768),
-    "paper": (1280, 5120, 32768, 131072, 1048576),
+_ALONE = {"stand-in": (64,), "nano": (8192,), "gpu": (32768,), "paper": (32768,)}
+CONTEXTS: dict[str, dict[str, tuple[int, ...]]] = {
+    "bench": {
+        "stand-in": (64,),
+        "nano": (512, 2048, 32768),
+        "gpu": (1280, 5120, 32768),
+        "paper": (1280, 5120, 32768, 131072, 1048576),
+    },
+    # SeDeM alone.
+    **dict.fromkeys(("batches", "memories"), _ALONE),
+    # Every method of `sedem eval --list`, trained ones too.
+    "peers": {"nano": (1024,)},
+    # The first has as much text as the K blocks that SeDeM reads.
+    "kept": {
+        "stand-in": (64,),
+        "nano": (256, 1024, 4096, 16384),
+        "paper": (256, 1024, 4096, 16384, 65536),
+    },
+    # The backbone of sedem-smol has 8,192 positions.
+    "beside-llama-cpp": {"stand-in": (64,), "nano": (1024, 2048, 4096, 7168)},
 }
 """Context lengths in tokens."""
 METHODS = {
     # LongLLMLingua reads the whole context for each question: minutes of a CPU at 32,768 tokens.
-    "nano": ("sedem", "full-context", "bm25"),
-    "gpu": ("sedem", "full-context", "bm25"),
+    **dict.fromkeys(("nano", "gpu"), ("sedem", "full-context", "bm25")),
     "paper": tuple(EVERY),
 }
 PEERS_BESIDE = {"nano": ("hf", "hf-compiled", "hf-prefix"), "gpu": ("hf", "hf-prefix")}
-"""Peers of the methods."""
-PEER_CONTEXTS = {"nano": (1024,)}
-"""Context lengths at which every method of `sedem eval --list` is timed, trained ones too."""
+"""Methods of "bench", and peers of them."""
+SLOT_TYPES = ("bfloat16", "int8", "fp8")
+"""Types of stored slots."""
+BATCHES = {"stand-in": (1, 2)} | dict.fromkeys(("nano", "gpu", "paper"), (1, 8, 64))
+"""Numbers of questions asked of one bank together."""
 ANSWER_TOKENS = {"stand-in": 3, "nano": 17, "gpu": 33, "paper": 33}
 SHAPES = ("llama-3.2-1b", "llama-3.2-3b")
 """Shapes timed on random weights at gpu and paper scale: speed does not depend on weights."""
-SEDEM_CONTEXTS = {"stand-in": (64,), "nano": (8192,), "gpu": (32768,), "paper": (32768,)}
-"""Context lengths at which SeDeM is timed alone."""
-BATCHES = {"stand-in": (1, 2), "nano": (1, 8, 64), "gpu": (1, 8, 64), "paper": (1, 8, 64)}
-"""Numbers of questions asked of one bank together."""
 OWN_SHAPES = {"nano": SHIPPED / "backbone"}
 """Folders whose shapes stand for those of the paper, by backbone of a scale."""
 RIVALS = {"icae": ("sedem-all-layers",), "comprexit": ("sedem-all-blocks", "comprexit-128")}
 """Methods that the paper times beside SeDeM, and the peers that are measured with each."""
 COMPREXIT_CONTEXT = 1536
 """Tokens of the context of Table comprexit_ttft."""
-KEPT_CONTEXTS = {
-    "stand-in": (64,),
-    "nano": (256, 1024, 4096, 16384),
-    "paper": (256, 1024, 4096, 16384, 65536),
-}
-"""Context lengths at which kept keys and values are compared. The first has as much text as the K
-blocks that SeDeM reads."""
-BESIDE_CONTEXTS = {"stand-in": (64,), "nano": (1024, 2048, 4096, 7168)}
-"""Context lengths at which sedem-smol and llama.cpp are compared; its backbone has 8,192
-positions."""
-SLOT_TYPES = ("bfloat16", "int8", "fp8")
-"""Types of stored slots."""
+
+
+def contexts_of(scale: Scale, kind: str) -> tuple[int, ...]:
+    """Context lengths of a kind of bench."""
+    return CONTEXTS[kind][scale.size]
 
 
 def bench_cells(scale: Scale, kind: str = "bench") -> dict[str, Cell]:
@@ -121,7 +126,7 @@ def timed_context(cell: Cell, scale: Scale) -> int:
     tokens = COMPREXIT_CONTEXT
     if cell.questions:
         tokens = paper.row("tab:datasets", cell.questions)["avg_len_tokens"]
-    return min(tokens, max(CONTEXTS[scale.size]))
+    return min(tokens, max(contexts_of(scale, "bench")))
 
 
 def bench(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
@@ -136,55 +141,47 @@ def bench(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     - beside-llama-cpp: a warm bank, and its backbone with the whole text, by Hugging Face's forward
       and by llama.cpp.
     """
-    name = scale.size
+    kind, size, shape = cell.measure, scale.size, OWN_SHAPES.get(cell.backbone, cell.backbone)
+    if cell.backbone and scale.stand_in:
+        shape = backbone(cell.backbone, scale)
     checkpoint = None if cell.variant is None else checkpoint_of(cell, scale, data)
+    rival = cell.method in RIVALS
     entries: dict[str, Any] = {
         "methods": ("sedem",),
+        "contexts": (timed_context(cell, scale),) if rival else contexts_of(scale, kind),
         "checkpoint": str(checkpoint or SMALL_MODEL),
-        "backbone": _shape(cell, scale),
+        "backbone": str(shape) or None,
         "runs": 1 if scale.stand_in else 20,
-        "max_new_tokens": ANSWER_TOKENS[name],
+        "max_new_tokens": ANSWER_TOKENS[size],
     }
     peers: tuple[str, ...] = ()
-    more: dict[str, Opener] = {}
     trial, again, ceilings = Trial, True, None
-    match cell.measure:
-        case "bench" if cell.method in RIVALS:
+    match kind:
+        case "bench" if rival:
             entries |= {"methods": ("sedem", cell.method), "k": cell.k}
-            entries |= {"contexts": (timed_context(cell, scale),)}
             peers = RIVALS[cell.method]
         case "bench":
-            entries |= {"methods": METHODS[scale.name], "contexts": CONTEXTS[name]}
-            peers = PEERS_BESIDE.get(name, ())
+            entries["methods"], peers = METHODS[scale.name], PEERS_BESIDE.get(size, ())
             plan = plan_of(entries)
             ceilings = measure_ceilings(plan.place, getattr(torch, plan.dtype))
             trial = partial(Detailed, ceilings=ceilings)
         case "batches":
-            entries |= {"contexts": SEDEM_CONTEXTS[name]}
-            trial = partial(Batched, sizes=BATCHES[name])
+            trial = partial(Batched, sizes=BATCHES[size])
         case "memories":
-            entries |= {"contexts": SEDEM_CONTEXTS[name]}
-            more = {f"sedem-{t}": sedem_opener(f"sedem-{t}", memory=t) for t in SLOT_TYPES[1:]}
+            peers = tuple(f"sedem-{slots}" for slots in SLOT_TYPES[1:])
         case "peers":
-            entries |= {"methods": tuple(EVERY), "contexts": PEER_CONTEXTS[name]}
+            entries["methods"] = tuple(EVERY)
         case "kept":
-            # Joint blocks cannot be kept. Times do not depend on how a model was trained.
-            apart = {"block_context": "independent"}
-            more = {
-                "sedem": sedem_opener("sedem", **apart),
-                "sedem-warm": sedem_opener("sedem-warm", warm=True, **apart),
-            }
-            peers, trial, again = ("text-blocks", "hf-prefix"), Keeping, False
-            entries |= {"methods": (), "contexts": KEPT_CONTEXTS[name], "k": 2, "max_new_tokens": 3}
+            peers = ("sedem", "sedem-warm", "text-blocks", "hf-prefix")
+            trial, again = Keeping, False
+            entries |= {"methods": (), "k": 2, "max_new_tokens": 3}
         case "beside-llama-cpp":
-            row = "sedem-warm-int8-weights"
-            more = {row: sedem_opener(row, warm=True, weights="int8")}
-            peers, trial, again = ("hf", "hf-prefix", "llama-cpp"), Keeping, False
+            peers = ("sedem-warm-int8-weights", "hf", "hf-prefix", "llama-cpp")
+            trial, again = Keeping, False
             # A round reads the longest text anew, which takes half a minute of a CPU.
-            entries |= {"methods": (), "contexts": BESIDE_CONTEXTS[name], "k": cell.k}
-            entries |= {"runs": min(entries["runs"], 6)}
-    more |= {peer: PEERS[peer] for peer in peers}
+            entries |= {"methods": (), "k": cell.k, "runs": min(entries["runs"], 6)}
     plan = plan_of(entries)
+    more = {peer: PEERS[peer] for peer in peers}
     result = measure.run_bench(plan, more, trial=trial, read_again=again)
     # Folders differ between machines.
     result["settings"] |= {
@@ -196,17 +193,10 @@ def bench(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     if cell.backbone:
         result["notes"] = [n.replace(str(plan.backbone), cell.backbone) for n in result["notes"]]
     if ceilings is not None:
-        result["ceilings"] = asdict(ceilings)
+        result["ceilings"] = ceilings._asdict()
     if cell.measure == "beside-llama-cpp" and not result["left_out"]:
         result["versions"]["llama-cpp-python"] = version("llama-cpp-python")
     return result
-
-
-def _shape(cell: Cell, scale: Scale) -> str | None:
-    """The shape or the folder of the backbone whose times are measured on random weights."""
-    if cell.backbone and scale.stand_in:
-        return str(backbone(cell.backbone, scale))
-    return str(OWN_SHAPES.get(cell.backbone, cell.backbone)) or None
 
 
 # Trials that measure more than times
@@ -221,19 +211,16 @@ class Batched(Trial):
 
     def row(self) -> dict[str, Any]:
         """The measurements of the method; each round runs every size."""
+        reader: Any = self.subject.reader
         speeds: dict[int, list[float]] = {size: [] for size in self.sizes}
         for _ in range(measure.WARM_UP + self.plan.runs):
             for size, measured in speeds.items():
                 questions = list(islice(cycle(QUESTIONS), size))
-                clock = Clock(self.plan.place)
-                self.subject.reader.answer_together(self.memory, questions)  # type: ignore[attr-defined]
-                clock.lap("all_ms")
-                measured.append(1e3 * size / clock.timings["all_ms"])
-        found = {
-            str(size): {"questions_per_s": spread(measured[measure.WARM_UP :])}
-            for size, measured in speeds.items()
-        }
-        return {**super().row(), "batches": found}
+                ask = partial(reader.answer_together, self.memory, questions)
+                spent = _ms(self.plan.place, ask)
+                measured.append(1e3 * size / spent)
+        found = {str(n): spread(measured[measure.WARM_UP :]) for n, measured in speeds.items()}
+        return {**super().row(), "batches": {n: {"questions_per_s": s} for n, s in found.items()}}
 
 
 class Keeping(Trial):
@@ -242,19 +229,17 @@ class Keeping(Trial):
     def build(self) -> None:
         """Read the documents, and compute what the method keeps ahead."""
         super().build()
-        self.builds[-1]["warm_ms"] = None
-        if isinstance(reader := self.subject.reader, Keeper):
+        spent = None
+        if isinstance(reader := self.subject.reader, KEEPERS):
             # Use a copy, since the first answer has kept its blocks.
             self.memory = reader.anew(self.memory)
-            clock = Clock(self.plan.place)
-            reader.warm(self.memory)
-            clock.lap("warm_ms")
-            self.builds[-1]["warm_ms"] = clock.timings["warm_ms"]
+            spent = _ms(self.plan.place, lambda: reader.warm(self.memory))
+        self.builds[-1]["warm_ms"] = spent
 
     def ask(self) -> None:
         """Answer from a memory with nothing kept, then from the warm one."""
         missed = None
-        if isinstance(reader := self.subject.reader, Keeper):
+        if isinstance(reader := self.subject.reader, KEEPERS):
             missed = reader.answer(reader.anew(self.memory), QUESTIONS[0]).timings["ttft_ms"]
         super().ask()
         self.asks[-1]["missed_ttft_ms"] = missed
@@ -263,7 +248,7 @@ class Keeping(Trial):
         """The measurements of the method."""
         row, reader, tokens = super().row(), self.subject.reader, self.answer.context_tokens
         size = None
-        if isinstance(reader, Keeper):
+        if isinstance(reader, KEEPERS):
             size = reader.kept_bytes(self.memory)
         elif isinstance(reader, PrefixCached | LlamaCpp):
             # For a truncated context, only the remaining tokens count.
@@ -282,23 +267,28 @@ class Detailed(Trial):
 
     def row(self) -> dict[str, Any]:
         """The measurements of the method."""
-        reader, documents, tokens = self.subject.reader, self.documents, self.answer.context_tokens
+        reader, documents, plan = self.subject.reader, self.documents, self.plan
         more: dict[str, Any] = {
             "floor": floors_of(self.subject, self.answer, self.ceilings),
-            "memory": measure_memory(reader, documents, self.plan.place),
+            "memory": measure_memory(reader, documents, plan.place),
             "layers_tok_s": None,
         }
         if isinstance(reader, BoundSedem):
             config, name = reader.model.config, reader.model.encoder.name
             more["build_stages"] = build_stages(reader.model, documents)
-            frozen = open_backbone(
-                name, dtype=getattr(torch, self.plan.dtype), device=self.plan.place
-            )
+            frozen = open_backbone(name, dtype=getattr(torch, plan.dtype), device=plan.place)
             layers = EncoderLayers(config, frozen)
-            times = [layers.run_ms(documents) for _ in range(measure.WARM_UP + self.plan.runs)]
-            speeds = [1e3 * (tokens or 0) / time for time in times[measure.WARM_UP :]]
-            more["layers_tok_s"] = spread(speeds)
+            times = [layers.run_ms(documents) for _ in range(measure.WARM_UP + plan.runs)]
+            tokens = self.answer.context_tokens or 0
+            more["layers_tok_s"] = spread([1e3 * tokens / t for t in times[measure.WARM_UP :]])
         return {**super().row(), **more}
+
+
+def _ms(device: torch.device, work: Callable[[], object]) -> float:
+    clock = Clock(device)
+    work()
+    clock.lap("ms")
+    return clock.timings["ms"]
 
 
 class EncoderLayers:
@@ -313,8 +303,7 @@ class EncoderLayers:
     """
 
     def __init__(self, config: SedemConfig, encoder: Backbone) -> None:
-        self.config = config
-        self.encoder = encoder
+        self.config, self.encoder = config, encoder
         self.trunk = encoder.model.get_decoder()
         self.trunk.layers = self.trunk.layers[: config.extract_layer]
         self.trunk.config.num_hidden_layers = config.extract_layer
@@ -341,11 +330,7 @@ class EncoderLayers:
     def run_ms(self, documents: Sequence[Document]) -> float:
         """Milliseconds of the forward over all documents, without segmentation."""
         batched = self.batches(documents)
-        clock = Clock(self.encoder.device)
-        for ids_BP in batched:
-            self.states(ids_BP)
-        clock.lap("all_ms")
-        return clock.timings["all_ms"]
+        return _ms(self.encoder.device, lambda: [self.states(ids_BP) for ids_BP in batched])
 
 
 def _segments(config: SedemConfig, encoder: Backbone, document: Document) -> Any:
@@ -359,34 +344,23 @@ def build_stages(model: SeDeM, documents: Sequence[Document]) -> dict[str, float
     Segmenting is timed separately, and the compressor by hooks. The encoder's time is the rest of
     the total, so it includes moving batches to and from the device.
     """
-    clock = Clock(model.device)
-    for document in documents:
-        _segments(model.config, model.encoder, document)
-    clock.lap("segment_ms")
-    calls: list[Clock] = []
+    cut = partial(_segments, model.config, model.encoder)
+    segment, calls = _ms(model.device, lambda: [*map(cut, documents)]), list[Clock]()
     hooks = [
         model.compressor.register_forward_pre_hook(lambda *_: calls.append(Clock(model.device))),
         model.compressor.register_forward_hook(lambda *_: calls[-1].lap("call")),
     ]
-    clock.lap("before")
-    model.read(documents)
-    clock.lap("read")
+    read = _ms(model.device, lambda: model.read(documents))
     for hook in hooks:
         hook.remove()
-    segment, read = clock.timings["segment_ms"], clock.timings["read"]
     compress = sum(call.timings["call"] for call in calls)
-    return {
-        "segment_ms": segment,
-        "encode_ms": max(0.0, read - segment - compress),
-        "compress_ms": compress,
-    }
+    encode = max(0.0, read - segment - compress)
+    return {"segment_ms": segment, "encode_ms": encode, "compress_ms": compress}
 
 
 # The peak of memory, in a pass that is not timed. Several methods are open in one process, so its
 # growth is measured, and what the method holds already is added: weights, and caches that stay
 # between answers. Another method's CUDA graphs cannot be separated and are left out.
-
-PROCESS = Path("/proc/self")
 
 
 def measure_memory(
@@ -414,22 +388,13 @@ def measure_memory(
     if place.type == "cuda":
         torch.cuda.synchronize(place)
         torch.cuda.reset_peak_memory_stats(place)
-        before, peak = (
-            torch.cuda.memory_allocated(place),
-            lambda: torch.cuda.max_memory_allocated(place),
-        )
+        before = torch.cuda.memory_allocated(place)
+        peak = partial(torch.cuda.max_memory_allocated, place)
     else:
         # Free pages that the C library keeps would hide growth.
         if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
             trim(0)
         (PROCESS / "clear_refs").write_text("5")
-        before, peak = _status("VmRSS"), lambda: _status("VmHWM")
+        before, peak = process_bytes("VmRSS"), partial(process_bytes, "VmHWM")
     reader.answer(reader.read(documents), QUESTIONS[0])
     return {"peak_bytes": held + max(0, peak() - before)}
-
-
-def _status(name: str) -> int:
-    """A counter of /proc/self/status, in bytes."""
-    lines = (PROCESS / "status").read_text().splitlines()
-    (line,) = (line for line in lines if line.startswith(f"{name}:"))
-    return 1024 * int(line.split()[1])

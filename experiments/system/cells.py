@@ -78,36 +78,28 @@ class Cell:
     @property
     def name(self) -> str:
         """The name of its file; fields with default values are left out."""
-        parts = [
-            self.measure if self.measure != "answers" else "",
-            f"{self.method}{self.setting}" if self.method != "sedem" else "",
-            self.variant.name if self.variant else "",
-            self.stage,
-            self.backbone,
-            self.questions,
-            f"trained-{self.trained_for}" if self.trained_for else "",
-            "" if self.k is None else f"k{self.k}",
-            self.control if self.control != "selected" else "",
-            f"shift{self.shift}" if self.shift else "",
-            f"{self.max_new_tokens}-tokens" if self.max_new_tokens else "",
-            self.dtype,
-            f"slots-{self.slots}" if self.slots else "",
-            f"n{self.limit}" if self.limit else "",
-            self.form,
-            self.condition,
-            self.answer,
-        ]
-        return ".".join(part for part in parts if part)
+        kind = self.measure if self.measure != "answers" else ""
+        method = f"{self.method}{self.setting}" if self.method != "sedem" else ""
+        control = self.control if self.control != "selected" else ""
+        model = self.variant.name if self.variant else ""
+        parts = [kind, method, model, self.stage, self.backbone, self.questions]
+        parts += [f"trained-{self.trained_for}" if self.trained_for else ""]
+        parts += ["" if self.k is None else f"k{self.k}", control]
+        parts += [f"shift{self.shift}" if self.shift else ""]
+        parts += [f"{self.max_new_tokens}-tokens" if self.max_new_tokens else "", self.dtype]
+        parts += [f"slots-{self.slots}" if self.slots else ""]
+        parts += [f"n{self.limit}" if self.limit else "", self.form, self.condition, self.answer]
+        return ".".join(filter(None, parts))
 
     def path(self, scale: Scale) -> Path | None:
         """The file of its result; None if it was not measured."""
         place = results_of(scale).absolute(), self.name
-        known = _FOUND.get(place)
-        if known is None or not known.is_file():
+        if not (place in _FOUND and _FOUND[place].is_file()):
             known = next(place[0].glob(f"*/{self.name}.json"), None)
-            if known is not None:
-                _FOUND[place] = known
-        return known
+            if known is None:
+                return None
+            _FOUND[place] = known
+        return _FOUND[place]
 
     def read(self, scale: Scale) -> dict[str, Any] | None:
         """Its result, which all readers share; None if it was not measured."""
@@ -135,19 +127,13 @@ def checkpoint_of(cell: Cell, scale: Scale, data: Path) -> Path:
     variant = cell.variant
     assert variant is not None, f"{cell.name} needs a variant"
     asked = {**scale.sets, **scale.held_out}.get(cell.questions)
-    own = asked.trained_for if asked else ""
-    trained_for = cell.trained_for or own or cell.questions or scale.ablation[0]
+    trained_for = cell.trained_for or (asked.trained_for if asked else "")
+    trained_for = trained_for or cell.questions or scale.ablation[0]
     if cell.method not in TRAINED:
         return checkpoint(variant, scale, trained_for, data, cell.form or PAPER_FORM)
-    return baseline_checkpoint(
-        cell.method,
-        scale,
-        variant.backbone or scale.backbones[0],
-        trained_for,
-        data,
-        setting=cell.setting,
-        gold=cell.control == "gold" and scale.gold_trained,
-    )
+    own = variant.backbone or scale.backbones[0], trained_for, data
+    gold = cell.control == "gold" and scale.gold_trained
+    return baseline_checkpoint(cell.method, scale, *own, setting=cell.setting, gold=gold)
 
 
 def train(cell: Cell, scale: Scale, data: Path) -> None:
@@ -245,11 +231,8 @@ def answer_cell(
         return None
     if scale.name == "paper" and questions not in PAPER_SETS.get(method, (questions,)):
         return None
-    limit = None
-    if method == "longllmlingua":
-        limit = scale.slowest_limit
-    elif method == "bm25" or method in TRAINED:
-        limit = scale.costly_limit
+    limit = scale.costly_limit if method == "bm25" or method in TRAINED else None
+    limit = scale.slowest_limit if method == "longllmlingua" else limit
     if limit and asked.limit and asked.limit <= limit:
         limit = None
     fields = {"limit": limit, **fields}
@@ -260,13 +243,6 @@ def answer_cell(
 
 def answers_by_k(scale: Scale, questions: str, variant: Variant, limit: int, **fields: Any) -> Cell:
     """Answers at every K over the same banks, in at most 32 tokens at nano; see "budgets"."""
-    nano = scale.name == "nano"
-    return Cell(
-        "budgets",
-        variant=variant,
-        questions=questions,
-        limit=limit if nano else scale.limit,
-        max_new_tokens=32 if nano else None,
-        dtype="float32",
-        **fields,
-    )
+    limit, tokens = (limit, 32) if scale.name == "nano" else (scale.limit, None)
+    own = {"limit": limit, "max_new_tokens": tokens, "dtype": "float32", **fields}
+    return Cell("budgets", variant=variant, questions=questions, **own)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -40,17 +40,23 @@ from sedem_lab.evaluation.storage import BFLOAT16, kv_bytes_per_token
 TRIES = 20
 
 
-@dataclass(frozen=True)
-class Ceilings:
-    """Highest measured speeds.
-
-    Attributes:
-        bytes_per_s: bytes per second that a copy reads and writes.
-        flops_per_s: FLOPs per second of a square matrix product.
-    """
+class Ceilings(NamedTuple):
+    """Highest measured speeds: bytes that a copy reads and writes, FLOPs of a square product."""
 
     bytes_per_s: float
     flops_per_s: float
+
+
+class Work(NamedTuple):
+    """The minimum work of one stage; a multiply-add counts as two FLOPs."""
+
+    flops: float
+    bytes: float
+
+
+Stages = Mapping[str, Sequence[Work]]
+"""Work by stage: `read`, `first` (done once, by the first answer), `answer` (up to its first token)
+and `token` (one more token)."""
 
 
 def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
@@ -58,8 +64,7 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
 
     A ceiling is the best of several tries, because a disturbed try is not an upper bound.
     """
-    large = device.type == "cuda"
-    side, size = (8192, 2**31) if large else (1024, 2**27)
+    side, size = (8192, 2**31) if device.type == "cuda" else (1024, 2**27)
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     left, right = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
@@ -78,28 +83,6 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
     return Ceilings(2 * size / copying, 2 * side**3 / multiplying)
 
 
-@dataclass(frozen=True)
-class Work:
-    """The minimum work of one stage.
-
-    Attributes:
-        flops: FLOPs; a multiply-add counts as two.
-        bytes: bytes moved.
-    """
-
-    flops: float
-    bytes: float
-
-    def seconds(self, ceilings: Ceilings) -> float:
-        """The minimum time of the stage."""
-        return max(self.flops / ceilings.flops_per_s, self.bytes / ceilings.bytes_per_s)
-
-
-Stages = Mapping[str, Sequence[Work]]
-"""Work by stage: `read`, `first` (done once, by the first answer), `answer` (up to its first token)
-and `token` (one more token)."""
-
-
 def floors_of(
     subject: Subject, answer: Answer, ceilings: Ceilings
 ) -> dict[str, float | None] | None:
@@ -116,31 +99,51 @@ def floors_of(
     return floors(work, answer.context_tokens or 0, ceilings)
 
 
+def floors(work: Stages, tokens: int, ceilings: Ceilings) -> dict[str, float | None]:
+    """Floors by measurement name, for a context of `tokens`; of a rate, the highest value."""
+    read, first, answer, token = (
+        sum(max(w.flops / ceilings.flops_per_s, w.bytes / ceilings.bytes_per_s) for w in work[name])
+        for name in ("read", "first", "answer", "token")
+    )
+    return {
+        "online_ttft_ms": 1e3 * (read + first + answer),
+        "prebuilt_ttft_ms": 1e3 * answer,
+        "decode_tok_s": 1 / token,
+        "build_tok_s": tokens / read if read else None,
+    }
+
+
 def sedem_work(model: SeDeM, answer: Answer, question: str) -> Stages:
     """Work of SeDeM for an answer."""
     config, encoder, decoder = model.config, model.encoder, model.decoder
     assert answer.context_tokens is not None and answer.stored_bytes is not None
-    prefix, states = len(question_ids(decoder, question)), answer.k * config.segment_length
-    shapes = encoder.model.config, decoder.model.config
+    shape, depth, lower = decoder.model.config, decoder.depth, config.inject_layer
+    prefix, length = len(question_ids(decoder, question)), config.segment_length
+    states, context = answer.k * length, answer.context_tokens
 
     def flops(question_tokens: int) -> dict[str, int]:
-        workload = Workload(answer.context_tokens or 0, question_tokens, 1, answer.k)
-        return count_flops(config, *shapes, workload)
+        workload = Workload(context, question_tokens, 1, answer.k)
+        return count_flops(config, encoder.model.config, shape, workload)
 
     own = flops(len(encoder.token_ids(question)))
     reading = _layer_bytes(encoder, config.extract_layer)
-    answering = _layer_bytes(decoder, decoder.depth) + _head_bytes(decoder)
-    cached = decoder.depth * prefix + (decoder.depth - config.inject_layer) * states
+    answering = _layer_bytes(decoder, depth) + _bytes(decoder.model.get_output_embeddings())
     if config.block_context == "joint":
         prefill = flops(prefix - 1)["prefill"] - _omitted(decoder, states + prefix - 1)
     else:
-        prefill = _prefill_apart(model, prefix, states, answer.k)
+        # The prefix alone attends to the states of blocks above injection. Each block is run alone
+        # through the layers above injection for its keys and values.
+        prefill = lower * layer_flops(shape, prefix)
+        prefill += (depth - lower) * layer_flops(shape, prefix, states)
+        prefill += head_flops(shape) - _omitted(decoder, prefix - 1, states)
+        block = (depth - lower) * layer_flops(shape, length) - _omitted(decoder, length)
+        prefill += answer.k * block
     to_keys = model.selector.w_key
-    slots = -(-answer.context_tokens // config.segment_length) * config.slots
+    slots = -(-context // length) * config.slots
     project = 2 * slots * to_keys.weight.numel()
     key_bytes = slots * to_keys.out_features * cache_dtype(to_keys.weight.device).itemsize
-    asking = _bytes(model.selector) - _bytes(to_keys)
-    asking += 0 if config.read_once else reading
+    asking = _bytes(model.selector) - _bytes(to_keys) + (0 if config.read_once else reading)
+    cached = depth * prefix + (depth - lower) * states
     return {
         "read": [Work(own["read"], reading + _bytes(model.compressor))],
         "first": [Work(project, _bytes(to_keys) + answer.stored_bytes)],
@@ -153,52 +156,23 @@ def sedem_work(model: SeDeM, answer: Answer, question: str) -> Stages:
     }
 
 
-def _prefill_apart(model: SeDeM, prefix: int, states: int, blocks: int) -> int:
-    """FLOPs of the prefix alone, which attends to the states of blocks above injection.
-
-    Each block is run alone through the layers above injection for its keys and values.
-    """
-    decoder, lower, length = model.decoder, model.config.inject_layer, model.config.segment_length
-    shape, upper = decoder.model.config, decoder.depth - lower
-    run = lower * layer_flops(shape, prefix) + upper * layer_flops(shape, prefix, states)
-    run += head_flops(shape) - _omitted(decoder, prefix - 1, states)
-    return run + blocks * (upper * layer_flops(shape, length) - _omitted(decoder, length))
-
-
 def text_work(backbone: Backbone, answer: Answer, question: str, *, cached: bool) -> Stages:
     """Work of a method whose decoder reads text, for an answer that it gave.
 
     `cached` says that the context's keys and values are cached when it is read.
     """
     assert answer.conditioning is not None
-    shape, depth = backbone.model.config, backbone.depth
-    seen = answer.conditioning
-    weights = _layer_bytes(backbone, depth)
+    shape, depth, seen = backbone.model.config, backbone.depth, answer.conditioning
+    layers, head = _layer_bytes(backbone, depth), _bytes(backbone.model.get_output_embeddings())
     before = seen - (len(question_ids(backbone, question)) - 1) if cached else 0
     reading = depth * layer_flops(shape, before) - _omitted(backbone, before)
-    read = [Work(reading, weights)] if cached else []
     asked = depth * layer_flops(shape, seen - before, before) + head_flops(shape)
     asked -= _omitted(backbone, seen - before - 1, before)
-    moved = weights + _head_bytes(backbone) + before * _position_bytes(backbone)
     return {
-        "read": read,
+        "read": [Work(reading, layers)] if cached else [],
         "first": [],
-        "answer": [Work(asked, moved)],
-        "token": [_token(backbone, depth * seen, weights + _head_bytes(backbone))],
-    }
-
-
-def floors(work: Stages, tokens: int, ceilings: Ceilings) -> dict[str, float | None]:
-    """Floors by measurement name, for a context of `tokens`; of a rate, the highest value."""
-    read, first, answer, token = (
-        sum(part.seconds(ceilings) for part in work[name])
-        for name in ("read", "first", "answer", "token")
-    )
-    return {
-        "online_ttft_ms": 1e3 * (read + first + answer),
-        "prebuilt_ttft_ms": 1e3 * answer,
-        "decode_tok_s": 1 / token,
-        "build_tok_s": tokens / read if read else None,
+        "answer": [Work(asked, layers + head + before * _position_bytes(backbone))],
+        "token": [_token(backbone, depth * seen, layers + head)],
     }
 
 
@@ -248,11 +222,5 @@ def _layer_bytes(backbone: Backbone, layers: int) -> int:
     return sum(_bytes(layer) for layer in backbone.model.get_decoder().layers[:layers])
 
 
-def _head_bytes(backbone: Backbone) -> int:
-    return _bytes(backbone.model.get_output_embeddings())
-
-
 def _bytes(module: nn.Module) -> int:
-    return sum(
-        p.numel() * p.element_size() for n, p in module.named_parameters() if "lora_" not in n
-    )
+    return sum(p.nbytes for n, p in module.named_parameters() if "lora_" not in n)

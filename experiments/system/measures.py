@@ -18,7 +18,7 @@ import typer
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
-from experiments.system import agents, answers, bench, convention, learning, search, timing
+from experiments.system import agents, answers, bench, convention, learning, probe, search, timing
 from experiments.system.cells import Cell, results_of, shareable, train
 from experiments.system.scales import Scale
 from experiments.system.stand_in import records
@@ -26,46 +26,26 @@ from experiments.system.tables import Study
 from sedem.durable_files import write_text
 from sedem_lab.provenance import provenance
 
+_OWN = (
+    *(answers.answers, answers.constant, answers.budgets, answers.ways, answers.hops),
+    *(answers.new_user, answers.lengths, convention.cost, agents.passages, agents.tool_servers),
+    *(learning.memory, learning.loss, learning.losses, learning.rank, learning.training),
+    *(learning.search, search.block_recall, search.large_banks, search.confidence),
+    *(timing.arrivals, timing.condition_times, timing.answer_times, timing.preparation),
+    timing.bank_size,
+)
+BENCH = ("bench", "batches", "memories", "kept", "peers", "beside-llama-cpp")
 MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
-    "answers": answers.answers,
-    "constant": answers.constant,
-    "budgets": answers.budgets,
-    "ways": answers.ways,
-    "hops": answers.hops,
-    "new-user": answers.new_user,
-    "lengths": answers.lengths,
-    "memory": learning.memory,
-    "loss": learning.loss,
-    "losses": learning.by_budget,
-    "rank": learning.rank,
-    "block-recall": search.block_recall,
-    "large-banks": search.large_banks,
-    "confidence": search.confidence,
-    "cost": convention.cost,
-    "training": learning.training,
-    "search": learning.search,
-    "probe": learning.probe,
-    "bench": bench.bench,
-    "batches": bench.bench,
-    "memories": bench.bench,
-    "kept": bench.bench,
-    "peers": bench.bench,
-    "beside-llama-cpp": bench.bench,
-    "arrivals": timing.arrivals,
-    "condition-times": timing.condition_times,
-    "answer-times": timing.answer_times,
-    "preparation": timing.preparation,
-    "bank-size": timing.bank_size,
-    "passages": agents.passages,
-    "tool-servers": agents.tool_servers,
+    **{function.__name__.replace("_", "-"): function for function in _OWN},
+    "probe": probe.probe_ends,
+    **dict.fromkeys(BENCH, bench.bench),
 }
 """The function that measures each kind of cell; its docstring says what it measures."""
 
 TRAINING = ("search", "probe")
 """Kinds that train small models of their own, each in a process of its own."""
 TIMED = (
-    *("bench", "batches", "memories", "kept", "peers", "beside-llama-cpp", "arrivals"),
-    *("condition-times", "answer-times", "passages", "tool-servers"),
+    *(*BENCH, "arrivals", "condition-times", "answer-times", "passages", "tool-servers"),
     *("preparation", "bank-size", "large-banks"),
 )
 """Kinds that measure times, so nothing else may run beside them."""

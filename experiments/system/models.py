@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cache
@@ -221,7 +221,7 @@ def checkpoint(
             return _further(variant, scale, data)
         changes = dict(variant.start)
         return with_settings(shipped, changes, scale.runs / variant.name) if changes else shipped
-    if _has_own_recipes(variant, scale):
+    if variant.main and scale.shipped:
         folder = run_of_stage(variant, scale, scale.stages[-1], data) / "final"
     else:
         folder = _stage(variant, scale, "stage2", questions, data)
@@ -232,9 +232,9 @@ def checkpoint(
 
 def run_of_stage(variant: Variant, scale: Scale, stage: str, data: Path) -> Path:
     """The folder of a finished run; `stage` is one of `Scale.stages`, or of `GUIDED`."""
-    if not _has_own_recipes(variant, scale):
+    if not (variant.main and scale.shipped):
         return _stage(variant, scale, stage, scale.ablation[0], data).parent
-    # Each recipe of the shipped model starts from the end of the previous one.
+    # A model is shipped as recipes of its own train it. Each starts from the end of the previous.
     stages = (*scale.stages, *GUIDED)
     for name in stages[: stages.index(stage) + 1]:
         path = ROOT / "recipes" / scale.name / f"{name}.yaml"
@@ -242,35 +242,24 @@ def run_of_stage(variant: Variant, scale: Scale, stage: str, data: Path) -> Path
     return folder
 
 
-def _has_own_recipes(variant: Variant, scale: Scale) -> bool:
-    """Whether it is a main model that recipes other than the studies' train, as it is shipped."""
-    return variant.main and bool(scale.shipped)
-
-
 def _stage(variant: Variant, scale: Scale, stage: str, questions: str, data: Path) -> Path:
     """The checkpoint of a stage of the study recipes."""
-    variant = _trained_as(variant, scale, stage)
+    # It is that of the first of all variants with the same training, so that it is trained once.
+    if stage == "stage1":
+        name = variant.name.removesuffix(WITHOUT_SELECTOR)
+        variant = replace(variant, name=name, stage2=(), every_block=False)
+    if not (variant.changes or variant.stage1 or variant.stage2 or variant.every_block):
+        variant = BASE if scale.shipped else main_model(scale, variant.backbone)
     shared = f"-{questions}" if scale.name == "paper" and stage == "stage2" else ""
     output = scale.runs / variant.name / f"{stage}{shared}"
-    if (output / "training.json").is_file():
-        return output / "final"
-    recipe, overrides = recipe_of(variant, scale, stage, questions)
-    overrides += [f"data_root={data}", f"run.output={output}"]
-    if stage == "stage2":
-        start = _stage(variant, scale, "stage1", questions, data)
-        overrides.append(f"start_from={start}")
-    return run_recipe(recipe, overrides, scale) / "final"
-
-
-def _trained_as(variant: Variant, scale: Scale, stage: str) -> Variant:
-    """The first of all variants with the same training in a stage, so that it is trained once."""
-    if stage == "stage1":
-        variant = replace(
-            variant, name=variant.name.removesuffix(WITHOUT_SELECTOR), stage2=(), every_block=False
-        )
-    if variant.changes or variant.stage1 or variant.stage2 or variant.every_block:
-        return variant
-    return BASE if scale.shipped else main_model(scale, variant.backbone)
+    if not (output / "training.json").is_file():
+        recipe, overrides = recipe_of(variant, scale, stage, questions)
+        overrides += [f"data_root={data}", f"run.output={output}"]
+        if stage == "stage2":
+            start = _stage(variant, scale, "stage1", questions, data)
+            overrides.append(f"start_from={start}")
+        run_recipe(recipe, overrides, scale)
+    return output / "final"
 
 
 def recipe_of(variant: Variant, scale: Scale, stage: str, questions: str) -> tuple[Path, list[str]]:
@@ -319,19 +308,16 @@ def run_recipe(path: Path, overrides: list[str], scale: Scale) -> Path:
     folder, planned = Path(recipe.run.output), PLANNED.get()
     if planned is not None:
         planned[folder] = Planned(trained, path, overrides, recipe)
-    else:
-        with _taken(folder):
-            if not (folder / "training.json").is_file():
-                train(recipe)
+        return folder
+    # No other process trains in this folder, unless a launcher started it for that.
+    taken: AbstractContextManager[Any] = nullcontext()
+    if processes().num_processes == 1:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        taken = FileLock(folder.with_name(f".{folder.name}-trained.lock"))
+    with taken:
+        if not (folder / "training.json").is_file():
+            train(recipe)
     return folder
-
-
-def _taken(folder: Path) -> AbstractContextManager[Any]:
-    """Keep other processes from training in a folder, unless a launcher started them for that."""
-    if processes().num_processes > 1:
-        return nullcontext()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    return FileLock(folder.with_name(f".{folder.name}-trained.lock"))
 
 
 def divided(optimization: Optimization) -> Optimization:
@@ -348,39 +334,28 @@ def with_settings(checkpoint: Path, settings: Mapping[str, Any], folder: Path) -
 
     None of the settings changes a shape. Guidance uses the checkpoint's tau, or the initial one.
     """
-    with _made_from(checkpoint, folder) as missing:
-        if missing:
-            _write_with_settings(checkpoint, settings, folder)
-    return folder
-
-
-@contextmanager
-def _made_from(checkpoint: Path, folder: Path) -> Iterator[bool]:
-    """Whether a folder that is made from a checkpoint is missing or older; other processes wait."""
     if PLANNED.get() is not None:
-        yield False
-        return
+        return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.with_name(f".{folder.name}-made.lock")):
+    with FileLock(folder.with_name(f".{folder.name}-made.lock")):  # other processes wait
         made, source = folder / WEIGHTS_FILE, checkpoint / WEIGHTS_FILE
-        yield not made.is_file() or made.stat().st_mtime < source.stat().st_mtime
-
-
-def _write_with_settings(checkpoint: Path, settings: Mapping[str, Any], folder: Path) -> None:
-    config = SedemConfig.load(checkpoint, extra=EXTRA_ENTRIES)
-    if (checkpoint / config.encoder).is_dir():
-        config = config.with_changes(encoder=str((checkpoint / config.encoder).resolve()))
-    config = config.with_changes(**settings)
-    weights = load_file(checkpoint / WEIGHTS_FILE)
-    if config.guidance:
-        weights.setdefault(TAU, Guidance().log_tau.detach())
-    else:
-        weights.pop(TAU, None)
-    with unfinished(folder) as place:
-        config.save(place)
-        save_file(weights, place / WEIGHTS_FILE)
-        if (checkpoint / ADAPTER).is_dir():
-            shutil.copytree(checkpoint / ADAPTER, place / ADAPTER)
+        if made.is_file() and made.stat().st_mtime >= source.stat().st_mtime:
+            return folder
+        config = SedemConfig.load(checkpoint, extra=EXTRA_ENTRIES)
+        if (checkpoint / config.encoder).is_dir():
+            config = config.with_changes(encoder=str((checkpoint / config.encoder).resolve()))
+        config = config.with_changes(**settings)
+        weights = load_file(source)
+        if config.guidance:
+            weights.setdefault(TAU, Guidance().log_tau.detach())
+        else:
+            weights.pop(TAU, None)
+        with unfinished(folder) as place:
+            config.save(place)
+            save_file(weights, place / WEIGHTS_FILE)
+            if (checkpoint / ADAPTER).is_dir():
+                shutil.copytree(checkpoint / ADAPTER, place / ADAPTER)
+    return folder
 
 
 def baseline_checkpoint(
@@ -409,9 +384,7 @@ def baseline_checkpoint(
         if not recipe_exists(path):
             continue
         overrides = [*start]
-        output = scale.runs / path.stem
-        if scale.name == "paper":
-            output = scale.runs / backbone / path.stem
+        output = scale.runs / (backbone if scale.name == "paper" else "") / path.stem
         if stage == "questions":
             own = path.with_stem(f"{path.stem}-{questions}")
             path = own if recipe_exists(own) else path
@@ -435,8 +408,12 @@ def supervision(baseline: Path, sedem: Path) -> list[str]:
     """
     own, theirs = read_entries(baseline), read_entries(sedem)
     result = [f"data.{part}={flow(theirs['data'][part])}" for part in ("training", "evaluation")]
-    apart = theirs["run"]["eval_every"] * _examples_of_a_step(theirs)
-    result.append(f"run.eval_every={max(1, apart // _examples_of_a_step(own))}")
+    step, own_step = (
+        one["batch_size"] * one.get("accumulation", 1)
+        for one in (theirs["optimization"], own["optimization"])
+    )
+    apart = theirs["run"]["eval_every"] * step
+    result.append(f"run.eval_every={max(1, apart // own_step)}")
     if own["method"] != "500x":
         result.append(f"data.answer_limit={theirs['data']['answer_limit']}")
     if "max_paragraphs" in own["data"]:
@@ -444,11 +421,6 @@ def supervision(baseline: Path, sedem: Path) -> list[str]:
     if "k" in own["model"]:
         result.append(f"model.k={theirs['model']['k']}")
     return result
-
-
-def _examples_of_a_step(recipe: Mapping[str, Any]) -> int:
-    optimization = recipe["optimization"]
-    return int(optimization["batch_size"] * optimization.get("accumulation", 1))
 
 
 def budget(folder: Path) -> dict[str, Any]:
@@ -490,36 +462,30 @@ ADAPTED_STEPS = {"nano": (150, 100)}
 
 def _adapted(kind: str, scale: Scale, data: Path) -> Path:
     """The checkpoint of `Variant.adapted`."""
+    from sedem_lab.training.adapt import Adaptation, adapt, finished, prepare, working_folder
+
+    stage2, folder = _study_entries(scale, "stage2"), scale.runs / "adapt"
     backbone = str(_study_entries(scale, "stage1")["model"]["encoder"])
-    folder = scale.runs / "adapt"
     if kind == "untrained":
         if not (folder / kind).is_dir():
             model = untrained(SedemModules, open_named(backbone, None, None))
             write(folder / kind, model.config, model.parts(), model.decoder)
         return folder / kind
-    adapted = _without_labels(backbone, scale, data, folder / "adapted")
-    if kind == "without labels":
-        return adapted
-    overrides = [
-        f"data_root={data}",
-        f"data.training={flow(_study_entries(scale, 'stage2')['data']['training'])}",
-        "data.evaluation=[]",
-        f"run.output={folder / 'labelled'}",
-    ]
-    return run_recipe(adapted.parent.with_name("stage2.yaml"), overrides, scale) / "final"
-
-
-def _without_labels(backbone: str, scale: Scale, data: Path, out: Path) -> Path:
-    """The final checkpoint of `sedem adapt`, in the folder of its second stage."""
-    from sedem_lab.training.adapt import Adaptation, adapt, finished, prepare, working_folder
-
-    steps = ADAPTED_STEPS[scale.name]
+    steps, out = ADAPTED_STEPS[scale.name], folder / "adapted"
     wanted = Adaptation(backbone=backbone, compression=ADAPTED_COMPRESSION, steps=steps)
     documents = _unlabelled(scale, data)
     if finished(wanted, documents, out) is None:
         prepare(wanted, documents, out)
         adapt(out)
-    return working_folder(out) / "stage2" / "final"
+    if kind == "without labels":
+        return working_folder(out) / "stage2" / "final"
+    overrides = [
+        f"data_root={data}",
+        f"data.training={flow(stage2['data']['training'])}",
+        "data.evaluation=[]",
+        f"run.output={folder / 'labelled'}",
+    ]
+    return run_recipe(working_folder(out) / "stage2.yaml", overrides, scale) / "final"
 
 
 def _unlabelled(scale: Scale, data: Path) -> list[Document]:

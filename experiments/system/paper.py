@@ -31,11 +31,7 @@ def rows(table: str) -> list[dict[str, Any]]:
 
 
 def number(table: str, column: str, **where: Any) -> float | None:
-    """One number: a column of the only matching row; None if the paper prints none there.
-
-    Raises:
-        LookupError: no row matches, or several do.
-    """
+    """One number: a column of the only matching row; None if the paper prints none there."""
     found = [row for row in rows(table) if _fits(row, where)]
     if len(found) != 1:
         raise LookupError(f"{table}: {len(found)} rows have {where}; exactly one must fit")

@@ -17,6 +17,10 @@ they are read, so the time of a question is the model's alone.
 
 Other settings of a method, on the random weights of a shape:
 
+- `sedem`: blocks are independent of each other, as in `sedem-warm`.
+- `sedem-int8`, `sedem-fp8`: slots are stored in fewer bytes.
+- `sedem-warm`: keys and values of independent blocks are kept, with int8 weights in
+  `sedem-warm-int8-weights`.
 - `sedem-all-blocks`: every block is decompressed.
 - `sedem-all-layers`: the encoder runs all layers, and the states of the deeper ones are dropped.
 - `comprexit-128`: ComprExIT with pieces of 128 tokens.
@@ -30,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -69,35 +73,15 @@ from sedem_lab.bench.subjects import (
     open_sedem,
     with_random_baseline,
 )
+from sedem_lab.evaluation import readers
 from sedem_lab.evaluation.config import MethodSettings
-from sedem_lab.evaluation.readers import (
-    BoundSedem,
-    decoding_of,
-    frozen_decoder,
-    open_method,
-    open_model,
-)
-
-
-@runtime_checkable
-class Keeper(Protocol):
-    """A reader that keeps keys and values of blocks."""
-
-    def warm(self, memory: Any) -> int:
-        """Compute the keys and values of all blocks ahead; return how many blocks are ready."""
-        ...
-
-    def anew(self, memory: Any) -> Any:
-        """The same memory, with nothing kept."""
-        ...
-
-    def kept_bytes(self, memory: Any) -> int:
-        """Bytes of the keys and values of all its blocks."""
-        ...
-
+from sedem_lab.evaluation.readers import BoundSedem, decoding_of, frozen_decoder
 
 QUESTION_ROOM = 64
 """Number of positions reserved for a question when a context is read."""
+
+Prefilled = tuple[Tensor, Callable[..., Tensor]]
+"""Logits after context and question `[1, V]`, and a function that runs one more token."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +91,6 @@ class Tokens:
     Attributes:
         ids: start token and context `[1, P]`.
         tokens: number of tokens of the whole context.
-        stored_bytes: bytes stored to answer from.
         cache: keys and values of `ids`; None if they are not cached.
     """
 
@@ -123,8 +106,7 @@ class HuggingFace:
     name = "hf"
 
     def __init__(self, backbone: Backbone, decoding: Decoding) -> None:
-        self.backbone = backbone
-        self.decoding = decoding
+        self.backbone, self.decoding = backbone, decoding
 
     @classmethod
     def open(cls, settings: MethodSettings) -> Self:
@@ -132,11 +114,7 @@ class HuggingFace:
         return cls(frozen_decoder(settings), decoding_of(settings))
 
     def read(self, documents: Sequence[Document]) -> Tokens:
-        """Tokenize the documents, and truncate the end that does not fit.
-
-        Raises:
-            ConfigError: the backbone has too few positions for a question and an answer.
-        """
+        """Tokenize the documents, and truncate the end that does not fit."""
         check_documents(documents)
         backbone = self.backbone
         room = backbone.max_positions - 1 - QUESTION_ROOM - self.decoding.max_new_tokens
@@ -151,13 +129,8 @@ class HuggingFace:
 
     @torch.no_grad()
     def answer(self, memory: Tokens, question: str) -> Answer:
-        """Answer from the context.
-
-        Raises:
-            DataError: the question is longer than `QUESTION_ROOM` tokens.
-        """
-        backbone = self.backbone
-        clock = Clock(backbone.device)
+        """Answer from the context."""
+        backbone, clock = self.backbone, Clock(self.backbone.device)
         prompt = question_ids(backbone, question)[1:]
         if len(prompt) > QUESTION_ROOM:
             raise DataError(f"the question has {len(prompt)} tokens, at most {QUESTION_ROOM} fit")
@@ -165,26 +138,20 @@ class HuggingFace:
         clock.lap("select_ms")
         logits_1V, step = self.prefill(memory, prompt_1P)
         (transcript,) = generate_timed(backbone, logits_1V, step, self.decoding, clock)
-        assert transcript.finish_reason is not None
+        ended = transcript.finish_reason
+        assert ended is not None
         return Answer(
-            text=transcript.text,
-            citations=(),
-            k=0,
-            blocks=0,
-            timings=clock.timings,
-            finish_reason=transcript.finish_reason,
-            model=self.name,
+            *(transcript.text, (), 0, 0, clock.timings, ended, self.name),
             cut=transcript.cut(),
             conditioning=memory.ids.shape[1] + len(prompt),
             stored_bytes=memory.stored_bytes,
             context_tokens=memory.tokens,
         )
 
-    def prefill(self, memory: Tokens, prompt_1P: Tensor) -> tuple[Tensor, Callable[..., Tensor]]:
-        """Logits after context and question `[1, V]`, and a function that runs one more token."""
+    def prefill(self, memory: Tokens, prompt_1P: Tensor) -> Prefilled:
+        """Run context and question."""
         cache = DynamicCache(config=self.backbone.model.config)
-        ids_1P = torch.cat([memory.ids, prompt_1P], dim=1)
-        logits_1V = self.forward(ids_1P, cache)
+        logits_1V = self.forward(torch.cat([memory.ids, prompt_1P], dim=1), cache)
         return logits_1V, lambda ids_B: self.forward(ids_B[:, None], cache)
 
     def forward(self, ids_1P: Tensor, cache: Any) -> Tensor:
@@ -208,8 +175,8 @@ class PrefixCached(HuggingFace):
         self.forward(tokens.ids, cache)
         return replace(tokens, cache=cache, stored_bytes=_bytes(cache))
 
-    def prefill(self, memory: Tokens, prompt_1P: Tensor) -> tuple[Tensor, Callable[..., Tensor]]:
-        """Logits after the question `[1, V]`; drops the tokens of an earlier question first."""
+    def prefill(self, memory: Tokens, prompt_1P: Tensor) -> Prefilled:
+        """Drop the tokens of an earlier question, and run the question."""
         cache = memory.cache
         assert cache is not None
         if extra := cache.get_seq_length() - memory.ids.shape[1]:
@@ -221,9 +188,6 @@ class LlamaCpp(HuggingFace):
     """Runs llama.cpp on the backbone's GGUF file; the backbone itself only tokenizes.
 
     The keys and values of one context are kept, in llama.cpp's own type.
-
-    Raises:
-        ConfigError: llama.cpp is not installed, or the backbone is not from a GGUF file.
     """
 
     name = "llama-cpp"
@@ -237,14 +201,9 @@ class LlamaCpp(HuggingFace):
         import llama_cpp
 
         threads = torch.get_num_threads()
+        options = {"n_threads": threads, "n_threads_batch": threads, "verbose": False}
         with found_file(backbone.name) as file:
-            self._model = llama_cpp.Llama(
-                str(file),
-                n_ctx=backbone.max_positions,
-                n_threads=threads,
-                n_threads_batch=threads,
-                verbose=False,
-            )
+            self._model = llama_cpp.Llama(str(file), n_ctx=backbone.max_positions, **options)
         self._library = llama_cpp
         self._kept: Tensor | None = None
 
@@ -255,8 +214,8 @@ class LlamaCpp(HuggingFace):
         kept = self._library.llama_state_seq_get_size(self._model.ctx, 0)
         return replace(tokens, stored_bytes=kept)
 
-    def prefill(self, memory: Tokens, prompt_1P: Tensor) -> tuple[Tensor, Callable[..., Tensor]]:
-        """Logits after the question `[1, V]`; a context that was replaced is run again first."""
+    def prefill(self, memory: Tokens, prompt_1P: Tensor) -> Prefilled:
+        """Run the question; a context that was replaced is run again first."""
         if memory.ids is not self._kept:
             self._run_context(memory)
         # The next run drops the keys and values of tokens after these.
@@ -277,11 +236,7 @@ class LlamaCpp(HuggingFace):
 
 
 class Compiled(HuggingFace):
-    """Uses a static cache with a compiled decoding step.
-
-    Raises:
-        ConfigError: torch.compile does not work on this machine.
-    """
+    """Uses a static cache with a compiled decoding step."""
 
     name = "hf-compiled"
 
@@ -297,9 +252,8 @@ class Compiled(HuggingFace):
         """Bytes of the static cache, which stays allocated between answers."""
         return sum(_bytes(cache) for cache in self._caches.values())
 
-    def prefill(self, memory: Tokens, prompt_1P: Tensor) -> tuple[Tensor, Callable[..., Tensor]]:
-        """Logits after context and question `[1, V]`; the step is compiled once for each length."""
-        ids_1P = torch.cat([memory.ids, prompt_1P], dim=1)
+    def prefill(self, memory: Tokens, prompt_1P: Tensor) -> Prefilled:
+        """Run context and question; the step is compiled once for each length."""
         size = memory.ids.shape[1] + QUESTION_ROOM + self.decoding.max_new_tokens
         if size not in self._caches:
             # Compiled code refers to its cache by address, so only one cache exists at a time.
@@ -312,12 +266,11 @@ class Compiled(HuggingFace):
             # The next replay of the graph overwrites its output.
             return self._step(ids_B[:, None].contiguous(), cache).clone()
 
-        return self.forward(ids_1P, cache), step
+        return self.forward(torch.cat([memory.ids, prompt_1P], dim=1), cache), step
 
 
 def _bytes(cache: Cache) -> int:
-    tensors = [t for layer in cache.layers for t in (layer.keys, layer.values)]
-    return sum(t.numel() * t.element_size() for t in tensors)
+    return sum(t.nbytes for layer in cache.layers for t in (layer.keys, layer.values))
 
 
 class TextSource:
@@ -325,14 +278,14 @@ class TextSource:
 
     Args:
         embedding: embeddings of all tokens `[V, D]`.
+        bank: the same blocks, to select from.
     """
 
     path = None
     """Nothing of it is stored."""
 
-    def __init__(self, ids: Sequence[Tensor], embedding: Tensor) -> None:
-        self.ids = ids
-        self.embedding = embedding
+    def __init__(self, ids: Sequence[Tensor], embedding: Tensor, bank: MemoryBank) -> None:
+        self.ids, self.embedding, self.bank = ids, embedding, bank
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -348,23 +301,12 @@ class TextSource:
         return pad_sequence(ones, batch_first=True) if ones else torch.zeros(0, 1).long()
 
 
-@dataclass(frozen=True)
-class TextMemory:
-    """A bank to select from, and the same blocks as text."""
-
-    bank: MemoryBank
-    source: TextSource
-
-
 class TextBlocks:
     """Answers from kept keys and values of blocks of raw text.
 
     Args:
         model: reads the bank and selects its blocks.
         backbone: a separate frozen decoder, which answers.
-
-    Raises:
-        ConfigError: the engine cannot keep keys and values.
     """
 
     name = "text-blocks"
@@ -372,21 +314,17 @@ class TextBlocks:
     def __init__(
         self, model: SeDeM, backbone: Backbone, k: Budget | None, decoding: Decoding, engine: str
     ) -> None:
-        self.model = model
-        self.backbone = backbone
-        self.k = k
-        self.decoding = decoding
+        self.model, self.backbone, self.k, self.decoding = model, backbone, k, decoding
         # Token embeddings of independent blocks enter at the first layer.
+        layers: dict[str, Any] = {"extract_layers": (1,), "inject_layer": 0, "lora_rank": 0}
         config = SedemConfig(
             encoder=model.config.decoder or model.config.encoder,
-            extract_layers=(1,),
-            inject_layer=0,
             segment_length=model.config.segment_length,
             compression=1,
             decompressor="identity",
             selector_heads=1,
             block_context="independent",
-            lora_rank=0,
+            **layers,
         )
         self.modules = SedemModules(config, backbone, backbone)
         self.modules.parts().to(backbone.device)
@@ -398,81 +336,63 @@ class TextBlocks:
 
     @classmethod
     def open(cls, settings: MethodSettings) -> Self:
-        """Open the selecting model and the frozen decoder of a checkpoint.
-
-        Raises:
-            ConfigError: a setting cannot be used.
-        """
-        model, decoder = open_model(settings), frozen_decoder(settings)
+        """Open the selecting model and the frozen decoder of a checkpoint."""
+        model, decoder = readers.open_model(settings), frozen_decoder(settings)
         return cls(model, decoder, settings.k, decoding_of(settings), settings.engine)
 
-    def read(self, documents: Sequence[Document]) -> TextMemory:
+    def read(self, documents: Sequence[Document]) -> TextSource:
         """Read documents into a bank, and tokenize its blocks; nothing is kept yet."""
         bank = self.model.read(documents)
         texts = [bank.block_text(index) for index in range(len(bank))]
         ids = [torch.tensor(self.backbone.token_ids(text)) for text in texts]
-        return TextMemory(bank, TextSource(ids, self.engine.decoder.embedding))
+        return TextSource(ids, self.engine.decoder.embedding, bank)
 
     @torch.no_grad()
-    def warm(self, memory: TextMemory) -> int:
+    def warm(self, memory: TextSource) -> int:
         """Compute those of all blocks that fit; return how many blocks are ready."""
         kept = self.engine.kept
         room = sum(level.limit for level in kept.levels)
-        for index, tokens in enumerate(kept.walk.sizes(memory.source, range(len(memory.source)))):
+        for index, tokens in enumerate(kept.walk.sizes(memory, range(len(memory)))):
             room -= kept.entry_bytes(tokens)
             if room < 0:
                 return index
             with self.engine.device_lock():
-                kept.fetch(memory.source, [index])
-        return len(memory.source)
+                kept.fetch(memory, [index])
+        return len(memory)
 
-    def anew(self, memory: TextMemory) -> TextMemory:
+    def anew(self, memory: TextSource) -> TextSource:
         """The same memory, with nothing kept."""
         prepare(memory.bank, self.model.selector)
-        source = TextSource(memory.source.ids, memory.source.embedding)
-        return replace(memory, source=source)
+        return TextSource(memory.ids, memory.embedding, memory.bank)
 
-    def kept_bytes(self, memory: TextMemory) -> int:
+    def kept_bytes(self, memory: TextSource) -> int:
         """Bytes of the keys and values of all blocks, in all layers."""
-        return _every_block_bytes(self.engine.kept, memory.source)
+        return _every_block_bytes(self.engine.kept, memory)
 
     @torch.no_grad()
-    def answer(self, memory: TextMemory, question: str) -> Answer:
-        """Answer one question.
-
-        Raises:
-            DataError: the question is empty or too long.
-            ConfigError: the blocks, the prompt and an answer exceed the decoder's positions.
-        """
-        model, bank, source = self.model, memory.bank, memory.source
-        clock = Clock(self.backbone.device)
+    def answer(self, memory: TextSource, question: str) -> Answer:
+        """Answer one question."""
+        model, bank, clock = self.model, memory.bank, Clock(self.backbone.device)
         plan = plan_of(model, Request(bank, question, self.k, condition="memory", hops=1))
         [selection] = select(model, model.engine, [plan], clock)
         clock.timings["select_ms"] = clock.timings["encode_ms"] + clock.timings["score_ms"]
-        blocks, limit = selection.memory, self.decoding.max_new_tokens
+        blocks, total = selection.memory, selection.scores.total
+        limit = self.decoding.max_new_tokens
         prefix = torch.tensor(question_ids(self.backbone, question))
-        sizes = self.engine.kept.walk.sizes(source, blocks)
+        sizes = self.engine.kept.walk.sizes(memory, blocks)
         check_fits(self.modules, sizes, len(prefix), limit)
-        inputs = AnswerInputs(source, blocks, selection.scores.total[blocks], prefix)
+        inputs = AnswerInputs(memory, blocks, total[blocks], prefix)
         clock.lap("gather_ms")
         with self.engine.open_rows(1) as rows:
             logits_1V = rows.join([0], [inputs], [limit])
             clock.lap("prefill_ms")
-            (transcript,) = generate_timed(
-                self.backbone, logits_1V, rows.step, self.decoding, clock
-            )
-        assert transcript.finish_reason is not None
+            given = self.backbone, logits_1V, rows.step, self.decoding, clock
+            (transcript,) = generate_timed(*given)
+        ended, ranked = transcript.finish_reason, enumerate(selection.ranked, start=1)
+        assert ended is not None
+        cited = tuple(bank.citation(block, rank, float(total[block])) for rank, block in ranked)
         return Answer(
-            text=transcript.text,
-            citations=tuple(
-                bank.citation(block, rank, float(selection.scores.total[block]))
-                for rank, block in enumerate(selection.ranked, start=1)
-            ),
-            k=len(blocks),
-            blocks=len(bank),
-            timings=clock.timings,
-            finish_reason=transcript.finish_reason,
-            model=self.name,
+            *(transcript.text, cited, len(blocks), len(bank), clock.timings, ended, self.name),
             cut=transcript.cut(),
             conditioning=sum(sizes) + len(prefix),
             stored_bytes=bank.memory_bytes,
@@ -492,9 +412,6 @@ def without_early_exit(model: SeDeM) -> SeDeM:
     """Make the encoder of a model run all layers of its backbone, for documents and questions.
 
     The deeper layers are the decoder's, with merged adapters, and as fast as frozen ones.
-
-    Raises:
-        ConfigError: the engine is not fused, or encoder and decoder are two backbones.
     """
     engine = model.engine
     if not isinstance(engine, Static) or model.config.cross_model:
@@ -527,6 +444,10 @@ class WarmSedem(BoundSedem):
         return _every_block_bytes(keeping_engine(self.model.engine).kept, memory)
 
 
+KEEPERS = TextBlocks | WarmSedem
+"""Readers that keep keys and values of blocks."""
+
+
 def _every_block_bytes(kept: Kept, source: Any) -> int:
     """Bytes of the keys and values of all blocks, whether they are computed or not."""
     return sum(kept.entry_bytes(n) for n in kept.walk.sizes(source, range(len(source))))
@@ -553,8 +474,9 @@ def sedem_opener(
     return opened
 
 
-def _open_short_pieces(plan: BenchPlan) -> Subject:
-    method = open_method("comprexit", with_random_baseline("comprexit", plan).with_changes(k=None))
+def _short_pieces(plan: BenchPlan) -> Subject:
+    settings = with_random_baseline("comprexit", plan).with_changes(k=None)
+    method = readers.open_method("comprexit", settings)
     reader = method.reader
     assert isinstance(reader, TrainedReader)
     reader.config = reader.config.with_changes(piece=128)
@@ -569,13 +491,17 @@ def _opener(kind: type[HuggingFace] | type[TextBlocks]) -> Opener:
     return opened
 
 
+_KINDS = (HuggingFace, Compiled, PrefixCached, LlamaCpp, TextBlocks)
+# Joint blocks cannot be kept. Times do not depend on how a model was trained.
+_APART: dict[str, Any] = {"block_context": "independent"}
 PEERS: dict[str, Opener] = {
-    **{
-        kind.name: _opener(kind)
-        for kind in (HuggingFace, Compiled, PrefixCached, LlamaCpp, TextBlocks)
-    },
+    **{kind.name: _opener(kind) for kind in _KINDS},
+    **{f"sedem-{slots}": sedem_opener(f"sedem-{slots}", memory=slots) for slots in ("int8", "fp8")},
+    "sedem": sedem_opener("sedem", **_APART),
+    "sedem-warm": sedem_opener("sedem-warm", warm=True, **_APART),
+    "sedem-warm-int8-weights": sedem_opener("sedem-warm-int8-weights", warm=True, weights="int8"),
     "sedem-all-blocks": sedem_opener("sedem-all-blocks", k=ALL),
     "sedem-all-layers": sedem_opener("sedem-all-layers", changed=without_early_exit),
-    "comprexit-128": _open_short_pieces,
+    "comprexit-128": _short_pieces,
 }
 """Methods of the studies in addition to those of `sedem eval --list`."""

@@ -12,26 +12,35 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
 from torch.utils.data import Subset
 
+from experiments.system.cells import Cell
+from experiments.system.scales import Scale
+from experiments.system.stand_in import fitted
 from sedem.backbone.decoder import Backbone
 from sedem.checkpoint.folder import open_named
 from sedem.config import NumberAbove0, SedemConfig, Settings, WholeAbove0, WholeFrom0
 from sedem.errors import ConfigError, DataError
 from sedem.model import SeDeM
 from sedem.modules import check_layers
-from sedem_lab.data.corpus import TOKENIZED_TOGETHER, TokenizedCorpus
+from sedem_lab.data.corpus import TOKENIZED_TOGETHER, TokenizedCorpus, hub_id, read_texts
 from sedem_lab.data.windows import Windows
 from sedem_lab.evaluation.continuation import continuation_losses
 from sedem_lab.evaluation.results import claim, read_json, write_json
 from sedem_lab.evaluation.storage import state_bytes_per_token
 from sedem_lab.provenance import provenance
 from sedem_lab.training.fit import fit
-from sedem_lab.training.recipe import Optimization, RunSettings, TextSource
+from sedem_lab.training.recipe import (
+    Optimization,
+    RunSettings,
+    TextSource,
+    load_recipe,
+    read_entries,
+)
 from sedem_lab.training.run_setup import backbone_options, start_run
 from sedem_lab.training.stage1 import Stage1, Stage1Losses
 from sedem_lab.training.stages import Stage1Recipe, calibrate
@@ -67,13 +76,12 @@ class ProbeSettings(Settings):
     continuation: WholeAbove0 = 64
     learning_rate: NumberAbove0 = 1e-3
 
-
-class Candidate(NamedTuple):
-    """One configuration that is tried."""
-
-    extract: int
-    inject: int
-    compression: int
+    @property
+    def optimization(self) -> Optimization:
+        """That of one run, in mixed precision wherever the machine has it."""
+        rates = {"compressor": self.learning_rate / 10, "decompressor": self.learning_rate}
+        of_steps = {"steps": self.steps, "batch_size": self.batch_size}
+        return Optimization(learning_rates=rates, warmup_ratio=0.1, seed=SEED, **of_steps)
 
 
 def probe(
@@ -93,18 +101,20 @@ def probe(
     Returns:
         Both ends (with the text itself, and with nothing), a row for every candidate, best first,
         and the recommended candidate.
-
-    Raises:
-        ConfigError: the backbone or a setting cannot be used, or `out` has other results.
-        DataError: the texts are too short.
     """
-    backbone = open_named(name, None, None, **backbone_options(_optimization(settings)))
+    backbone = open_named(name, None, None, **backbone_options(settings.optimization))
     pairs = list(dict.fromkeys(settings.layers or quarters(backbone)))
     largest, *smaller = sorted(set(settings.compressions), reverse=True)
+
+    def candidate(pair: tuple[int, int], compression: int) -> SedemConfig:
+        """Its configuration, without adapters, which belong to stage 2."""
+        own = {"extract_layers": pair[:1], "inject_layer": pair[1], "compression": compression}
+        length = settings.segment_length
+        return SedemConfig(encoder=backbone.name, segment_length=length, lora_rank=0, **own)
+
     for pair in pairs:
         for compression in (largest, *smaller):
-            config = _config(Candidate(*pair, compression), backbone, settings)
-            check_layers(config, backbone, backbone)
+            check_layers(candidate(pair, compression), backbone, backbone)
     windows = cut_windows(texts, backbone, settings)
     tokens = hashlib.sha256()
     for index in range(len(windows)):
@@ -127,14 +137,15 @@ def probe(
             write_json(path, found)
         return found
 
-    def row(candidate: Candidate) -> dict[str, Any]:
-        extract, inject, compression = candidate
+    def row(config: SedemConfig) -> dict[str, Any]:
+        [extract], inject = config.extract_layers, config.inject_layer
+        compression = config.compression
         file = f"extract-{extract}.inject-{inject}.c{compression}"
 
         def run() -> dict[str, Any]:
             started = time.time()
-            model = _trained(candidate, backbone, settings, training, out / f"run-{file}")
-            return {
+            model = _trained(config, backbone, settings, training, out / f"run-{file}")
+            found = {
                 "extract_layers": [extract],
                 "inject_layer": inject,
                 "compression": compression,
@@ -142,19 +153,17 @@ def probe(
                 **losses(model, "true_states", "memory"),
                 "seconds": round(time.time() - started, 1),
             }
+            return {"run": found, **provenance(backbone.device)}
 
-        found: dict[str, Any] = kept_in(
-            file, lambda: {"run": run(), **provenance(backbone.device)}
-        )["run"]
-        return found
+        return dict(kept_in(file, run)["run"])
 
-    rows = [row(Candidate(*pair, largest)) for pair in pairs]
+    rows = [row(candidate(pair, largest)) for pair in pairs]
     best = min(rows, key=_loss)
     chosen = best["extract_layers"][0], best["inject_layer"]
-    rows += [row(Candidate(*chosen, compression)) for compression in smaller]
+    rows += [row(candidate(chosen, compression)) for compression in smaller]
     rows.sort(key=lambda row: (_loss(row), row["bytes_per_token"]))
     # The same for every candidate: losses with the text itself, and with nothing.
-    plain = _model(Candidate(*chosen, largest), backbone, settings)
+    plain = _untrained(candidate(chosen, largest), backbone)
     ends = kept_in("ends", lambda: losses(plain, "raw_text", "nothing"))
     result = {
         "backbone": {"name": name, "layers": backbone.depth, "digest": backbone.digest},
@@ -169,11 +178,7 @@ def probe(
 
 
 def quarters(backbone: Backbone) -> list[tuple[int, int]]:
-    """Pairs of extraction and injection layer at quarters of the depth.
-
-    Raises:
-        ConfigError: the backbone has too few layers.
-    """
+    """Pairs of extraction and injection layer at quarters of the depth."""
     if backbone.depth < LEAST_DEPTH:
         raise ConfigError(
             f"backbone '{backbone.name}' has {backbone.depth} layers; a probe compares quarters of "
@@ -186,13 +191,9 @@ def quarters(backbone: Backbone) -> list[tuple[int, int]]:
 def cut_windows(
     texts: Iterator[str], backbone: Backbone, settings: ProbeSettings
 ) -> Subset[dict[str, Any]]:
-    """Windows to train on, then windows to measure on; no window is seen twice.
-
-    Raises:
-        DataError: the texts do not have enough of them.
-    """
-    width = settings.segment_length + settings.continuation
+    """Windows to train on, then windows to measure on; no window is seen twice."""
     needed = settings.steps * settings.batch_size + settings.held_out
+    width = settings.segment_length + settings.continuation
     rows: list[list[int]] = []
     found = 0
     while found < needed and (together := list(islice(texts, TOKENIZED_TOGETHER))):
@@ -237,8 +238,14 @@ def _loss(row: dict[str, Any]) -> float:
     return float(row["continuation"]["memory"]["mean"])
 
 
+def _untrained(config: SedemConfig, backbone: Backbone) -> SeDeM:
+    model = SeDeM(config, backbone, backbone)
+    model.parts().to(backbone.device)
+    return model
+
+
 def _trained(
-    candidate: Candidate,
+    config: SedemConfig,
     backbone: Backbone,
     settings: ProbeSettings,
     windows: Subset[dict[str, Any]],
@@ -246,14 +253,14 @@ def _trained(
 ) -> SeDeM:
     """A candidate after its run, whose checkpoint is not kept."""
     recipe = Stage1Recipe(
-        model=_config(candidate, backbone, settings),
+        model=config,
         text=TextSource(path="documents of a probe", continuation=settings.continuation),
-        optimization=_optimization(settings),
+        optimization=settings.optimization,
         run=RunSettings(output=str(folder), log_every=settings.steps, save_every=settings.steps),
         losses=LOSSES,
     )
     start_run(recipe)
-    model = _model(candidate, backbone, settings)
+    model = _untrained(config, backbone)
     stage = Stage1(model, LOSSES, SEED)
     calibrate(stage, windows)
     fit(stage, model, recipe, folder, windows, None, progress=lambda step: None)
@@ -261,31 +268,41 @@ def _trained(
     return model
 
 
-def _model(candidate: Candidate, backbone: Backbone, settings: ProbeSettings) -> SeDeM:
-    model = SeDeM(_config(candidate, backbone, settings), backbone, backbone)
-    model.parts().to(backbone.device)
-    return model
+# The study
+
+PROBED = {"batch_size": 8, "held_out": 64}
+PROBED_ON_STAND_INS = {"batch_size": 2, "held_out": 2, "segment_length": 32, "continuation": 16}
 
 
-def _config(candidate: Candidate, backbone: Backbone, settings: ProbeSettings) -> SedemConfig:
-    """The model of a candidate, without adapters, which belong to stage 2."""
-    return SedemConfig(
-        encoder=backbone.name,
-        extract_layers=(candidate.extract,),
-        inject_layer=candidate.inject,
-        compression=candidate.compression,
-        segment_length=settings.segment_length,
-        lora_rank=0,
+def steps_of(scale: Scale) -> int:
+    """The steps of each run of the study."""
+    return 2 if scale.stand_in else 20
+
+
+def ends_of_grid(scale: Scale) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Layers with the lowest and the highest continuation loss of the depth study at nano."""
+    return (scale.layer(10), scale.layer(10)), (scale.layer(14), scale.layer(16))
+
+
+def probe_ends(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    """Losses after a probe of both ends of the depth grid, by pair of layers, such as "4-4".
+
+    They are under the number of steps, such as "20 steps". The text is that of the study's models.
+    """
+    assert cell.variant is not None
+    path = scale.recipe("stage1", cell.variant.backbone or "", scale.ablation[0])
+    overrides = [*scale.stage1]
+    overrides += fitted(read_entries(path, overrides), scale)
+    recipe = load_recipe(Stage1Recipe, path, overrides)
+    steps, text, source = steps_of(scale), recipe.text, recipe.text.path
+    source = source if hub_id(source) else str(data / source)
+    settings = ProbeSettings(
+        layers=ends_of_grid(scale),
+        compressions=(recipe.model.compression,),
+        steps=steps,
+        **(PROBED_ON_STAND_INS if scale.stand_in else PROBED),
     )
-
-
-def _optimization(settings: ProbeSettings) -> Optimization:
-    """Mixed precision wherever the machine has it."""
-    rate = settings.learning_rate
-    return Optimization(
-        learning_rates={"compressor": rate / 10, "decompressor": rate},
-        steps=settings.steps,
-        batch_size=settings.batch_size,
-        warmup_ratio=0.1,
-        seed=SEED,
-    )
+    texts = read_texts(source, text.exclude_titles, shard_seed=text.shard_seed)
+    result = probe(recipe.model.encoder, texts, settings, scale.runs / "probe" / str(steps))
+    rows = {f"{row['extract_layers'][0]}-{row['inject_layer']}": row for row in result["runs"]}
+    return {f"{steps} steps": {name: result[name] for name in ("settings", "ends")} | rows}

@@ -194,10 +194,7 @@ def ruler(
     """RULER qa_2 at several lengths, built from a HotpotQA source, by names like "ruler-4k"."""
     return {
         f"ruler-{length // 1024}k": Questions(
-            f"RULER qa_2, {length // 1024}K",
-            source,
-            "ruler-qa2",
-            limit=limit,
+            *(f"RULER qa_2, {length // 1024}K", source, "ruler-qa2", None, limit),
             max_new_tokens=128,
             split=split,
             options={"length": length, "count": limit, **options},
@@ -207,42 +204,33 @@ def ruler(
     }
 
 
+SQUAD: dict[str, Any] = {"source": "squad/dev-24-articles.json", "schema": "squad"}
+ARTICLES = "wikipedia/articles.jsonl.xz"
+HOTPOT = "hotpotqa/hf-schema-300-b.jsonl"
+COVID = "covidqa/covidqa-98-papers.json"
+
 NANO = Scale(
     name="nano",
     backbones=("nano",),
     depth=12,
     gold_trained=False,
     sets={
-        "hotpotqa": Questions("HotpotQA", "hotpotqa/hf-schema-300-b.jsonl", "hotpotqa"),
+        "hotpotqa": Questions("HotpotQA", HOTPOT, "hotpotqa"),
         "2wiki": Questions("2Wiki", "2wikimultihopqa/native-500.json", "2wikimultihopqa", "400:"),
         "musique": Questions("MuSiQue", "musique/native-100.json", "musique", "60:", k=4),
-        "qasper": Questions(
-            "COVID-QA (for QASPER)",
-            "covidqa/covidqa-98-papers.json",
-            "covidqa",
-            "70:",
-            limit=200,
-            k=8,
-        ),
-        "squad-10": Questions("SQuAD-10", "squad/dev-24-articles.json", "squad", limit=1000),
+        "qasper": Questions("COVID-QA (for QASPER)", COVID, "covidqa", "70:", limit=200, k=8),
+        "squad-10": Questions("SQuAD-10", limit=1000, **SQUAD),
         "squad-10-swapped": Questions(
-            "SQuAD-10 with invented answers",
-            "squad/dev-24-articles.json",
-            "squad",
-            limit=200,
-            options={"swap": True},
+            "SQuAD-10 with invented answers", limit=200, options={"swap": True}, **SQUAD
         ),
         "exact-facts": Questions("exact facts", str(FACTS), "own", limit=1000),
         "household": Questions("household papers", str(HOUSEHOLD), "own"),
         "two-steps": Questions(
-            "two-step facts",
-            "wikipedia/articles.jsonl.xz",
-            "two-steps",
-            "650:700",
+            *("two-step facts", ARTICLES, "two-steps", "650:700"),
             split="evaluation",
             options={"count": 100},
         ),
-        **ruler("hotpotqa/hf-schema-300-b.jsonl", (4096, 8192, 16384), 50),
+        **ruler(HOTPOT, (4096, 8192, 16384), 50),
     },
     ablation=("squad-10", "exact-facts"),
     held_out={
@@ -250,11 +238,7 @@ NANO = Scale(
             "SQuAD-10, held out", "squad/train-44-articles.json", "squad", "42:", limit=100
         ),
         "held-out-facts": Questions(
-            "exact facts, held out",
-            "wikipedia/articles.jsonl.xz",
-            "exact-facts",
-            "600:650",
-            limit=100,
+            *("exact facts, held out", ARTICLES, "exact-facts", "600:650", 100),
             split="train",
             options={"count": 200, "seed": 9},
         ),
@@ -267,11 +251,7 @@ NANO = Scale(
     slowest_limit=30,
     rates=(3e-4, 1e-3, 3e-3, 1e-2, 3e-2),
     search={
-        "text": (
-            "optimization.steps=20",
-            "optimization.warmup=2",
-            "text.evaluation_windows=64",
-        ),
+        "text": ("optimization.steps=20", "optimization.warmup=2", "text.evaluation_windows=64"),
         "questions": (
             "optimization.steps=10",
             "optimization.warmup=1",
@@ -282,6 +262,10 @@ NANO = Scale(
     },
 )
 
+VALIDATION: dict[str, Any] = {"split": "validation"}
+# The paper stops at 16K.
+LENGTHS = tuple(2**power for power in range(12, 18))
+
 PAPER = Scale(
     name="paper",
     backbones=("llama-3.2-1b", "llama-3.2-3b", "llama-3.2-1b-to-3b"),
@@ -289,31 +273,22 @@ PAPER = Scale(
     studied="llama-3.2-3b",
     layers=(14, 10),
     sets={
-        "hotpotqa": Questions("HotpotQA", "hotpotqa", "hotpotqa", split="validation"),
-        "2wiki": Questions("2Wiki", "2wikimultihopqa", "2wikimultihopqa", split="validation"),
-        "musique": Questions("MuSiQue", "musique", "musique", k=4, split="validation"),
-        "qasper": Questions(
-            "QASPER", "qasper", "qasper", k=8, max_new_tokens=128, split="validation"
-        ),
+        "hotpotqa": Questions("HotpotQA", "hotpotqa", "hotpotqa", **VALIDATION),
+        "2wiki": Questions("2Wiki", "2wikimultihopqa", "2wikimultihopqa", **VALIDATION),
+        "musique": Questions("MuSiQue", "musique", "musique", k=4, **VALIDATION),
+        "qasper": Questions("QASPER", "qasper", "qasper", k=8, max_new_tokens=128, **VALIDATION),
         "govreport": Questions(
-            "GovReport",
-            "govreport",
-            "govreport",
-            limit=200,
+            *("GovReport", "govreport", "govreport", None, 200),
             max_new_tokens=512,
-            split="validation",
             trained_for="hotpotqa",
+            **VALIDATION,
         ),
-        # The paper stops at 16K.
-        **ruler("hotpotqa", tuple(2**power for power in range(12, 18)), 500, split="validation"),
+        **ruler("hotpotqa", LENGTHS, 500, **VALIDATION),
     },
     ablation=("hotpotqa", "qasper"),
     held_out={
         "held-out-musique": Questions(
-            "MuSiQue, training part",
-            "musique",
-            "musique",
-            ":500",
+            *("MuSiQue, training part", "musique", "musique", ":500"),
             split="train",
             trained_for="hotpotqa",
         ),

@@ -14,9 +14,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from experiments.system.cells import Cell, checkpoint_of, examples_of
 from experiments.system.scales import SHIPPED, Questions, Scale
-from experiments.system.timing import resident
+from experiments.system.timing import process_bytes
 from sedem import Document, MemoryBank, SeDeM
 from sedem.bank.blocks import BlockRow, Blocks, Meta
 from sedem.bank.codes import CodesFile, CodeSpace, mean_keys
@@ -46,19 +46,9 @@ from sedem.tensors import Quantized
 from sedem_lab.baselines.bm25 import bm25_scores, index_texts
 from sedem_lab.data import labels
 from sedem_lab.data.examples import Example
-from sedem_lab.evaluation.metrics import (
-    RESAMPLES,
-    auroc,
-    calibration_error,
-    recall_at,
-    summarize,
-)
+from sedem_lab.evaluation import metrics
 from sedem_lab.evaluation.run import sample
-from sedem_lab.training.calibration import (
-    read_examples,
-    score_examples,
-    with_and_without_evidence,
-)
+from sedem_lab.training import calibration
 
 # BM25 over SeDeM's blocks
 
@@ -66,29 +56,24 @@ from sedem_lab.training.calibration import (
 def block_recall(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     """Recall of the evidence by BM25 over the blocks that the selector chooses from, by K."""
     model = SeDeM.from_pretrained(checkpoint_of(cell, scale, data))
+    how = model.config.segment_length, model.config.segmentation
     spans: dict[str, list[tuple[int, int]]] = {}
     recalls: dict[int, list[float]] = {k: [] for k in (1, 2, 4)}
     for example in examples_of(cell, scale, data):
         rows = []
         for number, document in enumerate(example.documents):
-            if document.text not in spans:
-                spans[document.text] = _spans(model, document)
-            rows += [BlockRow(number, start, end, ()) for start, end in spans[document.text]]
+            if (text := document.text) not in spans:
+                cut = segment_text(text, model.encoder, *how)
+                ends = cut.ends.gather(1, cut.lengths[:, None] - 1)[:, 0]
+                spans[text] = list(zip(cut.starts[:, 0].tolist(), ends.tolist(), strict=True))
+            rows += [BlockRow(number, start, end, ()) for start, end in spans[text]]
         texts = [example.documents[row.document].text[row.start : row.end] for row in rows]
         scores = bm25_scores(index_texts(texts), len(texts), example.question)
         ranked = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
         evidence = labels.from_evidence(rows, example.evidence)
         for k, values in recalls.items():
-            values.append(recall_at(ranked, evidence, k))
-    return {f"recall@{k}": summarize(values) for k, values in recalls.items()}
-
-
-def _spans(model: SeDeM, document: Document) -> list[tuple[int, int]]:
-    """Start and end of every block of a document, in characters."""
-    config = model.config
-    cut = segment_text(document.text, model.encoder, config.segment_length, config.segmentation)
-    ends = cut.ends.gather(1, cut.lengths[:, None] - 1)[:, 0]
-    return list(zip(cut.starts[:, 0].tolist(), ends.tolist(), strict=True))
+            values.append(metrics.recall_at(ranked, evidence, k))
+    return {f"recall@{k}": metrics.summarize(values) for k, values in recalls.items()}
 
 
 # Large banks. No set has a million blocks, so most are made: keys and text of each are assembled
@@ -136,15 +121,8 @@ class Spent:
         self.cpu_ms += 1e3 * (time.process_time() - cpu)
 
 
-@dataclass(frozen=True)
-class Asked:
-    """Questions to a large bank.
-
-    Attributes:
-        query_BQRH: their queries.
-        mask_BQ: False for padding.
-        evidence: indices of the real blocks with the evidence of each.
-    """
+class Asked(NamedTuple):
+    """Questions to a large bank, with their queries, and the real blocks with the evidence."""
 
     questions: list[str]
     query_BQRH: Tensor
@@ -171,9 +149,8 @@ def large_banks(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         stored = {kind: _stored(model, asked, real, Path(place), kind) for kind in KINDS}
         file = BankFile(Path(place) / "large.bank")
-        made = MadeBank(model, real, file, sizes)
         spent = Spent()
-        for blocks, keys_NJRH, padding_P in made.parts():
+        for blocks, keys_NJRH, padding_P in made_bank(model, real, file, sizes):
             with spent:
                 scores_BN[:, blocks] = _exact_scores(asked, keys_NJRH, padding_P)
             if (size := blocks.stop) in sizes:
@@ -182,17 +159,14 @@ def large_banks(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
                 measured["cpu_ms_per_question"]["exact"] = spent.cpu_ms / limit
                 measured["search_ms"] = measured["finding_ms"] + stored["int8"]["ms"]
                 found[str(size)] = measured
+    source = Path(scale.sets[cell.questions].source).name
     return {
         "sizes": found,
         "candidates": stored,
         "load_average": os.getloadavg()[0],
         "real_blocks": len(real),
         "made": {"runs": RUNS, "noise": NOISE, "seed": 0},
-        "questions": {
-            "data": Path(scale.sets[cell.questions].source).name,
-            "limit": limit,
-            "seed": 0,
-        },
+        "questions": {"data": source, "limit": limit, "seed": 0},
         "checkpoint": SHIPPED.name,
     }
 
@@ -203,87 +177,75 @@ def _asked(model: SeDeM, examples: list[Example], real: MemoryBank, texts: list[
     number_of = {text: number for number, text in enumerate(texts)}
     evidence = []
     for example in examples:
-        spans = [
-            replace(span, document=number_of[example.documents[span.document].text])
-            for span in example.evidence
-        ]
+        numbers = [number_of[document.text] for document in example.documents]
+        spans = [replace(span, document=numbers[span.document]) for span in example.evidence]
         evidence.append(set(np.flatnonzero(labels.from_evidence(real.blocks, spans)).tolist()))
     return Asked(questions, model.queries(states), mask_BQ, evidence)
 
 
-class MadeBank:
-    """Real blocks and those made of them; texts are in a file, codes beside it, keys nowhere."""
+def made_bank(
+    model: SeDeM, real: MemoryBank, file: BankFile, sizes: tuple[int, ...]
+) -> Iterator[tuple[slice, Quantized, Tensor]]:
+    """Write real blocks and those made of them: texts to a file, codes beside it, keys nowhere.
 
-    def __init__(
-        self, model: SeDeM, real: MemoryBank, file: BankFile, sizes: tuple[int, ...]
-    ) -> None:
-        self._selector, self._real, self._file, self._sizes = model.selector, real, file, sizes
-        self._print, self._slots = model.fingerprint(), real.blocks.slots
-        self._texts: list[list[str]] = []
-        self._means: list[Tensor] = []
-        with file.creating(Meta(self._print, {}, self._slots, 1)):
-            pass
+    Yields the place, keys and padding of all blocks in parts; no part crosses a size.
+    """
+    selector, slots, fingerprint = model.selector, real.blocks.slots, model.fingerprint()
+    texts: list[list[str]] = []
+    means: list[Tensor] = []
 
-    def parts(self) -> Iterator[tuple[slice, Quantized, Tensor]]:
-        """Yield the place, keys and padding of all blocks in parts; no part crosses a size."""
-        generator = torch.Generator().manual_seed(0)
-        real = keys_of(self._real, self._selector, range(len(self._real)))
-        padding = (~slot_mask(self._real, self._selector)).flatten().nonzero()[:, 0]
-        texts = [self._real.block_text(block) for block in range(len(self._real))]
-        self._add(texts, mean_keys(real, padding))
-        yield slice(0, len(real)), real, padding
-        whole = torch.ones(len(real), dtype=torch.bool)
-        whole[padding // self._slots] = False
-        keys_NJRH, whole_n = real.values[whole].float(), whole.nonzero()[:, 0].tolist()
-        quarters = [_quarters(texts[block]) for block in whole_n]
-        noise = torch.randn(NOISES, *keys_NJRH.shape[2:], generator=generator)
-        noise = NOISE * F.normalize(noise, dim=-1)
-        done, none = len(real), torch.zeros(0, dtype=torch.long)
-        for size in self._sizes:
-            while done < size:
-                count = min(PART, size - done)
-                chosen = torch.randint(len(keys_NJRH), (count, RUNS), generator=generator)
-                made = Quantized(_made_keys(keys_NJRH, noise, chosen, generator))
-                joined = [
-                    " ".join(quarters[block][run] for run, block in enumerate(row))
-                    for row in chosen.tolist()
-                ]
-                self._add(joined, mean_keys(made, none))
-                done += count
-                if done == size or len(self._means) >= COMMIT:
-                    self._commit()
-                yield slice(done - count, done), made, none
-
-    def _add(self, texts: list[str], means_NE: Tensor) -> None:
-        self._texts.append(texts)
-        self._means.append(means_NE)
-
-    def _commit(self) -> None:
+    def commit() -> None:
         """Write the texts and codes of the parts since the last commit."""
-        before = self._file.head()
+        before = file.head()
         documents, starts, ends = [], list[int](), list[int]()
-        for number, texts in enumerate(self._texts):
-            documents.append(Document(f"{before.documents + number}", "\n".join(texts)))
-            last = np.cumsum([len(text) + 1 for text in texts])
-            starts += (last - [len(text) + 1 for text in texts]).tolist()
-            ends += (last - 1).tolist()
-        owners = np.repeat(np.arange(len(documents)), [len(texts) for texts in self._texts])
-        tokens = np.full((len(owners), self._slots), 2, np.uint8)
+        for number, part in enumerate(texts):
+            documents.append(Document(f"{before.documents + number}", "\n".join(part)))
+            lengths = np.array([len(text) + 1 for text in part])
+            starts += (lengths.cumsum() - lengths).tolist()
+            ends += (lengths.cumsum() - 1).tolist()
+        owners = np.repeat(np.arange(len(documents)), [len(part) for part in texts])
+        tokens = np.full((len(owners), slots), 2, np.uint8)
         blocks = Blocks(owners, np.array(starts), np.array(ends), tokens)
-        memory = Quantized(torch.zeros(len(owners), self._slots, 1, dtype=torch.bfloat16))
-        self._file.append(self._print, documents, blocks, memory)
-        means_NE = torch.cat(self._means)
-        assert self._file.path is not None
-        with closing(CodesFile(self._file.path, before.id, self._selector.digest())) as codes:
+        memory = Quantized(torch.zeros(len(owners), slots, 1, dtype=torch.bfloat16))
+        file.append(fingerprint, documents, blocks, memory)
+        means_NE = torch.cat(means)
+        assert file.path is not None
+        with closing(CodesFile(file.path, before.id, selector.digest())) as codes:
             space = codes.space(lambda: CodeSpace.fit(means_NE))
             codes.add(before.blocks + 1 + np.arange(len(owners)), space.codes(means_NE))
-        self._texts, self._means = [], []
+        texts.clear()
+        means.clear()
 
-
-def _quarters(text: str) -> list[str]:
-    """Cut a text into `RUNS` runs of words."""
-    words = text.split()
-    return [" ".join(part) for part in np.array_split(np.array(words, dtype=object), RUNS)]
+    with file.creating(Meta(fingerprint, {}, slots, 1)):
+        pass
+    generator = torch.Generator().manual_seed(0)
+    keys = keys_of(real, selector, range(len(real)))
+    padding = (~slot_mask(real, selector)).flatten().nonzero()[:, 0]
+    own = [real.block_text(block) for block in range(len(real))]
+    texts.append(own)
+    means.append(mean_keys(keys, padding))
+    yield slice(0, len(keys)), keys, padding
+    whole = torch.ones(len(keys), dtype=torch.bool)
+    whole[padding // slots] = False
+    keys_NJRH = keys.values[whole].float()
+    # Each text in as many runs of words.
+    words = [np.array(own[block].split(), dtype=object) for block in whole.nonzero()[:, 0].tolist()]
+    runs = [[" ".join(part) for part in np.array_split(one, RUNS)] for one in words]
+    noise = torch.randn(NOISES, *keys_NJRH.shape[2:], generator=generator)
+    noise = NOISE * F.normalize(noise, dim=-1)
+    done, none = len(keys), torch.zeros(0, dtype=torch.long)
+    for size in sizes:
+        while done < size:
+            count = min(PART, size - done)
+            chosen = torch.randint(len(keys_NJRH), (count, RUNS), generator=generator)
+            made = Quantized(_made_keys(keys_NJRH, noise, chosen, generator))
+            rows = [[runs[block][run] for run, block in enumerate(row)] for row in chosen.tolist()]
+            texts.append([" ".join(row) for row in rows])
+            means.append(mean_keys(made, none))
+            done += count
+            if done == size or len(means) >= COMMIT:
+                commit()
+            yield slice(done - count, done), made, none
 
 
 def _made_keys(keys_NJRH: Tensor, noise: Tensor, chosen: Tensor, generator: Any) -> Tensor:
@@ -317,32 +279,39 @@ def _measured(model: SeDeM, asked: Asked, bank: MemoryBank, states_BN: Tensor) -
     bank.snapshot().views[0].rows_of(np.zeros(1, np.int64))
     found = Counter[str]()
     words_spent, codes_spent = Spent(), Spent()
+
+    def best_of(total_N: Tensor, count: int) -> set[int]:
+        return set(total_N.topk(min(count, size)).indices.tolist())
+
     for row, question in enumerate(asked.questions):
         states_N = states_BN[row]
         every = score_words(bank, question).scores
         with words_spent:
-            words = score_words(bank, question, POSTINGS)
-            by_words = set(words.scores.topk(min(WORD_CANDIDATES, size)).indices.tolist())
+            by_words = best_of(score_words(bank, question, POSTINGS).scores, WORD_CANDIDATES)
         query_E = asked.query_BQRH[row][asked.mask_BQ[row]].mean(0).flatten()
+
+        def nearest(count: int, query_E: Tensor = query_E) -> set[int]:
+            return set(codes.nearest(query_E, min(count, size)).tolist())
+
         with codes_spent:
-            by_codes = set(codes.nearest(query_E, min(CANDIDATES, size)).tolist())
-        alone = set(codes.nearest(query_E, min(CANDIDATES_ALONE, size)).tolist())
+            by_codes = nearest(CANDIDATES)
         both_N = states_N + model.config.word_weight * every
         for how, total_N, held in (
-            ("states", states_N, alone),
+            ("states", states_N, nearest(CANDIDATES_ALONE)),
             ("both", both_N, by_codes | by_words),
         ):
-            best = set(total_N.topk(BEST).indices.tolist())
+            best = best_of(total_N, BEST)
             found[f"best_{how}"] += len(best & held)
             evidence = best & asked.evidence[row]
             found[f"evidence_{how}"] += bool(evidence)
             found[f"held_{how}"] += bool(evidence & held)
         found["candidates"] += len(by_codes | by_words)
-        best = set(states_N.topk(BEST).indices.tolist())
         for count in COUNTS:
-            nearest = codes.nearest(query_E, min(count, size))
-            found[f"codes_{count}"] += len(best & set(nearest.tolist()))
+            found[f"codes_{count}"] += len(best_of(states_N, BEST) & nearest(count))
     count = len(asked.questions)
+    # Memory of a process that searches the bank, beyond the model's.
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        memory = pool.apply(_search_memory, (bank.path, asked.questions))
     return {
         **{
             how: {
@@ -359,26 +328,20 @@ def _measured(model: SeDeM, asked: Asked, bank: MemoryBank, states_BN: Tensor) -
             "codes": codes_spent.cpu_ms / count,
         },
         "finding_ms": (words_spent.ms + codes_spent.ms) / count,
-        "memory_mb": _memory(bank, asked.questions),
+        "memory_mb": memory,
         "codes_mb": codes.words_WN.nbytes / 1e6,
     }
 
 
-def _memory(bank: MemoryBank, questions: list[str]) -> float:
-    """Memory of a process that searches a bank, beyond the model's."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_search_memory, (bank.path, questions))
-
-
 def _search_memory(path: Path, questions: list[str]) -> float:
     model = SeDeM.from_pretrained(SHIPPED)
-    before = resident()
+    before = process_bytes("RssAnon")
     bank = MemoryBank.open(path)
     codes = bank_codes(bank, model.selector)
     for question in questions:
         score_words(bank, question, POSTINGS)
         codes.nearest(torch.ones(len(codes.space.mean_E)), min(CANDIDATES, len(bank)))
-    return (resident() - before) / 1e6
+    return (process_bytes("RssAnon") - before) / 1e6
 
 
 def _stored(
@@ -404,10 +367,7 @@ def _stored(
 
 # How well scores predict whether the evidence is there, on articles not used for fitting
 
-FITTED = {
-    "nano": TRAINING_PART,
-    "paper": Questions("SQuAD", "squad", "squad", split="train"),
-}
+FITTED = {"nano": TRAINING_PART, "paper": Questions("SQuAD", "squad", "squad", split="train")}
 """The questions used to fit the confidence, by scale."""
 ASKED = {"paper": Questions("SQuAD-10", "squad", "squad", split="validation")}
 """The questions used to measure it, for scales without a set in SQuAD's schema."""
@@ -416,8 +376,7 @@ DISTRACTORS = (9, 39)
 LIMITS = (1000, 300)
 """Number of questions for each number of paragraphs."""
 THRESHOLD = 0.5
-
-Measure = Callable[[Tensor, Tensor], float]
+RESAMPLES = metrics.RESAMPLES
 
 
 def confidence(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
@@ -435,21 +394,20 @@ def confidence(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     def features(questions: Questions, distractors: int, most: int) -> tuple[Tensor, Tensor]:
         chosen = replace(questions, options={**questions.options, "distractors": distractors})
         examples = sample(chosen.examples(data), limit or most, 0)
-        scored = score_examples(model, examples, read_examples(model, examples))
-        return with_and_without_evidence(scored)
+        read = calibration.read_examples(model, examples)
+        scored = calibration.score_examples(model, examples, read)
+        return calibration.with_and_without_evidence(scored)
 
     part.fit(*features(fitted, DISTRACTORS[0], LIMITS[0]))
     measured = {
         str(1 + distractors): measure_confidence(part, *features(asked, distractors, most))
         for distractors, most in zip(DISTRACTORS, LIMITS, strict=True)
     }
+    weights = dict(zip(FEATURES, part.weight.tolist(), strict=True))
     return {
         "by_paragraphs": measured,
         "fitted_to": {"data": Path(fitted.source).name, "limit": limit or LIMITS[0], "seed": 0},
-        "parameters": {
-            **dict(zip(FEATURES, part.weight.tolist(), strict=True)),
-            "bias": part.bias.item(),
-        },
+        "parameters": {**weights, "bias": part.bias.item()},
         "questions": {"data": Path(asked.source).name, "seed": 0},
         "checkpoint": folder.name,
     }
@@ -457,46 +415,37 @@ def confidence(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
 
 @torch.no_grad()
 def measure_confidence(part: Confidence, features_BF: Tensor, present_B: Tensor) -> dict[str, Any]:
-    """Metrics of a confidence, each with its interval over questions.
+    """Metrics of a confidence: mean, 95 % bootstrap interval over questions, and their number.
 
     Args:
         features_BF: features of questions, alternately with and without the evidence.
     """
+    count, rng = len(present_B) // 2, np.random.default_rng(0)
+    # Both contexts of a question are drawn together.
+    drawn = [2 * torch.from_numpy(rng.integers(count, size=count)) for _ in range(RESAMPLES)]
+    resamples = [torch.stack([first_B, first_B + 1], 1).flatten() for first_B in drawn]
+
+    def summary(metric: Callable[[Tensor, Tensor], float], values_B: Tensor) -> dict[str, Any]:
+        resampled = [metric(values_B[rows_B], present_B[rows_B]) for rows_B in resamples]
+        bounds = [round(float(end), 4) for end in np.percentile(resampled, [2.5, 97.5])]
+        return {"mean": round(metric(values_B, present_B), 4), "interval": bounds, "n": count}
+
+    def declined(present: bool) -> dict[str, Any]:
+        """Percentage of the questions of one kind whose confidence is below the threshold."""
+
+        def share(values_B: Tensor, of_B: Tensor) -> float:
+            return 100 * float((values_B[of_B == present] < THRESHOLD).float().mean())
+
+        return summary(share, confidence_B)
+
     confidence_B = part(features_BF)
-    measures: dict[str, Measure] = {
-        "auroc": auroc,
-        "calibration_error": calibration_error,
-        "declined_with_evidence": _declined(True),
-        "declined_without_evidence": _declined(False),
-    }
     return {
-        **{n: _with_interval(one, confidence_B, present_B) for n, one in measures.items()},
+        "auroc": summary(metrics.auroc, confidence_B),
+        "calibration_error": summary(metrics.calibration_error, confidence_B),
+        "declined_with_evidence": declined(True),
+        "declined_without_evidence": declined(False),
         "auroc_of_one_feature": {
-            name: _with_interval(auroc, features_BF[:, number], present_B)
+            name: summary(metrics.auroc, features_BF[:, number])
             for number, name in enumerate(FEATURES)
         },
     }
-
-
-def _declined(present: bool) -> Measure:
-    """Percentage of the questions of one kind whose confidence is below the threshold."""
-
-    def measure(confidence_B: Tensor, present_B: Tensor) -> float:
-        return 100 * float((confidence_B[present_B == present] < THRESHOLD).float().mean())
-
-    return measure
-
-
-def _with_interval(measure: Measure, values_B: Tensor, present_B: Tensor) -> dict[str, Any]:
-    """A metric, its 95 % bootstrap interval over questions, and the number of questions."""
-    count = len(present_B) // 2
-    rng = np.random.default_rng(0)
-    resampled = []
-    for _ in range(RESAMPLES):
-        # Both contexts of a question are drawn together.
-        first_B = 2 * torch.from_numpy(rng.integers(count, size=count))
-        rows_B = torch.stack([first_B, first_B + 1], 1).flatten()
-        resampled.append(measure(values_B[rows_B], present_B[rows_B]))
-    low, high = np.percentile(resampled, [2.5, 97.5])
-    bounds = [round(float(low), 4), round(float(high), 4)]
-    return {"mean": round(measure(values_B, present_B), 4), "interval": bounds, "n": count}

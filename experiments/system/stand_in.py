@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -112,9 +112,6 @@ def _few(records: str | None) -> str | None:
     return f":{TWO}" if records.startswith(":") else f"{TWO}:"
 
 
-# Backbones
-
-
 def backbone(name: str, scale: Scale) -> Path:
     """The folder of a random backbone with the layers and heads of a public shape."""
     folder = scale.runs / "backbones" / name
@@ -128,43 +125,37 @@ def backbone(name: str, scale: Scale) -> Path:
 
 
 def _write_backbone(name: str, folder: Path) -> None:
-    tokenizer = _tokenizer()
-    config = shape_file(name)
-    width = HEAD_WIDTH * config.num_attention_heads
-    config.update(
-        {
-            "head_dim": HEAD_WIDTH,
-            "hidden_size": width,
-            "intermediate_size": 2 * width,
-            "vocab_size": len(tokenizer),
-            "bos_token_id": tokenizer.bos_token_id,
-            "eos_token_id": tokenizer.eos_token_id,
-        }
-    )
-    torch.manual_seed(0)
-    empty_model(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-def _tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer, like Llama's, of the made texts."""
+    # A byte-level tokenizer, like Llama's, of the made texts.
     own = Tokenizer(models.BPE())
     own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     own.decoder = decoders.ByteLevel()
-    ends = ["<|begin_of_text|>", "<|end_of_text|>"]
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=ends,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
+    ends, letters = ["<|begin_of_text|>", "<|end_of_text|>"], pre_tokenizers.ByteLevel.alphabet()
+    settings = {"special_tokens": ends, "initial_alphabet": letters, "show_progress": False}
+    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, **settings)
     own.train_from_iterator([_words(random.Random(0), TEXT_WORDS)], trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=own, bos_token=ends[0], eos_token=ends[1])
+    words = PreTrainedTokenizerFast(tokenizer_object=own, bos_token=ends[0], eos_token=ends[1])
+    config = shape_file(name)
+    width = HEAD_WIDTH * config.num_attention_heads
+    narrow = {"head_dim": HEAD_WIDTH, "hidden_size": width, "intermediate_size": 2 * width}
+    start, end = words.bos_token_id, words.eos_token_id
+    config.update({**narrow, "vocab_size": len(words), "bos_token_id": start, "eos_token_id": end})
+    torch.manual_seed(0)
+    empty_model(config).save_pretrained(folder)
+    words.save_pretrained(folder)
 
 
 # Records, in the hub's schemas
 
 RECORDS = {"train": 2 * TWO, "validation": TWO}
+COUNTS = {
+    "DKYoon/SlimPajama-6B": 3, "UniverseTBD/arxiv-abstracts-large": 24, "rajpurkar/squad": 48
+}  # fmt: skip
+"""Records, if not `RECORDS`: for windows, a text to hold out, and 40 paragraphs of a question."""
+PARAGRAPHS = {
+    "hotpotqa/hotpot_qa": 10, "xanhho/2WikiMultihopQA": 10, "dgslibisey/MuSiQue": 20,
+    "allenai/qasper": 12, "ccdv/govreport-summarization": 0,
+}  # fmt: skip
+"""Paragraphs of a question by repository. With `COUNTS`, all that the recipes and sets name."""
 TEXT_WORDS = 1000
 """Words of a text: as many as the longest window of a recipe needs."""
 LEXICON = (
@@ -179,10 +170,8 @@ def records(scale: Scale) -> Iterator[None]:
     if not scale.stand_in:
         yield
         return
-    library = SimpleNamespace(load_dataset=_load_dataset)
-    info = SimpleNamespace(
-        dataset_info=lambda name, revision: SimpleNamespace(sha="0" * 40, siblings=())
-    )
+    library, found = SimpleNamespace(load_dataset=_load_dataset), {"sha": "0" * 40, "siblings": ()}
+    info = SimpleNamespace(dataset_info=lambda name, revision: SimpleNamespace(**found))
     with (
         patch("sedem_lab.data.hub._datasets", lambda: library),
         patch("huggingface_hub.HfApi", lambda: info),
@@ -201,9 +190,9 @@ def _load_dataset(
 ) -> Any:
     """As `datasets.load_dataset`; the configuration and the revision change nothing."""
     asked = data_files[split] if data_files else name
-    make = next(make for known, make in SCHEMAS.items() if known in asked)
-    count = COUNTS.get(make, RECORDS[split])
-    drawn = [make(random.Random(f"{split} {number}"), number) for number in range(count)]
+    known = next(known for known in (*PARAGRAPHS, *COUNTS) if known in asked)
+    numbers = range(COUNTS.get(known, RECORDS[split]))
+    drawn = [_record(known, random.Random(f"{split} {number}"), number) for number in numbers]
     rows = Dataset.from_list(drawn)
     return rows.to_iterable_dataset() if streaming else rows
 
@@ -214,128 +203,74 @@ def _words(rng: random.Random, count: int) -> str:
     return ". ".join(sentences) + "."
 
 
-def _paragraphs(rng: random.Random, number: int, count: int) -> list[tuple[str, list[str]]]:
-    """Titles and sentences; the second sentence of the first two paragraphs is evidence.
+def _record(repository: str, rng: random.Random, number: int) -> dict[str, Any]:
+    """One record of a repository.
 
-    The last paragraph of every other record fills a block of sedem-nano.
+    The second sentence of the first two paragraphs is evidence. The answer is yes, or its first
+    words. The last paragraph of every other record fills a block of sedem-nano.
     """
-    lengths = [10] * (count - 1) + [120 if number % 2 else 10]
-    return [
-        (
-            f"{rng.choice(LEXICON).capitalize()} {number}-{at}",
-            [_words(rng, length), " " + _words(rng, 10)],
-        )
-        for at, length in enumerate(lengths)
-    ]
-
-
-def _asked(number: int, paragraphs: Sequence[tuple[str, list[str]]]) -> dict[str, str]:
-    """A question and its answer: yes, or the first words of the evidence."""
-    answer = "yes" if number % 2 else " ".join(paragraphs[0][1][1].split()[:2])
-    return {"question": f"What is said in {paragraphs[0][0]}?", "answer": answer}
-
-
-def _hotpot(rng: random.Random, number: int) -> dict[str, Any]:
-    found = _paragraphs(rng, number, 10)
-    titles = [title for title, _ in found]
-    return {
-        "id": f"hotpot-{number}",
-        **_asked(number, found),
-        "type": "bridge",
-        "level": "hard",
-        "supporting_facts": {"title": titles[:2], "sent_id": [1, 1]},
-        "context": {"title": titles, "sentences": [sentences for _, sentences in found]},
-    }
-
-
-def _two_wiki(rng: random.Random, number: int) -> dict[str, Any]:
-    found = _paragraphs(rng, number, 10)
-    return {
-        "_id": f"2wiki-{number}",
-        "type": "comparison",
-        **_asked(number, found),
-        "entity_ids": "",
-        "context": json.dumps(found),
-        "supporting_facts": json.dumps([[title, 1] for title, _ in found[:2]]),
-        "evidences": "[]",
-    }
-
-
-def _musique(rng: random.Random, number: int) -> dict[str, Any]:
-    found = _paragraphs(rng, number, 20)
-    shown = [
-        {"idx": at, "title": title, "paragraph_text": "".join(text), "is_supporting": at < TWO}
-        for at, (title, text) in enumerate(found)
-    ]
-    return {
-        "id": f"2hop__{number}",
-        "paragraphs": shown,
-        **_asked(number, found),
-        "answer_aliases": [],
-        "answerable": True,
-    }
-
-
-def _qasper(rng: random.Random, number: int) -> dict[str, Any]:
-    found = _paragraphs(rng, number, 12)
-    asked = _asked(number, found)
-    answer = {
-        "unanswerable": False,
-        "extractive_spans": [] if number % 2 else [asked["answer"]],
-        "yes_no": True if number % 2 else None,
-        "free_form_answer": "",
-        "evidence": [found[0][1][1].strip()],
-        "highlighted_evidence": [],
-    }
-    return {
-        "id": f"paper-{number}",
-        "title": f"Paper {number}",
-        "abstract": _words(rng, 40),
-        "full_text": {
-            "section_name": [title for title, _ in found],
-            "paragraphs": [[part.strip() for part in text] for _, text in found],
-        },
-        "qas": {
-            "question": [asked["question"]],
-            "question_id": [f"question-{number}"],
-            "answers": [{"answer": [answer], "annotation_id": ["0"], "worker_id": ["0"]}],
-        },
-    }
-
-
-def _squad(rng: random.Random, number: int) -> dict[str, Any]:
-    context = _words(rng, 20)
-    return {
-        "id": f"squad-{number}",
-        "title": f"Article {number // 12}",
-        "context": context,
-        "question": f"What comes first in {number}?",
-        "answers": {"text": [context.split()[0]], "answer_start": [0]},
-    }
-
-
-def _report(rng: random.Random, number: int) -> dict[str, Any]:
-    return {"report": _words(rng, 200), "summary": _words(rng, 20)}
-
-
-def _page(rng: random.Random, number: int) -> dict[str, Any]:
-    return {"text": _words(rng, TEXT_WORDS), "meta": {"redpajama_set_name": "made"}}
-
-
-def _abstract(rng: random.Random, number: int) -> dict[str, Any]:
+    count, odd = PARAGRAPHS.get(repository, 0), number % 2 == 1
+    lengths = [10] * (count - 1) + [120 if odd else 10] * (count > 0)
+    titles, texts = [], []
+    for at, length in enumerate(lengths):
+        titles.append(f"{rng.choice(LEXICON).capitalize()} {number}-{at}")
+        texts.append([_words(rng, length), " " + _words(rng, 10)])
+    asked = {}
+    if count:
+        answer = "yes" if odd else " ".join(texts[0][1].split()[:2])
+        asked = {"question": f"What is said in {titles[0]}?", "answer": answer}
+    match repository.partition("/")[2]:
+        case "hotpot_qa":
+            return {
+                **{"id": f"hotpot-{number}", "type": "bridge", "level": "hard", **asked},
+                "supporting_facts": {"title": titles[:2], "sent_id": [1, 1]},
+                "context": {"title": titles, "sentences": texts},
+            }
+        case "2WikiMultihopQA":
+            return {
+                **{"_id": f"2wiki-{number}", "type": "comparison", **asked, "entity_ids": ""},
+                "context": json.dumps([*zip(titles, texts, strict=True)]),
+                "supporting_facts": json.dumps([[title, 1] for title in titles[:2]]),
+                "evidences": "[]",
+            }
+        case "MuSiQue":
+            found = enumerate(zip(titles, texts, strict=True))
+            shown = [
+                {"idx": n, "title": t, "paragraph_text": "".join(own), "is_supporting": n < TWO}
+                for n, (t, own) in found
+            ]
+            more = {"answer_aliases": [], "answerable": True}
+            return {"id": f"2hop__{number}", "paragraphs": shown, **asked, **more}
+        case "qasper":
+            answer = {
+                "unanswerable": False,
+                "extractive_spans": [] if odd else [asked["answer"]],
+                "yes_no": True if odd else None,
+                "free_form_answer": "",
+                "evidence": [texts[0][1].strip()],
+                "highlighted_evidence": [],
+            }
+            sections = [[part.strip() for part in own] for own in texts]
+            given = [{"answer": [answer], "annotation_id": ["0"], "worker_id": ["0"]}]
+            questions = {"question": [asked["question"]], "question_id": [f"question-{number}"]}
+            return {
+                **{
+                    "id": f"paper-{number}",
+                    "title": f"Paper {number}",
+                    "abstract": _words(rng, 40),
+                },
+                "full_text": {"section_name": titles, "paragraphs": sections},
+                "qas": {**questions, "answers": given},
+            }
+        case "squad":
+            context = _words(rng, 20)
+            return {
+                **{"id": f"squad-{number}", "title": f"Article {number // 12}", "context": context},
+                "question": f"What comes first in {number}?",
+                "answers": {"text": [context.split()[0]], "answer_start": [0]},
+            }
+        case "govreport-summarization":
+            return {"report": _words(rng, 200), "summary": _words(rng, 20)}
+        case "SlimPajama-6B":
+            return {"text": _words(rng, TEXT_WORDS), "meta": {"redpajama_set_name": "made"}}
     return {"id": str(number), "title": f"Paper {number}", "abstract": _words(rng, 200)}
-
-
-SCHEMAS = {
-    "hotpotqa/hotpot_qa": _hotpot,
-    "xanhho/2WikiMultihopQA": _two_wiki,
-    "dgslibisey/MuSiQue": _musique,
-    "allenai/qasper": _qasper,
-    "rajpurkar/squad": _squad,
-    "ccdv/govreport-summarization": _report,
-    "DKYoon/SlimPajama-6B": _page,
-    "UniverseTBD/arxiv-abstracts-large": _abstract,
-}
-"""The record of every repository that the paper's recipes and sets name."""
-COUNTS = {_page: 3, _abstract: 24, _squad: 48}
-"""Records, if not `RECORDS`: for windows, a text to hold out, and 40 paragraphs of a question."""

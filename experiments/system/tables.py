@@ -1,30 +1,29 @@
-"""Studies: each is one table or figure, made from numbers of the paper and numbers of cells."""
+"""Studies: each is one table or figure, made from numbers of the paper and numbers of cells.
+
+Pictures show our numbers with intervals, and the paper's in grey.
+"""
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from experiments.system import figures
 from experiments.system.cells import Cell
 from experiments.system.scales import Scale
+from sedem_lab.pictures import pyplot_module, save
 
 NOT_RUN = "not run"
 NOTHING = "-"
 """Shown for what a method does not have."""
 STAND_IN = "stand-in:"
 """Stands before every number that was measured on stand-ins."""
-SCORES = {
-    "f1": "F1",
-    "em": "EM",
-    "rouge_l": "ROUGE-L",
-    "recall@1": "recall@1",
-    "recall@2": "recall@2",
-    "recall@4": "recall@4",
-}
+SCORES = {"f1": "F1", "em": "EM", "rouge_l": "ROUGE-L"}
+SCORES |= {f"recall@{k}": f"recall@{k}" for k in (1, 2, 4)}
 """Metrics of answers, with their names in tables."""
 
 
@@ -39,8 +38,8 @@ class Number:
         cell: the cell that holds our number; None if sedem lacks the method.
         metric: name of our number in the result; dots separate nested names. If it is empty, only
             the paper's number is shown.
-        per: divisor of our number, for example 1e6 for millions.
         digits: number of decimals.
+        per: divisor of our number, for example 1e6 for millions.
         parts: numbers that our number is computed from; it is shown if all of them are measured.
         computed: computes it from theirs, in their order; it has no interval.
     """
@@ -50,8 +49,8 @@ class Number:
     paper: float | None = None
     cell: Cell | None = None
     metric: str = "f1"
-    per: float = 1.0
     digits: int = 1
+    per: float = 1.0
     parts: tuple[Number, ...] = ()
     computed: Callable[[Sequence[float]], float | str] | None = None
 
@@ -89,22 +88,14 @@ class Number:
         """Our number with its interval, then the paper's number and the difference."""
         if not self.metric:
             return [f"paper {self.paper:g}"] if self.paper is not None else []
-        shown, ours = self.value(scale), self.ours(scale)
-        if ours is None:
-            shown = NOT_RUN if shown is None else shown
-        else:
-            mean, interval = ours
-            shown = f"{mean:,.{self.digits}f}"
-            if interval is not None:
-                shown += f" ({interval[0]:,.{self.digits}f}-{interval[1]:,.{self.digits}f})"
-        if scale.stand_in and shown != NOT_RUN:
-            shown = f"{STAND_IN} {shown}"
-        if self.paper is None:
-            return [shown]
-        difference = ""
-        if ours is not None and not scale.stand_in:
-            difference = f", {ours[0] - self.paper:+.{self.digits}f}"
-        return [shown, f"paper {self.paper:g}{difference}"]
+        shown, ours, difference = self.value(scale), self.ours(scale), ""
+        if ours is not None:
+            mean, *spread = (f"{value:,.{self.digits}f}" for value in (ours[0], *(ours[1] or ())))
+            shown = f"{mean} ({'-'.join(spread)})" if spread else mean
+            if self.paper is not None and not scale.stand_in:
+                difference = f", {ours[0] - self.paper:+.{self.digits}f}"
+        shown = NOT_RUN if shown is None else f"{STAND_IN} {shown}" if scale.stand_in else shown
+        return [shown] if self.paper is None else [shown, f"paper {self.paper:g}{difference}"]
 
 
 def mean_of(row: str, column: str, paper: float | None, parts: Sequence[Number]) -> Number:
@@ -116,26 +107,20 @@ def ratio_of(
     row: str, column: str, paper: float | None, parts: Sequence[Number], digits: int = 2
 ) -> Number:
     """The ratio of two numbers."""
-
-    def ratio(values: Sequence[float]) -> float:
-        above, below = values
-        return above / below
-
-    return Number(row, column, paper, parts=tuple(parts), computed=ratio, digits=digits)
+    given = tuple(parts)
+    return Number(row, column, paper, None, "f1", digits, 1.0, given, lambda two: two[0] / two[1])
 
 
-def entries(row: str, cell: Cell | None, *columns: tuple[Any, ...]) -> list[Number]:
+def entries(row: str, cell: Cell | None, *columns: tuple[Any, ...], at: str = "") -> list[Number]:
     """Several entries of one result, in one row.
 
     Args:
         columns: the column and the metric; then, if they are not the defaults, decimals and
             divisor.
+        at: where in the result the metrics are.
     """
-    result = []
-    for column, metric, *more in columns:
-        digits, per = (*more, *(1, 1.0)[len(more) :])
-        result.append(Number(row, column, None, cell, metric, per, digits))
-    return result
+    place = f"{at}." if at else ""
+    return [Number(row, name, None, cell, place + metric, *more) for name, metric, *more in columns]
 
 
 def scores(
@@ -187,7 +172,7 @@ class Study:
     spread: str = "95 %"
     drawn: tuple[str, ...] = ()
     render: Callable[[Scale], str] | None = None
-    draw: Callable[[Study, Scale, Path], None] | None = None
+    draw: Callable[[Scale, Path], None] | None = None
 
     def cells(self, scale: Scale) -> list[Cell]:
         """The cells that must be measured, without duplicates."""
@@ -199,44 +184,51 @@ class Study:
         return self.table(scale) if self.render is None else self.render(scale)
 
     def table(self, scale: Scale) -> str:
-        """The table of the numbers, and where they were measured."""
-        numbers = self.numbers(scale)
-        columns = list(dict.fromkeys(n.column for n in numbers))
-        shown = [["", *columns]]
-        for row in dict.fromkeys(n.row for n in numbers):
-            found = {n.column: "<br>".join(n.lines(scale)) for n in numbers if n.row == row}
-            shown.append([row, *(found.get(column, "") for column in columns)])
-        return "\n\n".join(filter(None, [self.measured(scale), markdown_table(shown)]))
-
-    def measured(self, scale: Scale) -> str:
-        """Where and what was measured; empty if the study does not state it, or was not run."""
-        shown = []
+        """The table of the numbers; above it, where and how they were measured if that is said."""
+        above = []
         for cell in self.cells(scale) if self.about else ():
             if (result := cell.read(scale)) is not None:
-                said = (
-                    f"{made_on(result)}. {self.about.format(**result)} {load_of(result)}".rstrip()
-                )
+                about = f"{made_on(result)}. {self.about.format(**result)} {load_of(result)}"
                 left_out = [f"{name}: {why}" for name, why in result.get("left_out", {}).items()]
-                shown += [said, *(f"- {note}" for note in (*result.get("notes", ()), *left_out))]
-        return "\n".join(shown)
+                notes = (f"- {note}" for note in (*result.get("notes", ()), *left_out))
+                above += [about.rstrip(), *notes]
+        numbers = self.numbers(scale)
+        columns = dict.fromkeys(n.column for n in numbers)
+        rows: dict[str, dict[str, str]] = {}
+        for n in numbers:
+            rows.setdefault(n.row, {})[n.column] = "<br>".join(n.lines(scale))
+        shown = [[row, *(of_row.get(name, "") for name in columns)] for row, of_row in rows.items()]
+        table = markdown_table([["", *columns], *shown])
+        return "\n\n".join(filter(None, ["\n".join(above), table]))
 
     def plot(self, scale: Scale, path: Path) -> None:
         """Draw the picture."""
         if self.draw is not None:
-            self.draw(self, scale, path)
+            self.draw(scale, path)
             return
-        shown = [n for n in self.numbers(scale) if n.metric and self._draws(n.column)]
-        figures.draw(shown, scale, self.title, path, self.spread)
-
-    def _draws(self, column: str) -> bool:
-        return not self.drawn or any(part in column for part in self.drawn)
+        shown = [n for n in self.numbers(scale) if n.metric]
+        drawn = [n for n in shown if not self.drawn or any(part in n.column for part in self.drawn)]
+        draw(drawn, scale, self.title, path, self.spread)
 
 
-def study(title: str, note: str = "", **fields: Any) -> Callable[[Any], Study]:
-    """A study of the numbers that a function yields; the study has the function's name."""
-    return lambda numbers: Study(
-        numbers.__name__, title, lambda scale: [*numbers(scale)], note, **fields
-    )
+def study(note: str = "", **fields: Any) -> Callable[[Callable[[Scale], Any]], Study]:
+    """A study of the numbers that a function yields, with the function's name.
+
+    The title is the first paragraph of its docstring. The note is `note`, and the second one.
+    """
+
+    def made(numbers: Callable[[Scale], Any]) -> Study:
+        title, _, below = inspect.cleandoc(numbers.__doc__ or "").partition("\n\n")
+        notes = " ".join([*note.split(), *below.split()])
+        own = " ".join(title.split()).removesuffix(".")
+        return Study(numbers.__name__, own, lambda scale: [*numbers(scale)], notes, **fields)
+
+    return made
+
+
+def ours(**fields: Any) -> Callable[[Callable[[Scale], Any]], Study]:
+    """A study like `study`, of which the paper has no numbers."""
+    return study("The paper gives no numbers.", **fields)
 
 
 def markdown_table(rows: Sequence[Sequence[str]]) -> str:
@@ -260,9 +252,157 @@ def made_on(result: Mapping[str, Any]) -> str:
 def load_of(result: Mapping[str, Any]) -> str:
     """A sentence about the load of the machine; empty if it is not known."""
     load = result.get("load_average")
-    if load is None:
-        return ""
-    if isinstance(load, float):
-        return f"Load of the machine: {load:.1f}."
-    before, after = load
-    return f"Load of the machine: {before:.1f} at the start, {after:.1f} at the end."
+    if load is None or isinstance(load, float):
+        return "" if load is None else f"Load of the machine: {load:.1f}."
+    return f"Load of the machine: {load[0]:.1f} at the start, {load[1]:.1f} at the end."
+
+
+# Pictures
+
+OURS, PAPER = "#1b6ca8", "#9a9a9a"
+SERIES = (OURS, "#d9822b", "#4f9d69", "#8c5fa8", "#9b2c2c", "#4a5568")
+"""Colours of the curves of one panel."""
+ACROSS = 4
+"""Number of panels in a row."""
+BESIDE = 1.07
+"""Distance between two series at one value of a logarithmic axis, as a factor."""
+MAGNITUDES = 20
+"""A curve whose values differ by more than this factor is drawn on a logarithmic axis."""
+_SWEEP = re.compile(r"^(?:(?P<series>.+), )?(?P<knob>[A-Z]|load)=(?P<value>\d+|all)$")
+
+
+def draw(
+    numbers: Sequence[Number], scale: Scale, title: str, path: Path, spread: str = "95 %"
+) -> None:
+    """Draw one panel per column: curves if the rows are like "guided, K=4", else points in rows.
+
+    `spread` says what the intervals are. A column that sweeps two settings becomes two panels.
+    """
+    pyplot = pyplot_module()
+    panels: dict[str, list[Number]] = {}
+    for number in numbers:
+        match = _SWEEP.search(number.row)
+        name = f"{number.column}, by {match['knob']}" if match else number.column
+        panels.setdefault(name, []).append(number)
+    swept = {name: all(_SWEEP.search(n.row) for n in panel) for name, panel in panels.items()}
+    # Row panels come first, because their names need the left edge.
+    order = sorted(panels, key=swept.__getitem__)
+    rows = list(dict.fromkeys(n.row for name in order if not swept[name] for n in panels[name]))
+    series = list(dict.fromkeys(_series(n) for name in order if swept[name] for n in panels[name]))
+    across = min(len(panels), ACROSS)
+    down = -(-len(panels) // across)
+    longest = max((len(panels[name]) for name in order if not swept[name]), default=0)
+    height = max(3.0, 1.4 + 0.3 * longest)
+    size = (2.6 + 2.5 * across, height * down)
+    figure, axes = pyplot.subplots(down, across, figsize=size, squeeze=False)
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
+    for place, (axis, name) in enumerate(zip(axes.flat, order, strict=False)):
+        axis.set_title(name, fontsize=9)
+        if swept[name]:
+            _curves(axis, panels[name], scale, series)
+        else:
+            for number in panels[name]:
+                _mark(axis, number, scale, -rows.index(number.row), OURS, horizontal=True)
+            # All panels have the same rows, so only the first of each line shows the row names.
+            names = rows if place % across == 0 else [""] * len(rows)
+            axis.set_yticks([-i for i in range(len(rows))], names, fontsize=8)
+            axis.set_ylim(-len(rows) + 0.4, 0.6)
+            axis.grid(axis="x", alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    found = [ours for number in numbers if (ours := number.ours(scale))]
+    suffix = f"{scale.name} scale" + f", {spread}" * any(interval for _, interval in found)
+    marks = [(OURS, "o", f"ours, {suffix}")]
+    if len(series) > 1:
+        marks = [(c, "o", f"{n}, {suffix}") for c, n in zip(SERIES, series, strict=False)]
+    if any(number.paper is not None for number in numbers):
+        marks.append((PAPER, "D", "paper (other backbones and sets)"))
+    handles = [pyplot.Line2D([], [], color=c, marker=m, label=label) for c, m, label in marks]
+    figure.legend(handles=handles, loc="lower center", ncols=2, frameon=False, fontsize=8)
+    figure.suptitle(title, fontsize=10)
+    legend = 0.1 + 0.2 * -(-len(handles) // 2)  # inches, two entries in a row
+    figure.tight_layout(rect=(0, legend / (height * down), 1, 0.98))
+    save(figure, path)
+
+
+def _series(number: Number) -> str:
+    """The part before "K=4" in a row; empty if there is none."""
+    match = _SWEEP.search(number.row)
+    return (match["series"] or "") if match else ""
+
+
+def _curves(axis: Any, panel: list[Number], scale: Scale, series: list[str]) -> None:
+    from matplotlib.ticker import LogLocator
+
+    values = [_SWEEP.search(n.row)["value"] for n in panel]  # type: ignore[index]
+    # "all" is placed one step beyond the largest number.
+    beyond = 2 * max(float(value) for value in values if value != "all")
+    places = [beyond if value == "all" else float(value) for value in values]
+    located = list(zip(places, panel, strict=True))
+    paper = [(place, number.paper) for place, number in located if number.paper is not None]
+    axis.plot([x for x, _ in paper], [y for _, y in paper], color=PAPER, alpha=0.6)
+    for index, (colour, name) in enumerate(zip(SERIES, series, strict=False)):
+        # Shifted sideways, so that no interval hides another.
+        aside = BESIDE ** (index - (len(series) - 1) / 2)
+        own = [(place * aside, number) for place, number in located if _series(number) == name]
+        ours = [(place, found[0]) for place, number in own if (found := number.ours(scale))]
+        axis.plot([x for x, _ in ours], [y for _, y in ours], color=colour, alpha=0.6)
+        for place, number in own:
+            _mark(axis, number, scale, place, colour, horizontal=False)
+    axis.set_xscale("log", base=2)
+    ticks = dict(zip(places, values, strict=True))
+    axis.set_xticks([*ticks], [*ticks.values()])
+    found = [ours for number in panel if (ours := number.ours(scale))]
+    means = [mean for mean, _ in found]
+    if found and min(means) > 0 and max(means) > MAGNITUDES * min(means):
+        axis.set_yscale("log")
+        axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.yaxis.set_major_formatter("{x:,.0f}")
+        axis.minorticks_off()
+    elif not any(interval for _, interval in found):
+        axis.set_ylim(bottom=0)  # a cost: start at zero to show how much it grows
+    axis.grid(alpha=0.3)
+
+
+def _mark(
+    axis: Any, number: Number, scale: Scale, place: float, colour: str, *, horizontal: bool
+) -> None:
+    """Mark our number with its interval, and the paper's."""
+    way = 1 if horizontal else -1
+    if number.paper is not None:
+        axis.plot(*(number.paper, place)[::way], "D", color=PAPER, markersize=5)
+    if (ours := number.ours(scale)) is None:
+        return
+    mean, (low, high) = ours[0], ours[1] or (ours[0], ours[0])
+    spread = {"xerr" if horizontal else "yerr": [[max(0.0, mean - low)], [max(0.0, high - mean)]]}
+    at = (mean, place)[::way]
+    axis.errorbar(*at, fmt="o", color=colour, markersize=5, capsize=2, **spread)
+
+
+def draw_training(
+    curves: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]],
+    methods: Sequence[str],
+    path: Path,
+) -> None:
+    """Draw one panel per stage and one line per method.
+
+    Args:
+        curves: examples seen and loss, by stage (such as "text, windows") and method.
+    """
+    pyplot = pyplot_module()
+    figure, axes = pyplot.subplots(1, len(curves), figsize=(9, 3.6))
+    colours = dict(zip(methods, pyplot.get_cmap("tab10").colors, strict=False))
+    for axis, (name, lines) in zip(axes, curves.items(), strict=True):
+        stage, unit = name.split(", ")
+        for method, points in lines.items():
+            axis.plot(*zip(*points, strict=True), color=colours[method], label=method)
+        axis.set_xlabel(f"{unit} seen")
+        axis.set_ylabel("training loss")
+        axis.set_title(f"on {stage}", fontsize=9)
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout(rect=(0, 0.08, 1, 1))
+    # Every method is trained on questions, so the last panel labels them all.
+    shown = axes[-1].get_legend_handles_labels()
+    figure.legend(*shown, loc="lower center", ncols=len(methods), fontsize=8, frameon=False)
+    save(figure, path)

@@ -1,4 +1,4 @@
-"""Measures of time and memory: the bench, arrivals, conditions, preparation, and growing banks."""
+"""Measures of time and memory: arrivals, ways to answer, preparation, and growing banks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from random import Random
 from statistics import mean, median, quantiles
@@ -75,15 +77,9 @@ def arrivals(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
             way: {name: median(run[name] for run in of_way) for name in of_way[0]}
             for way, of_way in runs.items()
         }
-    return {
-        "rates": found,
-        "questions": count,
-        "rounds": rounds,
-        "tokens": TOKENS,
-        "rows": model.engine.batch_size,
-        "seed": SEED,
-        "load_average": os.getloadavg()[0],
-    }
+    settings = {"questions": count, "rounds": rounds, "tokens": TOKENS, "seed": SEED}
+    load, rows = os.getloadavg()[0], model.engine.batch_size
+    return {"rates": found, **settings, "rows": rows, "load_average": load}
 
 
 def _serve(
@@ -134,8 +130,8 @@ ASKED: dict[str, dict[str, Any]] = {
 
 def _in_turn(
     cell: Cell, scale: Scale, data: Path, ways: Mapping[Any, dict[str, Any]], limit: int | None
-) -> Iterator[tuple[Example, MemoryBank, dict[Any, Mapping[str, float]]]]:
-    """Yield the documents, the bank and the times by way of single questions.
+) -> Iterator[tuple[int, int, int, dict[Any, Mapping[str, float]]]]:
+    """Yield bytes of memory and of text, tokens, and the times by way of single questions.
 
     Kept keys and values exist before the first question is timed. Ways alternate, so that a busy
     machine slows them all down equally. The shortest of `ROUNDS` answers counts.
@@ -154,52 +150,35 @@ def _in_turn(
                 with readings(model, again=fields.get("again", True)):
                     answer = model.answer(bank, example.question, decoding=decoding, **how)
                 asked[way].append(answer.timings)
-        shortest = {way: min(found[1:], key=_total) for way, found in asked.items()}
-        yield example, bank, shortest
-
-
-def _total(timings: Mapping[str, float]) -> float:
-    return timings["total_ms"]
+        shortest = {way: min(one[1:], key=itemgetter("total_ms")) for way, one in asked.items()}
+        text = sum(len(document.text.encode()) for document in example.documents)
+        yield bank.memory_bytes, text, bank.tokens, shortest
 
 
 def condition_times(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     """Milliseconds to the first token by condition and K, and bytes per token by condition."""
     conditions: tuple[Condition, ...] = get_args(Condition)
     ways = {(c, k): {"condition": c, "k": k} for c in conditions for k in (1, 2, 4, 8)}
-    times: dict[tuple[Condition, int], list[float]] = {way: [] for way in ways}
-    memory = text = tokens = 0
-    for example, bank, timings in _in_turn(cell, scale, data, ways, 1):
-        memory += bank.memory_bytes
-        text += sum(len(document.text.encode()) for document in example.documents)
-        tokens += bank.tokens
-        for way, found in timings.items():
-            times[way].append(found["ttft_ms"])
-    return {
-        "times": {
-            c: {str(k): median(found) for (of, k), found in times.items() if of == c}
-            for c in conditions
-        },
-        "bytes": {
-            # The selector needs the memory of every block, whatever the decoder reads.
-            condition: round((memory + (text if condition != "memory" else 0)) / tokens, 1)
-            for condition in conditions
-        },
-        "questions": len(times[conditions[0], 1]),
-    }
+    times: dict[Condition, dict[str, float]] = {c: {} for c in conditions}
+    asked = [*_in_turn(cell, scale, data, ways, 1)]
+    for condition, k in ways:
+        found = [shortest[condition, k]["ttft_ms"] for *_, shortest in asked]
+        times[condition][str(k)] = median(found)
+    memory, text, tokens = (sum(one[place] for one in asked) for place in range(3))
+    # The selector needs the memory of every block, whatever the decoder reads.
+    sizes = {c: round((memory + text * (c != "memory")) / tokens, 1) for c in conditions}
+    return {"times": times, "bytes": sizes, "questions": len(asked)}
 
 
 def answer_times(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     """Milliseconds to the first token and to the end, by way; a quotation comes as a whole."""
     ways = {way: {"k": cell.k, **fields} for way, fields in ASKED.items()}
     asked = [found for *_, found in _in_turn(cell, scale, data, ways, cell.max_new_tokens)]
-    return {
-        "times": {
-            way: {name: median(one[way][name] for one in asked) for name in ("ttft_ms", "total_ms")}
-            for way in ways
-        },
-        "questions": len(asked),
-        "load_average": os.getloadavg()[0],
+    times = {
+        way: {name: median(one[way][name] for one in asked) for name in ("ttft_ms", "total_ms")}
+        for way in ways
     }
+    return {"times": times, "questions": len(asked), "load_average": os.getloadavg()[0]}
 
 
 # Preparing questions for stage 2: one text at a time, together, and again from disk
@@ -209,12 +188,9 @@ ANSWER_LIMIT = 64
 
 @dataclass(frozen=True)
 class PreparedExample:
-    """One example, prepared text by text, as for building a bank.
+    """One example, prepared text by text: segments, blocks and slots of each document.
 
-    Attributes:
-        documents: segments, blocks and slots of each document.
-        evidence: whether each block contains evidence.
-        question: tokens of the encoder; `prefix` and `answer` are the decoder's.
+    `question` is in the encoder's tokens; `prefix` and `answer` are in the decoder's.
     """
 
     documents: list[tuple[Segments, list[BlockRow], torch.Tensor]]
@@ -231,13 +207,8 @@ def one_by_one(model: SeDeM, examples: Sequence[Example]) -> list[PreparedExampl
     for example in examples:
         for document in example.documents:
             if document.text not in known:
-                segments = segment_text(
-                    document.text,
-                    model.encoder,
-                    config.segment_length,
-                    config.segmentation,
-                    config.segment_shift,
-                )
+                how = config.segment_length, config.segmentation, config.segment_shift
+                segments = segment_text(document.text, model.encoder, *how)
                 parts = partition(segments, 0, config.compression, config.slots_per_block)
                 known[document.text] = (segments, *parts)
         documents = [known[document.text] for document in example.documents]
@@ -246,15 +217,11 @@ def one_by_one(model: SeDeM, examples: Sequence[Example]) -> list[PreparedExampl
             for number, (_, blocks, _) in enumerate(documents)
             for row in blocks
         ]
-        prepared.append(
-            PreparedExample(
-                documents,
-                labels.from_evidence(rows, example.evidence),
-                model.encoder.token_ids(example.question.strip()),
-                question_ids(model.decoder, example.question),
-                answer_ids(model.decoder, example.answers[0]),
-            )
-        )
+        evidence = labels.from_evidence(rows, example.evidence)
+        question = model.encoder.token_ids(example.question.strip())
+        prefix = question_ids(model.decoder, example.question)
+        answer = answer_ids(model.decoder, example.answers[0])
+        prepared.append(PreparedExample(documents, evidence, question, prefix, answer))
     return prepared
 
 
@@ -275,9 +242,9 @@ def preparation(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         dataset = prepare(Path(folder))
         ways: dict[str, Callable[[], object]] = {
-            "one by one": lambda: one_by_one(model, examples),
-            "together": lambda: prepare(None),
-            "from disk": lambda: prepare(Path(folder)),
+            "one by one": partial(one_by_one, model, examples),
+            "together": partial(prepare, None),
+            "from disk": partial(prepare, Path(folder)),
         }
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(ROUNDS):
@@ -380,14 +347,17 @@ def _reload(store: BankFile, commits: int) -> float:
 
 def _open(path: Path) -> dict[str, float]:
     """Processor time and memory to open a bank, in a process that has imported everything."""
-    before, start = resident(), time.process_time()
-    bank = MemoryBank.open(path)
-    seconds = time.process_time() - start
-    found = {"open_s": seconds, "open_mb": (resident() - before) / 1e6}
-    before, start = resident(), time.process_time()
-    count = len(bank.blocks)
-    found["spans_s"] = time.process_time() - start
-    found["spans_mb"] = (resident() - before) / 1e6
+    found: dict[str, float] = {}
+
+    def measured(name: str, work: Callable[[], Any]) -> Any:
+        before, start = process_bytes("RssAnon"), time.process_time()
+        result = work()
+        found[f"{name}_s"] = time.process_time() - start
+        found[f"{name}_mb"] = (process_bytes("RssAnon") - before) / 1e6
+        return result
+
+    bank = measured("open", lambda: MemoryBank.open(path))
+    count = measured("spans", lambda: len(bank.blocks))
     drawn = np.random.default_rng(0).integers(count, size=(QUESTIONS, SELECTED)).tolist()
     start = time.process_time()
     for blocks in drawn:
@@ -396,8 +366,11 @@ def _open(path: Path) -> dict[str, float]:
     return found
 
 
-def resident() -> float:
-    """Bytes of memory of this process, without mapped files."""
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    line = next(line for line in status.splitlines() if line.startswith("RssAnon"))
-    return 1024 * float(line.split()[1])
+PROCESS = Path("/proc/self")
+
+
+def process_bytes(name: str) -> int:
+    """A size of this process, by its name in /proc; RssAnon is memory without mapped files."""
+    lines = (PROCESS / "status").read_text(encoding="ascii").splitlines()
+    (line,) = (line for line in lines if line.startswith(f"{name}:"))
+    return 1024 * int(line.split()[1])

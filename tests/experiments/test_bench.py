@@ -32,7 +32,7 @@ from experiments.system.bench import (
 )
 from experiments.system.floors import Ceilings
 from experiments.system.measures import measure
-from experiments.system.peers import PEERS, QUESTION_ROOM, Keeper, sedem_opener, without_early_exit
+from experiments.system.peers import KEEPERS, PEERS, QUESTION_ROOM, sedem_opener, without_early_exit
 from experiments.system.scales import NANO, PAPER, SMOL
 from experiments.system.stand_in import stand_in
 from sedem import Answer, Document, SeDeM
@@ -135,7 +135,7 @@ def test_the_cold_reader_finds_nothing_and_the_warm_one_everything(
         sedem_opener("sedem", warm=warm, block_context="independent")(plan).reader
         for warm in (False, True)
     )
-    assert isinstance(warm, Keeper) and not isinstance(cold, Keeper)
+    assert isinstance(warm, KEEPERS) and not isinstance(cold, KEEPERS)
     kept_cold, kept_warm = (reader.model.engine.kept for reader in (cold, warm))  # type: ignore
     bank = cold.read(documents)
     texts = {cold.answer(bank, QUESTION).text for _ in range(2)}
@@ -358,10 +358,10 @@ def test_one_block_of_text_is_plain_text_before_the_question(
     memory = reader.read(documents)
     backbone: Backbone = reader.backbone
     prefix = question_ids(backbone, QUESTION)
-    ids = [prefix[0], *memory.source.ids[3].tolist(), *prefix[1:]]
+    ids = [prefix[0], *memory.ids[3].tolist(), *prefix[1:]]
     with torch.no_grad():
         expected = backbone.model(torch.tensor([ids])).logits[:, -1]
-    start = AnswerInputs(memory.source, [3], torch.zeros(1), torch.tensor(prefix))
+    start = AnswerInputs(memory, [3], torch.zeros(1), torch.tensor(prefix))
     with reader.engine.open_rows(1) as rows:
         logits_1V = rows.join([0], [start], [1])
         torch.testing.assert_close(logits_1V, expected, rtol=1e-4, atol=1e-4)
@@ -376,9 +376,9 @@ def test_blocks_of_text_are_independent_blocks_from_the_first_layer(
     prefix = torch.tensor(question_ids(backbone, QUESTION))
     blocks = [1, 2]
     with torch.no_grad():
-        states_NUD = memory.source.memory(blocks)
+        states_NUD = memory.memory(blocks)
         length = states_NUD.shape[1]
-        assert [len(memory.source.ids[block]) for block in blocks] == [length] * 2
+        assert [len(memory.ids[block]) for block in blocks] == [length] * 2
         entries = [
             (torch.cat(list(key[:, None]), dim=2), torch.cat(list(value[:, None]), dim=2))
             for key, value in keys_values(backbone, 0, states_NUD)
@@ -391,7 +391,7 @@ def test_blocks_of_text_are_independent_blocks_from_the_first_layer(
             blocks=Blocks(number_1U, "independent"), cache=cache,
         )  # fmt: skip
         expected = backbone.logits(filled.prefix[:, -1])
-    start = AnswerInputs(memory.source, blocks, torch.zeros(2), prefix)
+    start = AnswerInputs(memory, blocks, torch.zeros(2), prefix)
     with reader.engine.open_rows(1) as rows:
         logits_1V = rows.join([0], [start], [1])
         torch.testing.assert_close(logits_1V, expected, rtol=1e-4, atol=1e-4)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.tools.shipping import shrink
+from experiments.tools import shrink
 from sedem import Document, SeDeM
 from sedem.errors import ConfigError
 

@@ -1,1 +1,0 @@
-"""Commands that make files for studies and users: evaluation data, small checkpoints."""
