@@ -4,8 +4,8 @@ Hours are FLOPs over what a GPU sustains at best and at least, and the time in w
 answer reads the weights. A question has the mean length of its set, and every answer its limit. A
 method whose FLOPs of an answer are not counted counts as an answer of the full context. Memory is
 that of a batch in which every question has the longest context of its set. A step of each recipe
-runs without numbers (`sedem_lab.evaluation.meta`), on backbones of the recipe's shapes and a batch of the
-given lengths, without padding.
+runs without numbers (`sedem_lab.evaluation.meta`), on backbones of the recipe's shapes and a batch
+of the given lengths, without padding.
 """
 
 from __future__ import annotations
