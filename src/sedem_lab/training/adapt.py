@@ -60,6 +60,7 @@ from sedem_lab.training.sources import open_windows, read_mixture
 from sedem_lab.training.stage1 import Stage1, Stage1Losses
 from sedem_lab.training.stage2 import Stage2, Stage2Losses
 from sedem_lab.training.stages import (
+    CALIBRATED,
     Stage1Recipe,
     Stage2Data,
     Stage2Recipe,
@@ -141,8 +142,8 @@ def start_of(wanted: Adaptation) -> tuple[SedemConfig, Backbone, str | None]:
                 "keeps; leave it out, or adapt a backbone"
             )
     backbone = open_named(config.encoder, config.encoder_revision, folder, dtype=torch.bfloat16)
-    # The confidence was fitted to scores that will change. Adapters are needed to learn to answer.
-    config = config.with_changes(confidence=False)
+    # What was fitted to the old weights goes. Adapters are needed to learn to answer.
+    config = config.with_changes(**dict.fromkeys(CALIBRATED, False))
     if not config.lora_rank:
         fields = SedemConfig.model_fields
         rank, alpha = fields["lora_rank"].default, fields["lora_alpha"].default

@@ -34,6 +34,8 @@ from sedem_lab.training.stage1 import Stage1, Stage1Losses
 from sedem_lab.training.stage2 import Stage2, Stage2Losses
 
 CALIBRATION_WINDOWS = 64
+CALIBRATED = ("confidence", "second_hop", "read_once", "second_reading")
+"""Parts of a model that `sedem calibrate` fits to trained weights, and no training."""
 
 
 class Stage1Recipe(Recipe):
@@ -198,7 +200,7 @@ def open_model(config: SedemConfig, optimization: Optimization, start_from: str 
             recipe asks for what is fitted afterwards, or for compiled layers on a machine without a
             compiler.
     """
-    for part in ("confidence", "second_hop", "read_once", "second_reading"):
+    for part in CALIBRATED:
         if getattr(config, part):
             raise ConfigError(
                 f"model.{part} is true in the recipe, but training does not fit it; leave it out "

@@ -11,6 +11,7 @@ import pytest
 from unit.training.runs import killed_in_step
 
 from sedem import Document, SeDeM, SedemConfig
+from sedem.checkpoint.folder import EXTRA_ENTRIES, locate
 from sedem.demo import DOCUMENTS
 from sedem.errors import CheckpointError, ConfigError, DataError
 from sedem_lab.training import adapt as adapting
@@ -27,7 +28,7 @@ from sedem_lab.training.adapt import (
     working_folder,
 )
 from sedem_lab.training.recipe import load_recipe
-from sedem_lab.training.stages import Stage2Recipe
+from sedem_lab.training.stages import CALIBRATED, Stage2Recipe
 
 TEXTS = [
     Document(f"/home/ada/{path.name}", path.read_text("utf-8")[:1500])
@@ -101,6 +102,16 @@ def test_a_checkpoint_keeps_its_shape(model: SeDeM, tmp_path: Path) -> None:
     assert config == model.config.with_changes(**changed)
     with pytest.raises(ConfigError, match=r"compression is 8, but checkpoint .* has 4, which it"):
         start_of(wanted.with_changes(compression=8))
+
+
+@pytest.mark.parametrize("model", ["sedem-nano", "sedem-smol"])
+def test_what_was_calibrated_to_the_old_weights_goes(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapting, "open_named", lambda *_, **__: None)
+    config, _, _ = start_of(Adaptation(backbone=model))
+    assert not any(getattr(config, part) for part in CALIBRATED)
+    assert SedemConfig.load(locate(model), extra=EXTRA_ENTRIES).confidence
 
 
 def test_steps_are_several_passes_within_bounds() -> None:
