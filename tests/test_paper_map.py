@@ -39,7 +39,7 @@ def called(model: SeDeM, documents: list[Document]) -> set[str]:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)  # type: ignore[arg-type]
-    return seen.functions
+    return {*seen.functions}
 
 
 def test_a_default_question_runs_what_the_paper_map_names(
@@ -85,3 +85,22 @@ def test_a_question_from_the_command_line_takes_a_short_walk_to_the_equations(
     assert len(asked.files) <= FILES
     assert asked.depths.keys() == {"block_scores", "prefill"}
     assert max(asked.depths.values()) <= CALLS
+
+
+STEP = re.compile(r"^\| (\d+) \| `([\w.]+)` \|", re.MULTILINE)
+
+
+def test_the_walk_names_what_a_debugger_meets_in_its_order(tmp_path: Path) -> None:
+    bank, document = str(tmp_path / "a.bank"), str(DOCUMENTS / "harbour-register.txt")
+    walk("build", bank, document)
+    built = walk("build", str(tmp_path / "b.bank"), document)
+    asked = walk("ask", bank, "Who is the mayor of Belholm?")
+    page = (MAP.parent / "walk.md").read_text(encoding="utf-8")
+    for part, walked in zip(page.split("\n## ")[1:], (built, asked), strict=True):
+        steps = [(name, int(depth)) for depth, name in STEP.findall(part)]
+        found = {
+            name: depth - walked.functions[steps[0][0]] + 1
+            for name, depth in walked.functions.items()
+        }
+        assert [name for name in found if name in dict(steps)] == [name for name, _ in steps]
+        assert [(name, found[name]) for name, _ in steps] == steps

@@ -56,11 +56,14 @@ def loaded() -> int:
 
 
 class Walk:
-    """The files and functions of the core that ran, and how deep each equation was called."""
+    """The files and functions of the core that ran, and how deep each equation was called.
+
+    Functions are in the order of their first calls, with the number of calls on the stack then.
+    """
 
     def __init__(self) -> None:
         self.files: set[str] = set()
-        self.functions: set[str] = set()
+        self.functions: dict[str, int] = {}
         self.depths: dict[str, int] = {}
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
@@ -70,9 +73,12 @@ class Walk:
             return
         self.files.add(code.co_filename)
         module = frame.f_globals["__name__"].removeprefix("sedem.")
-        self.functions.add(f"{module}.{code.co_qualname}")
+        name = f"{module}.{code.co_qualname}"
+        if name in self.functions and code.co_name not in EQUATIONS:
+            return
+        calls = sum("/sedem/" in above.f_code.co_filename for above in _above(frame))
+        self.functions.setdefault(name, calls)
         if code.co_name in EQUATIONS:
-            calls = sum("/sedem/" in above.f_code.co_filename for above in _above(frame))
             self.depths[code.co_name] = max(self.depths.get(code.co_name, 0), calls)
 
 
