@@ -13,7 +13,7 @@ from sedem import SeDeM
 from sedem_serve.server.app import create_app
 from sedem_serve.server.run import Server, listen
 from sedem_serve.server.service import Service
-from sedem_serve.server.settings import Settings
+from sedem_serve.server.settings import ServerSettings
 
 SECONDS = 240.0
 
@@ -39,7 +39,7 @@ class Served:
 
 
 @contextmanager
-def serving(settings: Settings, model: SeDeM) -> Iterator[Served]:
+def serving(settings: ServerSettings, model: SeDeM) -> Iterator[Served]:
     """Run a server until the block ends."""
     app = create_app(settings, model, keys=KEYS)
     addresses: list[str] = []

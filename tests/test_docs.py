@@ -29,7 +29,7 @@ from sedem.cli.main import app
 from sedem.errors import ConfigError
 from sedem_lab.training.recipe import read_entries
 from sedem_lab.training.shipped_recipes import shipped_recipe
-from sedem_serve.server.settings import Settings
+from sedem_serve.server.settings import ServerSettings
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -83,7 +83,7 @@ def served(shown_model: SeDeM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """A server with a bank `lease`, for pages that show OpenAI's client."""
     model = shown_model
     model.read([Document("lease.txt", LEASE)]).save(tmp_path / "lease.bank")
-    settings = Settings(folder=tmp_path / "server", banks={"lease": tmp_path / "lease.bank"})
+    settings = ServerSettings(folder=tmp_path / "server", banks={"lease": tmp_path / "lease.bank"})
     with serving(settings, model) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.api)
         monkeypatch.setenv("OPENAI_API_KEY", SECRET)

@@ -15,7 +15,7 @@ from serving import SECRET
 
 from sedem import Document, SeDeM
 from sedem.demo import DOCUMENTS
-from sedem_serve.server.settings import Settings
+from sedem_serve.server.settings import ServerSettings
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 Run = Callable[..., str]
@@ -103,7 +103,7 @@ def test_retrievers(run: Run, tmp_path: Path, framework: str) -> None:
 def test_ask_the_server(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = SeDeM.from_pretrained("sedem-nano")
     model.read([Document("lease.txt", LEASE)]).save(tmp_path / "lease.bank")
-    settings = Settings(folder=tmp_path / "server", banks={"lease": tmp_path / "lease.bank"})
+    settings = ServerSettings(folder=tmp_path / "server", banks={"lease": tmp_path / "lease.bank"})
     with serving(settings, model) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.api)
         monkeypatch.setenv("OPENAI_API_KEY", SECRET)

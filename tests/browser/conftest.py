@@ -21,7 +21,7 @@ from serving import SECRET
 
 from sedem import Document, SeDeM
 from sedem.demo import DOCUMENTS
-from sedem_serve.server.settings import Settings
+from sedem_serve.server.settings import ServerSettings
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
 CHARACTERS = 6000
@@ -41,7 +41,7 @@ def serve(model: SeDeM, folder: Path) -> Iterator[Served]:
     texts = {name: (DOCUMENTS / name).read_text("utf-8")[:CHARACTERS] for name in DEMO}
     bank = model.read([Document(*one) for one in texts.items()])
     bank.save(folder / "demo.bank")
-    settings = Settings(
+    settings = ServerSettings(
         folder=folder / "server",
         banks={"demo": folder / "demo.bank"},
         max_file_bytes=200_000,

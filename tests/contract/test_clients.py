@@ -15,7 +15,7 @@ from serving import KEYS, SECRET, bearer
 
 from sedem import Document, SeDeM
 from sedem_serve.server.app import create_app
-from sedem_serve.server.settings import Settings
+from sedem_serve.server.settings import ServerSettings
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 RECORDED = json.loads((FIXTURES / "client-requests.json").read_text())
@@ -36,7 +36,9 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     bank = model.read([Document("lease.txt", LEASE), Document("recipe.txt", RECIPE)])
     bank.save(folder / "lease.bank")
     banks = {"lease": folder / "lease.bank"}
-    settings = Settings(folder=folder / "own", banks=banks, max_tokens=8)  # answers are cut short
+    settings = ServerSettings(
+        folder=folder / "own", banks=banks, max_tokens=8
+    )  # answers are cut short
     app = create_app(settings, model, keys=KEYS)
     with TestClient(app, headers=bearer(SECRET)) as one:
         yield one

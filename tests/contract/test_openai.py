@@ -19,7 +19,7 @@ from serving import SECRET
 
 from sedem import Document, SeDeM
 from sedem.answering.running import RunningAnswers
-from sedem_serve.server.settings import Settings
+from sedem_serve.server.settings import ServerSettings
 
 MODEL = "sedem-nano@lease"
 QUESTION = {"role": "user", "content": RENT}
@@ -38,7 +38,7 @@ def served(model: SeDeM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     folder = tmp_path_factory.mktemp("server")
     bank = model.read([Document("lease.txt", LEASE), Document("recipe.txt", RECIPE)])
     bank.save(folder / "lease.bank")
-    settings = Settings(folder=folder / "own", banks={"lease": folder / "lease.bank"}, rows=2,
+    settings = ServerSettings(folder=folder / "own", banks={"lease": folder / "lease.bank"}, rows=2,
                         waiting=2, log_text=False)  # fmt: skip
     with serving(settings, model) as server:
         yield server

@@ -44,7 +44,7 @@ from sedem.engine.interface import AnswerInputs
 from sedem.errors import ConfigError
 from sedem.guidance.independent import keys_values
 from sedem.method.encoder import encode
-from sedem.method.injection import Blocks, GrowingCache, prefill
+from sedem.method.injection import GrowingCache, RestoredBlocks, prefill
 from sedem.selecting.select import encode_questions
 from sedem_lab.bench import measure as measuring
 from sedem_lab.bench.measure import run_bench
@@ -388,7 +388,7 @@ def test_blocks_of_text_are_independent_blocks_from_the_first_layer(
         filled = prefill(
             backbone, 0, prefix[None], torch.ones_like(prefix[None], dtype=torch.bool), None,
             torch.ones_like(number_1U, dtype=torch.bool),
-            blocks=Blocks(number_1U, "independent"), cache=cache,
+            blocks=RestoredBlocks(number_1U, "independent"), cache=cache,
         )  # fmt: skip
         expected = backbone.logits(filled.prefix[:, -1])
     start = AnswerInputs(memory, blocks, torch.zeros(2), prefix)

@@ -17,7 +17,7 @@ from starlette.requests import Request
 
 from sedem import SeDeM
 from sedem_serve.server import body_limit, connections
-from sedem_serve.server.settings import Settings
+from sedem_serve.server.settings import ServerSettings
 
 HEAD = b"GET /v1/models HTTP/1.1\r\nHost: a\r\n"
 SECONDS = 60.0
@@ -25,7 +25,7 @@ SECONDS = 60.0
 
 @pytest.fixture
 def served(tmp_path: Path, model: SeDeM) -> Iterator[Served]:
-    with serving(Settings(folder=tmp_path / "server"), model) as running:
+    with serving(ServerSettings(folder=tmp_path / "server"), model) as running:
         yield running
 
 
@@ -123,7 +123,7 @@ def test_half_sent_requests_make_room_for_others(
     tmp_path: Path, model: SeDeM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sedem_serve.server.run._allow_open_files", lambda: 64)
-    with serving(Settings(folder=tmp_path), model) as served, half_sent(served.url, 64):
+    with serving(ServerSettings(folder=tmp_path), model) as served, half_sent(served.url, 64):
         assert len(served.server.server_state.connections) <= 17
         for _ in range(20):
             assert httpx.get(f"{served.url}/health").is_success

@@ -21,7 +21,7 @@ from sedem.backbone.loading import open_backbone
 from sedem.engine.static import open_engine
 from sedem.errors import ConfigError
 from sedem.guidance.independent import KeysValues, keys_values
-from sedem.method.injection import Blocks, GrowingCache, prefill, step
+from sedem.method.injection import GrowingCache, RestoredBlocks, prefill, step
 from sedem_lab.training.stage1 import Stage1, Stage1Losses
 
 WINDOW = 6
@@ -175,13 +175,13 @@ def test_independent_blocks_are_those_of_one_mask(opened: Backbone) -> None:
         everything,
         states.flatten(1, 2),
         real,
-        blocks=Blocks(number, "independent", bias),
+        blocks=RestoredBlocks(number, "independent", bias),
     )
     cache = GrowingCache()
     for layer, pair in enumerate(keys_values(opened, 2, states.flatten(0, 1)), start=2):
         key, value = (t.unflatten(0, (2, 3)).transpose(1, 2).flatten(2, 3) for t in pair)
         cache.upper.update(key, value, layer)
-    blocks = Blocks(number, "independent", bias)
+    blocks = RestoredBlocks(number, "independent", bias)
     alone = prefill(opened, 2, ids, everything, None, real, blocks=blocks, cache=cache)
     close(alone.prefix, at_once.prefix)
 
@@ -200,7 +200,7 @@ def test_a_bias_of_log_2_counts_a_state_twice(opened: Backbone) -> None:
         number = torch.arange(count).repeat_interleave(3)[None]
         cache.upper.stored.update(enumerate(kept, start=2))
         everything = torch.ones_like(ids, dtype=torch.bool)
-        blocks = Blocks(number, "independent", torch.full(real.shape, bias))
+        blocks = RestoredBlocks(number, "independent", torch.full(real.shape, bias))
         return prefill(opened, 2, ids, everything, None, real, blocks=blocks, cache=cache).prefix
 
     close(states(memory, 1, math.log(2)), states(twice, 2, 0.0))

@@ -28,7 +28,7 @@ from sedem.answering.decoding import Decoding
 from sedem.types import Answer
 from sedem_serve.ray.serving import Machines, serving
 from sedem_serve.server.run import listen
-from sedem_serve.server.settings import Settings
+from sedem_serve.server.settings import ServerSettings
 
 MODEL = "sedem-nano"
 BANK = "register"
@@ -93,7 +93,7 @@ def served(folder: Path, machines: Machines) -> Iterator[Server]:
     synthetic_bank(model, 12).save(place)
     with listen("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
-    settings = Settings(model=MODEL, folder=folder / "server", banks={BANK: place}, port=port)
+    settings = ServerSettings(model=MODEL, folder=folder / "server", banks={BANK: place}, port=port)
     with ExitStack() as stack:
         stack.enter_context(serving(settings, machines, KEYS))
         client = httpx.Client(

@@ -85,7 +85,7 @@ ROOM_SECONDS = 0.05
 """How long to wait before asking again whether there is room."""
 
 
-class Question:
+class OpenQuestion:
     """A request that waits or is being answered.
 
     Args:
@@ -225,7 +225,7 @@ class Running:
     """
 
     def __init__(
-        self, model: SedemModules, question: Question, prepared: Prepared, stages: Clock
+        self, model: SedemModules, question: OpenQuestion, prepared: Prepared, stages: Clock
     ) -> None:
         self.question, self.prepared, self.stages = question, prepared, stages
         chat = model.config.chat_template or prepared.plan.prompt is not None
@@ -264,7 +264,7 @@ class Watch:
 
     def __init__(
         self,
-        question: Question,
+        question: OpenQuestion,
         factor: float = 1.0,
         stopped: Callable[[], bool] = lambda: False,
         others: Callable[[], bool] = lambda: False,
@@ -342,7 +342,7 @@ class RunningAnswers:
         """Number of free rows."""
         return self.count - len(self.live)
 
-    def join(self, questions: Sequence[Question]) -> list[Question]:
+    def join(self, questions: Sequence[OpenQuestion]) -> list[OpenQuestion]:
         """Select blocks for some questions, prefill them, and send the beginning of each answer.
 
         They do so together. If that fails, each is tried alone, so that an error reaches only its
@@ -533,9 +533,9 @@ def answer_events(
                 raise event
             yield number, event
 
-    questions = [Question(one, decoding, partial(receive, n)) for n, one in enumerate(requests)]
+    questions = [OpenQuestion(one, decoding, partial(receive, n)) for n, one in enumerate(requests)]
     short = [one for one in questions if not is_long(model, one.request)]
-    groups: list[tuple[list[Question], Watch | None]] = [(short, None)] if short else []
+    groups: list[tuple[list[OpenQuestion], Watch | None]] = [(short, None)] if short else []
     groups += [([one], Watch(one)) for one in questions if one not in short]
     for group, watch in groups:
         waiting, count = deque(group), min(len(group), engine.batch_size)

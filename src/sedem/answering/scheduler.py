@@ -36,7 +36,7 @@ from sedem.answering.running import (
     ROOM_SECONDS,
     Estimate,
     Event,
-    Question,
+    OpenQuestion,
     Reply,
     RunningAnswers,
     Selected,
@@ -140,7 +140,7 @@ class Scheduler:
             UnavailableError: the scheduler is closed.
         """
         events = SimpleQueue[Event]()
-        question = self._put(Question(request, decoding, events.put))
+        question = self._put(OpenQuestion(request, decoding, events.put))
         return ThreadReply(partial(self._cancel, question), iter(events.get, None))
 
     def stream(self, request: Request, decoding: Decoding = GREEDY) -> AsyncReply:
@@ -152,7 +152,7 @@ class Scheduler:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
-        question = self._put(Question(request, decoding, send))
+        question = self._put(OpenQuestion(request, decoding, send))
         return AsyncReply(partial(self._cancel, question), events)
 
     async def answer(self, request: Request, decoding: Decoding = GREEDY) -> Answer:
@@ -202,7 +202,7 @@ class Scheduler:
         for lane in self._lanes:
             lane.thread.join()
 
-    def _put(self, question: Question) -> Question:
+    def _put(self, question: OpenQuestion) -> OpenQuestion:
         lane = self._long if is_long(self.model, question.request) else self.short
         with self.changed:
             if self.closed:
@@ -212,7 +212,7 @@ class Scheduler:
             self.changed.notify_all()
         return question
 
-    def _cancel(self, question: Question) -> None:
+    def _cancel(self, question: OpenQuestion) -> None:
         with self.changed:
             for lane in self._lanes:
                 if question in lane.waiting:
@@ -235,7 +235,7 @@ class Lane:
 
     def __init__(self, scheduler: Scheduler, rows: int, *, long: bool) -> None:
         self.scheduler, self.rows, self.long = scheduler, rows, long
-        self.waiting: deque[Question] = deque()
+        self.waiting: deque[OpenQuestion] = deque()
         self.pace = Pace()
         self._answers: RunningAnswers | None = None
         # Answers that run once those have joined that are about to.
@@ -250,9 +250,9 @@ class Lane:
         answers = self._answers
         return max(self._joining, 0 if answers is None else len(answers.live))
 
-    def next(self, count: int) -> list[Question]:
+    def next(self, count: int) -> list[OpenQuestion]:
         """Take at most `count` questions out of the queue, in their order."""
-        taken: list[Question] = []
+        taken: list[OpenQuestion] = []
         with self.scheduler.changed:
             # Checked each time: the garbage collector may drop a reply here, which cancels it.
             while self.waiting and len(taken) < count:
@@ -307,7 +307,7 @@ class Lane:
             elif not questions:
                 return
 
-    def _join(self, answers: RunningAnswers, questions: Sequence[Question]) -> None:
+    def _join(self, answers: RunningAnswers, questions: Sequence[OpenQuestion]) -> None:
         """Prefill some questions; those that have no room now wait at the front of the queue."""
         if self.long:
             watch = answers.watch = Watch(
@@ -403,7 +403,7 @@ def rehearse(
     text = " ".join([WORD] * (USUAL + STRIDE))
     ends = [end for _, end in model.encoder.tokenize([text], offsets=True)["offset_mapping"][0]]
     for count in range(1, USUAL + STRIDE, STRIDE):
-        question = Question(
+        question = OpenQuestion(
             Request(bank, text[: ends[count - 1]], k), Decoding(limit), lambda _: None
         )
         with torch.no_grad(), engine.open_rows(1) as rows:

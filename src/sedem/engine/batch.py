@@ -43,7 +43,7 @@ from sedem.engine.interface import WIDE, AnswerInputs
 from sedem.engine.kept import Kept, ReadPrefix
 from sedem.errors import ConfigError, NoRoomError
 from sedem.method.compressor import state_mask
-from sedem.method.injection import Blocks, prefill, step
+from sedem.method.injection import RestoredBlocks, prefill, step
 
 DeviceLock = Callable[[], AbstractContextManager[None]]
 """Reserves the device for one piece of work in buffers that only this thread uses."""
@@ -64,7 +64,7 @@ MOST_BLOCKS = 2**31
 
 
 @dataclass(frozen=True)
-class Bucket:
+class BatchSize:
     """The size of a batch.
 
     Attributes:
@@ -81,7 +81,7 @@ class Bucket:
         """Number of columns above injection, of all rows."""
         return self.rows * (self.slots * states_per_slot + self.prefix + self.steps)
 
-    def holds(self, other: Bucket) -> bool:
+    def holds(self, other: BatchSize) -> bool:
         """Whether the rows of a batch of another size fit."""
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)
         return all(own >= theirs for own, theirs in pairs)
@@ -223,7 +223,7 @@ class StaticBatch:
     def __init__(
         self,
         decoder: FusedDecoder,
-        bucket: Bucket,
+        bucket: BatchSize,
         kept: Kept | None = None,
         *,
         graph: bool = False,
@@ -323,7 +323,7 @@ class StaticBatch:
                         guide = decoder.guide if self.bucket.slots else None
                         bias_BU = None if guide is None else guide(self.scores)
                         room = config.states_per_block if config.read_once else None
-                        blocks = Blocks(self.number, config.block_context, bias_BU, room)
+                        blocks = RestoredBlocks(self.number, config.block_context, bias_BU, room)
                     filled = prefill(
                         decoder,
                         config.inject_layer,
@@ -444,7 +444,7 @@ class Batches:
         self.idle: list[StaticBatch] = []
         self.active: list[StaticBatch] = []
         # The sizes of batches that are being made: their memory is spoken for.
-        self._made: list[Bucket] = []
+        self._made: list[BatchSize] = []
         self._guard = Lock()
         self._graphs = graphs
         self._idle_share = device_bytes(decoder.device) // IDLE_SHARE
@@ -454,7 +454,7 @@ class Batches:
         """Whether blocks are independent."""
         return self.decoder.config.block_context == "independent"
 
-    def take(self, bucket: Bucket, *, grown: bool = False) -> StaticBatch:
+    def take(self, bucket: BatchSize, *, grown: bool = False) -> StaticBatch:
         """Return an idle batch of this size, or a new one if there is none.
 
         Args:
@@ -489,7 +489,7 @@ class Batches:
                     self.active.append(batch)
         return batch
 
-    def _make_room(self, bucket: Bucket, limit: int, *, grown: bool) -> None:
+    def _make_room(self, bucket: BatchSize, limit: int, *, grown: bool) -> None:
         """Free idle batches, then what is kept, until a new batch has room."""
         needed = needed_bytes(self.decoder, bucket)
         most = limit - (limit // SHORT_SHARE if self.exceeds(bucket.slots) else 0)
@@ -529,7 +529,7 @@ class Batches:
         slots = -(-self.decoder.config.states_per_block // per_slot)
 
         def needed(blocks: int) -> int:
-            bucket = Bucket(1, USUAL_PREFIX, round_up(blocks * slots, 16), 0)
+            bucket = BatchSize(1, USUAL_PREFIX, round_up(blocks * slots, 16), 0)
             return needed_bytes(self.decoder, bucket)
 
         most = self.limit - self.limit // SHORT_SHARE
@@ -562,7 +562,7 @@ class Batches:
         return -(-states // self.decoder.states_per_slot)
 
 
-def cache_bytes(decoder: FusedDecoder, bucket: Bucket) -> int:
+def cache_bytes(decoder: FusedDecoder, bucket: BatchSize) -> int:
     """Bytes of the keys and values of a batch."""
     columns, states = bucket.prefix + bucket.steps, bucket.slots * decoder.states_per_slot
     each = len(decoder.layers) * columns + len(decoder.upper) * states
@@ -571,7 +571,7 @@ def cache_bytes(decoder: FusedDecoder, bucket: Bucket) -> int:
     return bucket.rows * each * width
 
 
-def needed_bytes(decoder: FusedDecoder, bucket: Bucket) -> int:
+def needed_bytes(decoder: FusedDecoder, bucket: BatchSize) -> int:
     """Bytes that a batch takes while it runs: its caches, and what one layer makes of them."""
     first = decoder.layers[0]
     copied = 2 * first.key_heads * first.head_width * decoder.dtype.itemsize

@@ -26,7 +26,7 @@ from sedem.engine.interface import AnswerInputs, Rows
 from sedem.guidance.independent import keys_values, read_prefix, real_first, run_branches
 from sedem.method.compressor import state_mask
 from sedem.method.encoder import encode
-from sedem.method.injection import Blocks, GrowingCache, Prefilled, prefill, step
+from sedem.method.injection import GrowingCache, Prefilled, RestoredBlocks, prefill, step
 from sedem.modules import SedemModules
 
 COPIES = 3
@@ -219,7 +219,7 @@ def condition(
         valid_BP,
         restored_BUD,
         real_BU,
-        blocks=Blocks(number_U.expand(batch, -1), config.block_context, bias_BU, room),
+        blocks=RestoredBlocks(number_U.expand(batch, -1), config.block_context, bias_BU, room),
         cache=cache,
         padded=padded,
     )

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sedem.backbone.decoder import FAMILIES, Backbone
 from sedem.bank.memory_bank import BankReader
-from sedem.engine.batch import Batches, Bucket, DeviceLock, StaticBatch, buffers_of
+from sedem.engine.batch import Batches, BatchSize, DeviceLock, StaticBatch, buffers_of
 from sedem.engine.device import (
     FairLock,
     Pool,
@@ -115,7 +115,7 @@ class StaticRows:
         self.batches, self.count, self.lock = batches, count, lock
         self.batch: StaticBatch | None = None
         self.places: dict[int, int] = {}
-        self.needs: dict[int, Bucket] = {}
+        self.needs: dict[int, BatchSize] = {}
         self.wide: dict[int, StaticBatch] = {}
         self._max_steps: dict[int, int] = {}
         # The row at each place and the place of each row, on the device; 0 where there is none.
@@ -143,7 +143,7 @@ class StaticRows:
         if not beside and not wide:
             self._give_back()
         steps = 0 if beside else max(limits)
-        bucket = Bucket(
+        bucket = BatchSize(
             rows=round_up(len(inputs), 1),
             prefix=round_up(max(len(row.prefix) for row in inputs), 8),
             slots=round_up(max(slots), 16),
@@ -266,7 +266,7 @@ class StaticRows:
     def _grow(self) -> None:
         """Give each row the size that its next step needs; steps double once they are used up."""
         assert self.batch is not None
-        needs = dict[int, Bucket]()
+        needs = dict[int, BatchSize]()
         for row, place in self.places.items():
             need, most = self.needs[row], self._max_steps[row]
             if self.batch.text[place] >= need.prefix + need.steps:
@@ -276,13 +276,13 @@ class StaticRows:
             needs[row] = need
         self._fit(needs, grown=True)
 
-    def _fit(self, needs: dict[int, Bucket], *, grown: bool = False) -> None:
+    def _fit(self, needs: dict[int, BatchSize], *, grown: bool = False) -> None:
         """Move to another batch if these rows do not fit, or if half the size is enough.
 
         If that fails, the rows stay where they are.
         """
         self.needs.update((row, needs[row]) for row in self.places)
-        needed = Bucket(
+        needed = BatchSize(
             rows=round_up(len(needs), 1),
             prefix=max(need.prefix for need in needs.values()),
             slots=max(need.slots for need in needs.values()),

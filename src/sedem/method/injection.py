@@ -146,7 +146,7 @@ class Prefilled:
 
 
 @dataclass(frozen=True)
-class Blocks:
+class RestoredBlocks:
     """How the restored states of each row are divided into blocks.
 
     Attributes:
@@ -165,7 +165,7 @@ class Blocks:
 
 
 def positions(
-    valid_BP: Tensor, restored_valid_BU: Tensor, blocks: Blocks | None = None
+    valid_BP: Tensor, restored_valid_BU: Tensor, blocks: RestoredBlocks | None = None
 ) -> tuple[Tensor, Tensor]:
     """Positions of prefix and restored states in the shared stream; padding takes none.
 
@@ -213,7 +213,7 @@ def prefill(
     restored_BUD: Tensor | None,
     restored_valid_BU: Tensor,
     *,
-    blocks: Blocks | None = None,
+    blocks: RestoredBlocks | None = None,
     cache: Cache | None = None,
     padded: bool | None = None,
     below_BPD: Tensor | None = None,
@@ -241,7 +241,7 @@ def prefill(
     Returns:
         States after the last layer; with `last`, `[B, 1, D]` of the prefix and no others.
     """
-    blocks = blocks or Blocks(torch.zeros_like(restored_valid_BU, dtype=torch.long))
+    blocks = blocks or RestoredBlocks(torch.zeros_like(restored_valid_BU, dtype=torch.long))
     prefix_BP, memory_BU = positions(valid_BP, restored_valid_BU, blocks)
     if padded is None:
         padded = not (bool(valid_BP.all()) and bool(restored_valid_BU.all()))

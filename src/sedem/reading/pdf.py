@@ -36,7 +36,7 @@ class Piece(NamedTuple):
     width: float
 
 
-class Entry(NamedTuple):
+class FormEntry(NamedTuple):
     """What somebody has written into a field or as a comment, and where its box is."""
 
     text: str
@@ -164,7 +164,7 @@ def _joined(pieces: Sequence[Piece]) -> str:
 # Forms and comments
 
 
-def _entries(page: Any) -> Iterator[Entry]:
+def _entries(page: Any) -> Iterator[FormEntry]:
     """What is written into the fields of a page, and the comments on it."""
     for reference in page.get("/Annots") or ():
         one = reference.get_object()
@@ -177,7 +177,7 @@ def _entries(page: Any) -> Iterator[Entry]:
             (left, low), (right, high) = (
                 _turned(*at, page.rotation) for at in ((x0, y0), (x1, y1))
             )
-            yield Entry(text, min(left, right), min(low, high), max(low, high))
+            yield FormEntry(text, min(left, right), min(low, high), max(low, high))
 
 
 def _value(field: Any) -> object:
@@ -202,10 +202,10 @@ def _inherited(field: Any, name: str) -> Any:
     return None
 
 
-def _with_entries(pieces: Sequence[Piece], entries: Sequence[Entry]) -> list[Piece]:
+def _with_entries(pieces: Sequence[Piece], entries: Sequence[FormEntry]) -> list[Piece]:
     """The pieces of a page with each entry behind the piece that it stands beside, or below."""
-    after: dict[int, list[Entry]] = {}
-    before: dict[int, list[Entry]] = {}
+    after: dict[int, list[FormEntry]] = {}
+    before: dict[int, list[FormEntry]] = {}
     for entry in sorted(entries, key=lambda one: one.left):
         beside = [
             (abs(piece.x - entry.left), number)

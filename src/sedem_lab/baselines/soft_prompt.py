@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sedem.backbone.decoder import Backbone, KeyAxis
 from sedem.engine.interface import Step
-from sedem.method.injection import Blocks, GrowingCache, Prefilled, prefill, step
+from sedem.method.injection import GrowingCache, Prefilled, RestoredBlocks, prefill, step
 from sedem.method.losses import next_token_loss
 
 
@@ -97,7 +97,7 @@ def run_soft_prompts(
     valid_BU = torch.arange(soft_BUD.shape[1], device=soft_BUD.device) < counts_B1
     blocks = None
     if apart is not None:
-        blocks = Blocks(pad_sequence(list(apart), batch_first=True), "independent")
+        blocks = RestoredBlocks(pad_sequence(list(apart), batch_first=True), "independent")
     return prefill(backbone, 0, ids_BP, valid_BP, soft_BUD, valid_BU, blocks=blocks, cache=cache)
 
 

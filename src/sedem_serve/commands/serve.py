@@ -15,7 +15,7 @@ from sedem.cli import output
 from sedem.cli.options import EngineOption, WeightsOption, option_of, parse_options
 from sedem.config import DEFAULT_MODEL
 from sedem.errors import ConfigError
-from sedem_serve.server.settings import LIMITS, Settings
+from sedem_serve.server.settings import LIMITS, ServerSettings
 
 if TYPE_CHECKING:
     from sedem.bank.parts import Place
@@ -25,7 +25,7 @@ PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
 FOLDER = Path("~/.sedem")
 
 
-_setting = partial(option_of, Settings)
+_setting = partial(option_of, ServerSettings)
 
 
 def serve(
@@ -139,10 +139,10 @@ def serve(
     given = {
         name: value
         for name, value in context.params.items()
-        if name in Settings.model_fields and value is not None
+        if name in ServerSettings.model_fields and value is not None
     }
     given |= {"banks": _banks(bank or ()), "folder": folder.expanduser(), "key_file": keys}
-    settings = Settings(**given | limits)
+    settings = ServerSettings(**given | limits)
     if settings.banks:
         from sedem.bank.parts import store_at
 

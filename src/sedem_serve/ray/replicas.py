@@ -45,7 +45,7 @@ from sedem_serve.server import logs
 from sedem_serve.server.app import create_app
 from sedem_serve.server.keys import KeyRing
 from sedem_serve.server.service import open_model
-from sedem_serve.server.settings import Settings
+from sedem_serve.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from sedem.model import SeDeM
@@ -153,7 +153,7 @@ def told(error: BaseException) -> SedemError:
 class SelectorReplica:
     """The keys of one part of each bank; `part` counts from 0."""
 
-    def __init__(self, settings: Settings, part: int, parts: int) -> None:
+    def __init__(self, settings: ServerSettings, part: int, parts: int) -> None:
         # Nothing else of the model is kept.
         self._selector = open_model(settings).selector
         self._part, self._parts = part, parts
@@ -210,7 +210,7 @@ class EngineReplica:
         parts: handles of the selectors' deployments, in order.
     """
 
-    def __init__(self, settings: Settings, *parts: Any) -> None:
+    def __init__(self, settings: ServerSettings, *parts: Any) -> None:
         self.model: SeDeM = open_model(settings)
         self._parts = parts
         self._versions = OpenVersions[Snapshot](lambda snapshot: snapshot)
@@ -457,7 +457,9 @@ class Ingress:
         handles: handles of the engines' deployment, then of the selectors' deployments.
     """
 
-    def __init__(self, settings: Settings, keys: KeyRing, engines: int, *handles: Any) -> None:
+    def __init__(
+        self, settings: ServerSettings, keys: KeyRing, engines: int, *handles: Any
+    ) -> None:
         self._settings, self._keys = settings, keys
         self._engines, self._handles = engines, handles
 
@@ -478,7 +480,7 @@ class Ingress:
         """Use other keys from now on."""
         self._app.state.keys = keys
 
-    def _answerer(self, settings: Settings, model: SeDeM) -> Distributed:
+    def _answerer(self, settings: ServerSettings, model: SeDeM) -> Distributed:
         rows = (settings.rows or model.engine.batch_size) * self._engines
         engines, *parts = self._handles
         return Distributed(engines, parts, rows=rows, waiting=settings.waiting * self._engines)

@@ -21,7 +21,7 @@ from sedem_serve.ray.cluster import check_installed, connected, import_ray
 from sedem_serve.server import logs
 from sedem_serve.server.keys import KeyRing, keys_of, reload_keys
 from sedem_serve.server.run import Announce, address_of, listen
-from sedem_serve.server.settings import Settings
+from sedem_serve.server.settings import ServerSettings
 
 APPLICATION = "sedem"
 ONGOING = 10_000
@@ -58,7 +58,7 @@ class Machines:
                 raise ConfigError(f"{name} is {number}; it must be at least 1")
 
 
-def run(settings: Settings, machines: Machines, address: str, announce: Announce) -> None:
+def run(settings: ServerSettings, machines: Machines, address: str, announce: Announce) -> None:
     """Serve until SIGTERM or Ctrl-C, which let running answers finish; SIGHUP reloads the keys.
 
     Args:
@@ -102,7 +102,7 @@ def run(settings: Settings, machines: Machines, address: str, announce: Announce
 
 
 @contextmanager
-def serving(settings: Settings, machines: Machines, keys: KeyRing) -> Iterator[Any]:
+def serving(settings: ServerSettings, machines: Machines, keys: KeyRing) -> Iterator[Any]:
     """Run the application on the cluster that this process is connected to, until the block ends.
 
     Yields:
@@ -167,7 +167,7 @@ def _gpus(machines: Machines) -> tuple[float, float]:
 
 
 def _application(
-    settings: Settings, machines: Machines, keys: KeyRing, gpus: tuple[float, float]
+    settings: ServerSettings, machines: Machines, keys: KeyRing, gpus: tuple[float, float]
 ) -> Any:
     """Return the deployments, each bound to those that it calls.
 

@@ -22,7 +22,7 @@ from sedem_serve.server.keys import KeyRing, keys_of
 from sedem_serve.server.metrics import Metrics
 from sedem_serve.server.observe import Observe, OpenTelemetry, Tracer
 from sedem_serve.server.service import Lifecycle, OneMachine, OpenAnswerer, lifecycle_of, lifespan
-from sedem_serve.server.settings import Settings
+from sedem_serve.server.settings import ServerSettings
 from sedem_serve.server.tools import add_tools
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ router = APIRouter(tags=["server"])
 
 
 def create_app(
-    settings: Settings,
+    settings: ServerSettings,
     model: SeDeM | None = None,
     *,
     keys: KeyRing | None = None,

@@ -27,7 +27,7 @@ from sedem_serve.server.keys import Key
 from sedem_serve.server.logs import log
 from sedem_serve.server.messages import Conversation, read_conversation, unused_turn
 from sedem_serve.server.service import Service
-from sedem_serve.server.settings import Settings
+from sedem_serve.server.settings import ServerSettings
 from sedem_serve.server.shapes import AskBody
 
 SEPARATOR = "@"
@@ -272,7 +272,7 @@ def bank_of(service: Service, name: str) -> Snapshot:
     return snapshot
 
 
-def decoding_of(body: AskBody, settings: Settings, positions: int) -> Decoding:
+def decoding_of(body: AskBody, settings: ServerSettings, positions: int) -> Decoding:
     """Return the decoding settings of a request, within the limits of the server.
 
     Args:
@@ -296,7 +296,7 @@ def decoding_of(body: AskBody, settings: Settings, positions: int) -> Decoding:
     )
 
 
-def check_lengths(conversation: Conversation, settings: Settings) -> None:
+def check_lengths(conversation: Conversation, settings: ServerSettings) -> None:
     """Reject more text than the server accepts with a question, with 400 or 413."""
     length, most = len(conversation.question), settings.max_question_characters
     if length > most:
@@ -321,7 +321,7 @@ def check_lengths(conversation: Conversation, settings: Settings) -> None:
         )
 
 
-def check_selection(request: Request, settings: Settings, most_blocks: int | None) -> None:
+def check_selection(request: Request, settings: ServerSettings, most_blocks: int | None) -> None:
     """Reject more blocks or documents than the server allows for one answer, with 400.
 
     Args:

@@ -50,7 +50,7 @@ from sedem_serve.server.served import (
     check_count,
     files_of,
 )
-from sedem_serve.server.settings import BANK_NAME_RULE, Settings, is_bank_name
+from sedem_serve.server.settings import BANK_NAME_RULE, ServerSettings, is_bank_name
 from sedem_serve.tools.banks import reader_of
 
 REFRESH_SECONDS = 2.0
@@ -79,7 +79,7 @@ class Library(Follower):
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ServerSettings,
         model: SeDeM,
         metrics: Metrics,
         prepare: Prepare = lambda snapshot: None,

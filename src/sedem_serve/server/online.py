@@ -25,7 +25,7 @@ from sedem.errors import CancelledError, QueueFullError
 from sedem.model import SeDeM
 from sedem.types import Document
 from sedem_serve.server.logs import log
-from sedem_serve.server.settings import Settings
+from sedem_serve.server.settings import ServerSettings
 
 LONG_CHARACTERS = 20_000
 """A longer text is read by a thread that steps back behind answers and short texts."""
@@ -58,7 +58,7 @@ class OnlineBanks:
     The methods must be called in one event loop.
     """
 
-    def __init__(self, model: SeDeM, settings: Settings) -> None:
+    def __init__(self, model: SeDeM, settings: ServerSettings) -> None:
         self.model, self.settings = model, settings
         memory = settings.memory or half_of_memory()
         self._room = None if memory is None else memory // (REQUESTS * KEPT_SHARE)

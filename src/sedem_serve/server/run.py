@@ -26,7 +26,7 @@ from sedem_serve.server.app import create_app
 from sedem_serve.server.connections import Connection
 from sedem_serve.server.keys import keys_of, reload_keys
 from sedem_serve.server.service import Lifecycle
-from sedem_serve.server.settings import Settings
+from sedem_serve.server.settings import ServerSettings
 
 CLOSING_SECONDS = 5
 """How long responses that have been told to end may take before they are cut off."""
@@ -44,7 +44,7 @@ Announce = Callable[[str, str | None], None]
 """Called with the address of the page, and the secret if one was generated for this run."""
 
 
-def run(settings: Settings, announce: Announce) -> None:
+def run(settings: ServerSettings, announce: Announce) -> None:
     """Serve until SIGTERM or Ctrl-C.
 
     The first signal lets running answers finish and refuses new ones; a second one stops at once.
@@ -75,7 +75,9 @@ def run(settings: Settings, announce: Announce) -> None:
 class Server(uvicorn.Server):
     """uvicorn's server, with a shutdown in two steps: first the answers, then the connections."""
 
-    def __init__(self, app: FastAPI, settings: Settings, announce: Callable[[str], None]) -> None:
+    def __init__(
+        self, app: FastAPI, settings: ServerSettings, announce: Callable[[str], None]
+    ) -> None:
         # Banks need descriptors too, and as many as are accepted at once may be closing.
         connections = _allow_open_files() // 4
         super().__init__(

@@ -25,7 +25,7 @@ from sedem_serve.server.library import Library
 from sedem_serve.server.logs import log
 from sedem_serve.server.metrics import Metrics
 from sedem_serve.server.online import OnlineBanks
-from sedem_serve.server.settings import Settings
+from sedem_serve.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from sedem.model import SeDeM
@@ -75,14 +75,14 @@ class Answerer(Protocol):
         """Accept no more questions and stop; this blocks."""
 
 
-OpenAnswerer = Callable[[Settings, "SeDeM"], Answerer]
+OpenAnswerer = Callable[[ServerSettings, "SeDeM"], Answerer]
 """Opens the answerer of a server, given its settings and its model."""
 
 
 class OneMachine(Scheduler):
     """Answers with the model of this process."""
 
-    def __init__(self, settings: Settings, model: SeDeM) -> None:
+    def __init__(self, settings: ServerSettings, model: SeDeM) -> None:
         super().__init__(
             model, model.engine, model.name, rows=settings.rows, waiting=settings.waiting
         )
@@ -100,7 +100,7 @@ class OneMachine(Scheduler):
 class Service:
     """Everything that answers require."""
 
-    settings: Settings
+    settings: ServerSettings
     model: SeDeM
     scheduler: Answerer
     library: Library
@@ -173,7 +173,7 @@ Served = Annotated[Service, Depends(service_of)]
 
 
 def open_service(
-    settings: Settings,
+    settings: ServerSettings,
     metrics: Metrics,
     model: SeDeM | None = None,
     open_answerer: OpenAnswerer = OneMachine,
@@ -263,7 +263,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         state.tracer.close()
 
 
-def open_model(settings: Settings) -> SeDeM:
+def open_model(settings: ServerSettings) -> SeDeM:
     """Open the model of a server; as in `SeDeM.from_pretrained`."""
     from sedem.engine.kept import KeptBudget, half_of_memory
     from sedem.model import SeDeM

@@ -17,7 +17,7 @@ BANK_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 """A valid bank name; it is also part of the name of its file."""
 
 
-class Settings(config.Settings):
+class ServerSettings(config.Settings):
     """What a server serves and its limits. The flags of `sedem serve` have the descriptions.
 
     Attributes:
@@ -100,7 +100,7 @@ class Settings(config.Settings):
         return origins
 
 
-_FIELDS = [*Settings.model_fields]
+_FIELDS = [*ServerSettings.model_fields]
 LIMITS = tuple(_FIELDS[_FIELDS.index("max_body_bytes") :])
 """Settings that --limit may change."""
 

@@ -19,7 +19,7 @@ from sedem.errors import SedemError, UnavailableError
 from sedem_serve.server.errors import ApiError, foreign_origin, to_api_error
 from sedem_serve.server.keys import Key
 from sedem_serve.server.service import Answerer, Lifecycle, Service
-from sedem_serve.server.settings import Settings
+from sedem_serve.server.settings import ServerSettings
 from sedem_serve.tools import Limits
 from sedem_serve.tools.toolbox import Toolbox
 
@@ -30,7 +30,7 @@ LOCAL = ("127.0.0.1", "localhost", "[::1]")
 """Hosts by which this machine calls a server that listens on one of them."""
 
 
-def add_tools(app: FastAPI, settings: Settings) -> None:
+def add_tools(app: FastAPI, settings: ServerSettings) -> None:
     """Add the route of the tools, if the extra `tools` is installed."""
     if find_spec("mcp") is None:
         return

@@ -21,7 +21,7 @@ from serving import SECRET
 
 from sedem import Document, SeDeM, SedemConfig
 from sedem.backbone.loading import open_backbone
-from sedem_serve.server.settings import Settings
+from sedem_serve.server.settings import ServerSettings
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +39,7 @@ def target(
     model = SeDeM(config, backbone, backbone, name="sedem-nano").eval()
     make_failing(model.engine, fuse)
     model.read([Document("lease.txt", LEASE)]).save(folder / BANK)
-    settings = Settings(
+    settings = ServerSettings(
         folder=folder / "server",
         banks={BANK: folder / BANK},
         rows=4,

@@ -16,7 +16,7 @@ from unit.server.test_served import stored_names
 
 from sedem import SeDeM
 from sedem.bank.file import BankFile
-from sedem_serve.server.settings import Settings
+from sedem_serve.server.settings import ServerSettings
 
 pytestmark = pytest.mark.slow
 traced = pytest.mark.skipif(not WORKS, reason="processes are traced on Linux on x86-64 alone")
@@ -28,7 +28,7 @@ KILLS = 6
 
 def session(folder: Path, model: SeDeM, promise: Callable[[str], object]) -> None:
     """A server's life: two uploads, their building, a deletion; each promise is told."""
-    with opened(Settings(folder=folder), model) as library:
+    with opened(ServerSettings(folder=folder), model) as library:
         upload(library, "one", {name: TEXTS[name] for name in ("lease.txt", "recipe.txt")})
         promise("lease.txt recipe.txt")
         library.turn()
@@ -45,7 +45,7 @@ def check(folder: Path, model: SeDeM, promised: str, where: str) -> None:
     """Reopen the folder: what was promised is read in the end, and nothing is half there."""
     needed = {name for name in promised.split() if not name.startswith("?")}
     allowed = {name.removeprefix("?") for name in promised.split()}
-    with opened(Settings(folder=folder), model) as library:
+    with opened(ServerSettings(folder=folder), model) as library:
         finish(library)
         library.turn()
         entry = next(iter(library.uploads()), None)
@@ -98,7 +98,7 @@ def test_a_full_disk_is_told_and_leaves_nothing_half_written(model: SeDeM, tmp_p
     for at in takes[:: max(1, len(takes) // KILLS)]:
         done, promised = run(model, folder, full(at, once=False, half=False))
         told[done.error.partition(":")[0]] += 1
-        with opened(Settings(folder=folder), model) as library:
+        with opened(ServerSettings(folder=folder), model) as library:
             finish(library)
             assert not [*(folder / "uploads").iterdir()]
             if promised:
@@ -114,7 +114,7 @@ def test_a_full_disk_is_told_and_leaves_nothing_half_written(model: SeDeM, tmp_p
 
 @traced
 def test_a_server_killed_while_it_compacts_loses_nothing(
-    settings: Settings, model: SeDeM, tmp_path: Path
+    settings: ServerSettings, model: SeDeM, tmp_path: Path
 ) -> None:
     with opened(settings, model) as library:
         upload(library, "flat", TEXTS | {"long.txt": 16 * LEASE})

@@ -18,7 +18,7 @@ from unit.server.conftest import read_all, send
 
 from sedem import SeDeM
 from sedem_serve.server.library import _BANK
-from sedem_serve.server.settings import Settings
+from sedem_serve.server.settings import ServerSettings
 
 pytestmark = pytest.mark.slow
 
@@ -108,7 +108,7 @@ def tree(folder: Path) -> dict[str, bytes | None]:
 
 
 @pytest.fixture
-def guarded(settings: Settings, model: SeDeM, tmp_path: Path) -> Iterator[httpx.Client]:
+def guarded(settings: ServerSettings, model: SeDeM, tmp_path: Path) -> Iterator[httpx.Client]:
     """A server with a bank, beside files that no request may touch."""
     for name in ("outside.txt", "etc/passwd", "secrets/server.sqlite"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

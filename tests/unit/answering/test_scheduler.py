@@ -20,10 +20,10 @@ from sedem import Answer, Decoding, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.answering import running
 from sedem.answering import scheduler as scheduler_module
 from sedem.answering.decoding import UNANSWERABLE
-from sedem.answering.running import Estimate, Question, RunningAnswers, Watch
+from sedem.answering.running import Estimate, OpenQuestion, RunningAnswers, Watch
 from sedem.answering.scheduler import MOST, USUAL, Pace
 from sedem.backbone.loading import open_backbone
-from sedem.engine.batch import Bucket, StaticBatch
+from sedem.engine.batch import BatchSize, StaticBatch
 from sedem.engine.static import QuestionBuffers, Static, StaticRows, open_engine
 from sedem.errors import (
     BankMismatchError,
@@ -209,7 +209,7 @@ def test_a_cancelled_or_dropped_question_frees_its_row(
 
 
 def test_a_question_that_is_cancelled_while_text_is_sent_stays_cancelled(bank: MemoryBank) -> None:
-    class Raced(Question):
+    class Raced(OpenQuestion):
         """Is cancelled by its reader between the look at `ended` and the change of it."""
 
         def __getattribute__(self, name: str) -> Any:
@@ -229,8 +229,8 @@ def test_a_question_that_is_cancelled_while_text_is_sent_stays_cancelled(bank: M
 def test_a_reply_that_is_dropped_while_questions_are_taken_costs_no_other(
     fast: SeDeM, bank: MemoryBank, turns: Event
 ) -> None:
-    class Dropping(deque[Question]):
-        def popleft(self) -> Question:
+    class Dropping(deque[OpenQuestion]):
+        def popleft(self) -> OpenQuestion:
             question = super().popleft()
             last.cancel()
             return question
@@ -491,7 +491,7 @@ def test_a_long_question_lets_others_go_first_for_a_while(monkeypatch: pytest.Mo
     )
     monkeypatch.setattr(running, "time", clock)
     busy = [True]
-    question = Question(Request(None, RENT), SHORT, lambda _: None)  # type: ignore[arg-type]
+    question = OpenQuestion(Request(None, RENT), SHORT, lambda _: None)  # type: ignore[arg-type]
     watch = Watch(question, others=lambda: busy[0])
     for piece, most in ((0.01, 0.09), (0.05, 0.45), (5.0, 1.0)):
         now[0] += piece
@@ -511,7 +511,7 @@ def test_what_takes_long_is_told_before_by_the_measured_pace(
 ) -> None:
     now, seen = [0.0], list[Any]()
     monkeypatch.setattr(running, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    question = Question(Request(None, RENT), SHORT, seen.append)  # type: ignore[arg-type]
+    question = OpenQuestion(Request(None, RENT), SHORT, seen.append)  # type: ignore[arg-type]
     watch = Watch(question)
     watch(0, 0)
     for done in range(1, 101):
@@ -522,7 +522,7 @@ def test_what_takes_long_is_told_before_by_the_measured_pace(
     assert watch.measured() == pytest.approx(2.0)
     # The rest of the work took as long as loading: the next estimate knows.
     seen.clear()
-    again = Watch(Question(Request(None, RENT), SHORT, seen.append), watch.measured())  # type: ignore[arg-type]
+    again = Watch(OpenQuestion(Request(None, RENT), SHORT, seen.append), watch.measured())  # type: ignore[arg-type]
     # A long wait before the first block does not count as pace.
     now[0] += 76.0
     again(1, 100)
@@ -565,7 +565,7 @@ def test_a_question_waits_until_there_is_memory(independent: SeDeM, monkeypatch:
     monkeypatch.setattr(batches, "_make_room", counted)
     batches.release()
     batches.limit = 2**24
-    taken = batches.take(Bucket(4, 256, 256, 64))
+    taken = batches.take(BatchSize(4, 256, 256, 64))
     batches.limit = batches._used() + 1000  # enough for the question, but not beside these
     with independent.scheduler() as scheduler:
         reply = scheduler.submit(Request(bank, RENT, "all"), SHORT)

@@ -17,7 +17,7 @@ from sedem import Document
 from sedem.backbone.prompts import context_prompt, question_ids
 from sedem.errors import ConfigError
 from sedem.guidance.independent import keys_values
-from sedem.method.injection import Blocks, GrowingCache, prefill
+from sedem.method.injection import GrowingCache, RestoredBlocks, prefill
 from sedem_lab.baselines.paragraphs import split
 from sedem_lab.baselines.rag import RAG
 from sedem_lab.data.question_sets import open_examples
@@ -133,7 +133,7 @@ def test_independent_paragraphs_are_read_from_what_each_computes_alone(
     number = torch.cat([torch.full((len(row),), index) for index, row in enumerate(rows)])[None]
     ids = torch.tensor([prompt])
     valid, real = torch.ones_like(ids).bool(), torch.ones_like(number).bool()
-    apart = Blocks(number, "independent")
+    apart = RestoredBlocks(number, "independent")
     wanted = prefill(backbone, 0, ids, valid, None, real, blocks=apart, cache=cache)
     logits = backbone.logits(wanted.prefix[:, -1])
     torch.testing.assert_close(filled.logits, logits, atol=1e-5, rtol=1e-5)

@@ -22,7 +22,7 @@ from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.backbone.loading import open_backbone
 from sedem.engine import batch as engine_batch
 from sedem.engine import device, fused, static
-from sedem.engine.batch import Bucket, StaticBatch, needed_bytes
+from sedem.engine.batch import BatchSize, StaticBatch, needed_bytes
 from sedem.engine.device import Replay, pool_bytes, resident_bytes, round_up, watched
 from sedem.engine.eager import Eager
 from sedem.engine.interface import AnswerInputs
@@ -171,7 +171,7 @@ def test_buffers_stay_in_place_and_keep_nothing_of_the_last_question(
 def test_a_step_in_a_full_batch_is_refused_before_anything_runs(
     fast: SeDeM, bank: MemoryBank
 ) -> None:
-    batch = StaticBatch(engine_of(fast).decoder, Bucket(rows=1, prefix=48, slots=16, steps=2))
+    batch = StaticBatch(engine_of(fast).decoder, BatchSize(rows=1, prefix=48, slots=16, steps=2))
     batch.prefill(starts(fast, bank, 1))
     token = torch.tensor([50])
     batch.step(token)
@@ -793,7 +793,7 @@ def test_memory_tells_how_many_blocks_fit(
     batches, states = engine_of(model).batches, config.states_per_block
     assert batches.most_blocks() is None
     slots = blocks * states // engine_of(model).decoder.states_per_slot
-    bucket = Bucket(1, engine_batch.USUAL_PREFIX, round_up(slots, 16), 0)
+    bucket = BatchSize(1, engine_batch.USUAL_PREFIX, round_up(slots, 16), 0)
     batches.limit = needed_bytes(engine_of(model).decoder, bucket) * 8 // 7 + 8
     most = batches.most_blocks()
     assert most is not None and blocks <= most < 1.15 * blocks + 16
@@ -811,14 +811,14 @@ def test_a_new_batch_takes_the_place_of_idle_ones_then_of_what_is_kept(
     model.answer(bank, MIXED[0], k=9)
     batches, kept = engine.batches, engine.kept
     assert batches.idle and kept.nbytes
-    needed = needed_bytes(engine.decoder, Bucket(2, 64, 64, 64))
+    needed = needed_bytes(engine.decoder, BatchSize(2, 64, 64, 64))
     batches.limit = needed + kept.nbytes // 2
-    batch = batches.take(Bucket(2, 64, 64, 64))
+    batch = batches.take(BatchSize(2, 64, 64, 64))
     assert batches.idle == [] and 0 < kept.nbytes <= batches.limit - needed
     with pytest.raises(NoRoomError, match=r"other answers use [\d,]+ of [\d,]+; ask again later"):
-        batches.take(Bucket(2, 64, 64, 64))
+        batches.take(BatchSize(2, 64, 64, 64))
     # What runs cannot wait when it grows.
-    grown = batches.take(Bucket(2, 64, 64, 64), grown=True)
+    grown = batches.take(BatchSize(2, 64, 64, 64), grown=True)
     assert kept.nbytes == 0
     batches.give_back(grown)
     batches.give_back(batch)

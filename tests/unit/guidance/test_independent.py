@@ -8,7 +8,7 @@ from sedem import SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
 from sedem.engine.eager import condition
 from sedem.method.compressor import state_mask
-from sedem.method.injection import Blocks, GrowingCache, Prefilled, prefill, step
+from sedem.method.injection import GrowingCache, Prefilled, RestoredBlocks, prefill, step
 
 SLOT_TOKENS = torch.tensor(
     [
@@ -45,7 +45,7 @@ def by_masks(model: SeDeM, cache: GrowingCache) -> Prefilled:
         *prompts(model.decoder),
         restored,
         real_BKU.flatten(1),
-        blocks=Blocks(number_BU, model.config.block_context, bias_BU),
+        blocks=RestoredBlocks(number_BU, model.config.block_context, bias_BU),
         cache=cache,
     )
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sedem.backbone.decoder import Backbone
 from sedem.config import BlockContext
-from sedem.method.injection import Blocks, GrowingCache, Prefilled, positions, prefill, step
+from sedem.method.injection import GrowingCache, Prefilled, RestoredBlocks, positions, prefill, step
 
 INJECT = 2
 
@@ -186,7 +186,7 @@ def test_a_prefill_is_attention_with_the_mask_written_out(
         valid_BP,
         states_BUD,
         valid_BU,
-        blocks=Blocks(number_BU, context, bias_BU),
+        blocks=RestoredBlocks(number_BU, context, bias_BU),
     )
     for b, (ids, blocks, bias) in enumerate(rows):
         expected = naive(backbone, ids, blocks, context, [float(value) for value in bias])
@@ -199,6 +199,6 @@ def test_blocks_apart_have_positions_from_one_on_and_the_question_follows_the_lo
     valid_BU = torch.tensor([[True, True, False, True, True, True], [True, False, False] * 2])
     number_BU = torch.tensor([0, 0, 0, 1, 1, 1]).expand(2, -1)
     valid_BP = torch.ones(2, 3, dtype=torch.bool)
-    prefix_BP, memory_BU = positions(valid_BP, valid_BU, Blocks(number_BU, "independent"))
+    prefix_BP, memory_BU = positions(valid_BP, valid_BU, RestoredBlocks(number_BU, "independent"))
     assert memory_BU.tolist() == [[1, 2, 0, 1, 2, 3], [1, 0, 0, 1, 0, 0]]
     assert prefix_BP.tolist() == [[0, 4, 5], [0, 2, 3]]

@@ -34,7 +34,7 @@ from sedem.selecting.plan import Request
 from sedem.types import Answer
 from sedem_serve.ray import replicas
 from sedem_serve.ray.replicas import EngineReplica, OpenVersions, SelectorReplica, Version
-from sedem_serve.server.settings import Settings
+from sedem_serve.server.settings import ServerSettings
 
 QUESTIONS = 48
 
@@ -62,7 +62,7 @@ def engine_of(
     model: SeDeM, parts: int, scores: Callable[..., Awaitable[Any]] | None = None
 ) -> EngineReplica:
     """An engine whose selectors are in this process; `scores` replaces those of the first part."""
-    settings = Settings(model="tiny", folder=Path("unused"))
+    settings = ServerSettings(model="tiny", folder=Path("unused"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(replicas, "open_model", lambda _: model)
         selectors = [SelectorReplica(settings, part, parts) for part in range(parts)]
@@ -284,7 +284,7 @@ def test_a_replica_reads_only_the_files_that_it_needs(
     version = version_of(MemoryBank.open(tmp_path / "parts").snapshot())
     assert version.stored and not read
     for number in range(2):
-        selector = SelectorReplica(Settings(model="tiny", folder=tmp_path), number, 2)
+        selector = SelectorReplica(ServerSettings(model="tiny", folder=tmp_path), number, 2)
         asyncio.run(selector.prepare(version))
         assert read == {entry.name for entry in entries[2 * number :][:2]}
         read.clear()

@@ -20,19 +20,19 @@ from sedem import SeDeM
 from sedem_serve.server.app import create_app
 from sedem_serve.server.library import Library
 from sedem_serve.server.metrics import Metrics
-from sedem_serve.server.settings import Settings
+from sedem_serve.server.settings import ServerSettings
 
 SECONDS = 240.0
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
+def settings(tmp_path: Path) -> ServerSettings:
     """Settings with a folder of their own."""
-    return Settings(folder=tmp_path / "server")
+    return ServerSettings(folder=tmp_path / "server")
 
 
 @pytest.fixture
-def make_client(settings: Settings, model: SeDeM) -> Iterator[Callable[..., TestClient]]:
+def make_client(settings: ServerSettings, model: SeDeM) -> Iterator[Callable[..., TestClient]]:
     """Return a function that starts a server with some settings changed; it ends with the test.
 
     The client sends the key that may do everything.
@@ -111,7 +111,7 @@ def finish(library: Library) -> None:
 
 
 @contextmanager
-def opened(settings: Settings, model: SeDeM) -> Iterator[Library]:
+def opened(settings: ServerSettings, model: SeDeM) -> Iterator[Library]:
     """The banks of a server, and what reads into them when `finish` is called."""
     library = Library(settings, model, Metrics())
     try:

@@ -27,7 +27,7 @@ from sedem.errors import (
 from sedem_serve.server import service
 from sedem_serve.server.app import create_app
 from sedem_serve.server.errors import INTERNAL, ApiError, bank_not_found, to_api_error
-from sedem_serve.server.settings import Settings
+from sedem_serve.server.settings import ServerSettings
 
 APP, OTHER = "https://app.example", "https://other.example"
 
@@ -110,11 +110,11 @@ def test_an_engine_with_graphs_captures_them_before_the_first_question(
 
 
 def test_a_server_is_not_ready_before_its_model_is_open(
-    settings: Settings, model: SeDeM, monkeypatch: pytest.MonkeyPatch
+    settings: ServerSettings, model: SeDeM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_open = threading.Event()
 
-    def slow(settings: Settings) -> SeDeM:
+    def slow(settings: ServerSettings) -> SeDeM:
         may_open.wait(30)
         return model
 
@@ -134,7 +134,9 @@ def test_a_server_is_not_ready_before_its_model_is_open(
         assert client.get("/ready").is_success
 
 
-def test_a_server_whose_model_cannot_be_opened_says_so(settings: Settings, tmp_path: Path) -> None:
+def test_a_server_whose_model_cannot_be_opened_says_so(
+    settings: ServerSettings, tmp_path: Path
+) -> None:
     failed = threading.Event()
     changed = settings.with_changes(model=str(tmp_path / "nothing"))
     app = create_app(changed, keys=KEYS, on_failure=failed.set)

@@ -22,7 +22,7 @@ from sedem import MemoryBank, SeDeM, types
 from sedem.reading import building as building
 from sedem_serve.server import library
 from sedem_serve.server.served import document_name, file_name
-from sedem_serve.server.settings import Settings
+from sedem_serve.server.settings import ServerSettings
 
 
 def word(text: str) -> bytes:
@@ -88,7 +88,7 @@ def test_damaged_files_do_not_stop_the_others(client: TestClient) -> None:
 
 
 def test_what_cannot_be_read_is_refused_at_once(
-    make_client: Callable[..., TestClient], settings: Settings
+    make_client: Callable[..., TestClient], settings: ServerSettings
 ) -> None:
     client = make_client(max_documents=3)
     texts = {f"{number}.txt": "x" for number in range(4)}
@@ -113,7 +113,7 @@ def test_what_cannot_be_read_is_refused_at_once(
     assert "at most 3 are allowed" in answer.json()["error"]["message"]
 
 
-def test_documents_are_replaced_and_deleted(lease: TestClient, settings: Settings) -> None:
+def test_documents_are_replaced_and_deleted(lease: TestClient, settings: ServerSettings) -> None:
     def names() -> list[str]:
         return [one["name"] for one in lease.get("/v1/banks/flat/documents").json()["data"]]
 
@@ -155,7 +155,7 @@ def held(
 
 
 def test_a_deleted_bank_stops_being_built(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch, settings: Settings
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, settings: ServerSettings
 ) -> None:
     with held(monkeypatch, client, "flat", {"lease.txt": LEASE}):
         assert client.delete("/v1/banks/flat").status_code == 200
@@ -221,11 +221,11 @@ FORM = {"Content-Type": "multipart/form-data; boundary=edge"}
 PART = b'--edge\r\nContent-Disposition: form-data; name="file"; filename="a.txt"\r\n\r\n'
 
 
-def left(settings: Settings) -> list[Path]:
+def left(settings: ServerSettings) -> list[Path]:
     return list((settings.folder / "uploads").iterdir())
 
 
-def test_what_is_no_upload_leaves_nothing(client: TestClient, settings: Settings) -> None:
+def test_what_is_no_upload_leaves_nothing(client: TestClient, settings: ServerSettings) -> None:
     for headers, body, words in [
         (FORM, PART + b"half of a f", "no file"),
         (FORM, PART.replace(b"edge", b"other") + b"text", "invalid multipart"),
@@ -244,7 +244,7 @@ def test_what_is_no_upload_leaves_nothing(client: TestClient, settings: Settings
 
 def test_a_full_disk_is_reported_and_one_line_of_the_log(
     client: TestClient,
-    settings: Settings,
+    settings: ServerSettings,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -284,7 +284,7 @@ def test_every_name_is_one_file_of_the_folder() -> None:
 
 
 def test_names_that_are_no_paths_are_read_and_deleted(
-    client: TestClient, settings: Settings
+    client: TestClient, settings: ServerSettings
 ) -> None:
     named = [f"{name.removesuffix('.txt')}.txt" for name in NAMES if "\\" not in name]
     named = [name for name in dict.fromkeys(named) if "/" not in name]
@@ -301,7 +301,7 @@ def test_names_that_are_no_paths_are_read_and_deleted(
 
 
 def test_a_file_that_is_put_into_the_folder_is_read_and_one_that_is_taken_leaves(
-    lease: TestClient, settings: Settings
+    lease: TestClient, settings: ServerSettings
 ) -> None:
     [folder] = (settings.folder / "banks").glob("flat-*.files")
     (folder / "put.txt").write_text("The dog sleeps.")
@@ -318,7 +318,9 @@ def test_a_file_that_is_put_into_the_folder_is_read_and_one_that_is_taken_leaves
         time.sleep(0.05)
 
 
-def test_a_failed_replacement_leaves_the_document(lease: TestClient, settings: Settings) -> None:
+def test_a_failed_replacement_leaves_the_document(
+    lease: TestClient, settings: ServerSettings
+) -> None:
     send(lease, "flat", {"lease.txt": b"\0\1\2"})
     progress = read_all(lease, "flat")
     assert [one["filename"] for one in progress["failed"]] == ["lease.txt"]

@@ -19,10 +19,10 @@ from sedem.errors import BankMismatchError, ConfigError
 from sedem.reading import building as build_module
 from sedem_serve.server.library import Library
 from sedem_serve.server.metrics import Metrics
-from sedem_serve.server.settings import Settings
+from sedem_serve.server.settings import ServerSettings
 
 
-def build(settings: Settings, model: SeDeM) -> Path:
+def build(settings: ServerSettings, model: SeDeM) -> Path:
     """Read a text into the bank `flat` of a server that ends; the file of the bank."""
     with opened(settings, model) as library:
         upload(library, "flat", {"lease.txt": LEASE})
@@ -30,7 +30,7 @@ def build(settings: Settings, model: SeDeM) -> Path:
         return library.writable("flat").path
 
 
-def test_one_server_uses_a_folder(settings: Settings, model: SeDeM) -> None:
+def test_one_server_uses_a_folder(settings: ServerSettings, model: SeDeM) -> None:
     library = Library(settings, model, Metrics())
     assert settings.folder.stat().st_mode & 0o777 == 0o700
     with pytest.raises(ConfigError, match="another server uses the folder"):
@@ -42,7 +42,7 @@ def test_one_server_uses_a_folder(settings: Settings, model: SeDeM) -> None:
 
 
 def test_the_folder_of_an_earlier_release_is_refused_and_left_as_it_is(
-    settings: Settings, model: SeDeM
+    settings: ServerSettings, model: SeDeM
 ) -> None:
     (settings.folder / "banks").mkdir(parents=True)
     for name in ("server.sqlite", "banks/flat-00000000.bank"):
@@ -53,7 +53,7 @@ def test_the_folder_of_an_earlier_release_is_refused_and_left_as_it_is(
 
 
 def test_a_stopped_build_goes_on_within_a_long_document(
-    settings: Settings, model: SeDeM, monkeypatch: pytest.MonkeyPatch
+    settings: ServerSettings, model: SeDeM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build_module, "COMMIT", 500)
     monkeypatch.setattr(build_module, "PART", 100)
@@ -87,7 +87,7 @@ def test_a_stopped_build_goes_on_within_a_long_document(
 
 
 def test_what_was_not_acknowledged_is_removed_at_the_next_start(
-    settings: Settings, model: SeDeM
+    settings: ServerSettings, model: SeDeM
 ) -> None:
     build(settings, model)
     stray = settings.folder / "uploads" / ("file-" + "0" * 24)
@@ -101,7 +101,7 @@ def test_what_was_not_acknowledged_is_removed_at_the_next_start(
 
 @pytest.mark.parametrize("held", [True, False])
 def test_a_document_that_is_deleted_while_it_is_read_is_never_seen(
-    settings: Settings, model: SeDeM, monkeypatch: pytest.MonkeyPatch, held: bool
+    settings: ServerSettings, model: SeDeM, monkeypatch: pytest.MonkeyPatch, held: bool
 ) -> None:
     with opened(settings, model) as library:
         if held:
@@ -123,7 +123,7 @@ def test_a_document_that_is_deleted_while_it_is_read_is_never_seen(
 
 
 @pytest.mark.parametrize("when", ["its bank holds it", "it waits", "it was read"])
-def test_a_deletion_survives_a_kill(settings: Settings, model: SeDeM, when: str) -> None:
+def test_a_deletion_survives_a_kill(settings: ServerSettings, model: SeDeM, when: str) -> None:
     with opened(settings, model) as library:
         upload(library, "flat", {"lease.txt": LEASE, "recipe.txt": RECIPE})
         bank = library.writable("flat")
@@ -141,7 +141,7 @@ def test_a_deletion_survives_a_kill(settings: Settings, model: SeDeM, when: str)
 
 
 def test_banks_of_another_model_are_refused(
-    settings: Settings, model: SeDeM, bank: MemoryBank, tmp_path: Path
+    settings: ServerSettings, model: SeDeM, bank: MemoryBank, tmp_path: Path
 ) -> None:
     build(settings, model)
     bank.save(tmp_path / "given")
@@ -158,7 +158,7 @@ def test_banks_of_another_model_are_refused(
         assert "was built by another model" in failed.error
 
 
-def test_names_are_not_shared(settings: Settings, model: SeDeM) -> None:
+def test_names_are_not_shared(settings: ServerSettings, model: SeDeM) -> None:
     with opened(settings, model) as library:
         library.upload("kept", {})
     for _ in range(2):  # the lock is given back
@@ -169,7 +169,7 @@ def test_names_are_not_shared(settings: Settings, model: SeDeM) -> None:
 
 
 def test_a_bank_of_the_operator_may_be_replaced_or_lost(
-    settings: Settings, model: SeDeM, bank: MemoryBank, tmp_path: Path
+    settings: ServerSettings, model: SeDeM, bank: MemoryBank, tmp_path: Path
 ) -> None:
     path, other = tmp_path / "given.bank", tmp_path / "other.bank"
     bank.save(path)
@@ -195,7 +195,7 @@ def test_a_bank_of_the_operator_may_be_replaced_or_lost(
 
 
 def test_a_bank_of_the_operator_may_be_in_parts(
-    settings: Settings,
+    settings: ServerSettings,
     model: SeDeM,
     bank: MemoryBank,
     tmp_path: Path,

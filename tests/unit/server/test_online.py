@@ -19,7 +19,7 @@ from sedem.bank.keys import cached_bytes, key_parts
 from sedem.engine.kept import REQUESTS
 from sedem.errors import CancelledError, DataError, QueueFullError
 from sedem_serve.server.online import KEPT_SHARE, OnlineBanks
-from sedem_serve.server.settings import Settings
+from sedem_serve.server.settings import ServerSettings
 
 ONE, TWO = Document("message 1", LEASE), Document("message 2", RECIPE)
 
@@ -49,7 +49,7 @@ def make(watched: Watched, tmp_path: Path) -> Iterator[Callable[..., OnlineBanks
     made = []
 
     def make_one(**changes: Any) -> OnlineBanks:
-        banks = OnlineBanks(watched, Settings(folder=tmp_path, **changes))  # type: ignore[arg-type]
+        banks = OnlineBanks(watched, ServerSettings(folder=tmp_path, **changes))  # type: ignore[arg-type]
         made.append(banks)
         return banks
 

@@ -25,7 +25,7 @@ from sedem.selecting import plan as plans
 from sedem.selecting.plan import Options, Request
 from sedem_serve.server.app import create_app
 from sedem_serve.server.asking import decoding_of
-from sedem_serve.server.settings import Settings
+from sedem_serve.server.settings import ServerSettings
 from sedem_serve.server.shapes import IN_JSON, ChatBody, Message, ResponsesBody
 
 CHAT, JSON = "/v1/chat/completions", {"Content-Type": "application/json"}
@@ -241,7 +241,9 @@ def test_every_option_of_a_question_can_be_given_but_what_the_server_sets() -> N
     }
 
 
-def test_limits_are_met_and_sampling_differs_unless_a_seed_is_given(settings: Settings) -> None:
+def test_limits_are_met_and_sampling_differs_unless_a_seed_is_given(
+    settings: ServerSettings,
+) -> None:
     def decoding(positions: int = 10**4, **fields: Any) -> Decoding:
         return decoding_of(ChatBody.model_validate(asks(**fields)), settings, positions)
 
@@ -430,7 +432,7 @@ def test_too_much_text_and_no_text_are_refused(make_client: Callable[..., TestCl
 
 @pytest.fixture
 def chatty(
-    settings: Settings, config: SedemConfig, chat_backbone: Backbone
+    settings: ServerSettings, config: SedemConfig, chat_backbone: Backbone
 ) -> Iterator[tuple[TestClient, SeDeM]]:
     """A client of a server whose model has a chat template, and the model."""
     model = build(config, chat_backbone)

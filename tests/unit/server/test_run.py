@@ -23,7 +23,7 @@ from sedem.errors import ConfigError
 from sedem_serve.server.app import create_app
 from sedem_serve.server.keys import KeyRing, add_key
 from sedem_serve.server.run import Server, _allow_open_files, address_of, listen
-from sedem_serve.server.settings import Settings
+from sedem_serve.server.settings import ServerSettings
 
 STEP_SECONDS = 0.02
 QUESTION = {"messages": [{"role": "user", "content": "The rent is 900 euros.\n\nWhat is due?"}]}
@@ -47,7 +47,7 @@ class Running:
 
 @pytest.fixture
 def started(
-    settings: Settings, model: SeDeM, monkeypatch: pytest.MonkeyPatch
+    settings: ServerSettings, model: SeDeM, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., AbstractContextManager[Running]]:
     """Return a function that runs such a server; it must have ended when the block ends."""
     each = EagerRows.step
@@ -137,7 +137,7 @@ from answers import opened
 from sedem.selecting import plan as plans
 from sedem.engine.kept import BlockWalk
 from sedem_serve.server import run, service
-from sedem_serve.server.settings import Settings
+from sedem_serve.server.settings import ServerSettings
 
 plans.WIDE = 20
 config, folder, pause = pickle.loads(bytes.fromhex(sys.argv[1])), sys.argv[2], float(sys.argv[3])
@@ -151,7 +151,7 @@ def slowly(*arguments):
 BlockWalk.compute = slowly
 model = opened(config, "static", block_context="independent")
 service.open_model = lambda settings: model
-settings = Settings(folder=folder, port=0, drain_seconds=4)
+settings = ServerSettings(folder=folder, port=0, drain_seconds=4)
 run.run(settings, lambda url, key: print(url, key, flush=True))
 """
 """A server whose answers take so many seconds for each block."""
@@ -196,7 +196,7 @@ def test_a_signal_ends_the_process_in_time_whatever_is_running(
 def test_keys_are_read_again(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     first = add_key(path, "ann")
-    settings = Settings(folder=tmp_path / "server", key_file=path)
+    settings = ServerSettings(folder=tmp_path / "server", key_file=path)
     server = Server(create_app(settings), settings, lambda address: None)
     second = add_key(path, "ben")
     server.reload_keys()
@@ -211,13 +211,13 @@ def test_keys_are_read_again(tmp_path: Path) -> None:
     ("size", "given"), [("4GB", 4 * 10**9), ("512MiB", 2**29), ("1.5 GiB", 3 * 2**29), ("700", 700)]
 )
 def test_memory_is_given_as_a_size(size: str, given: int, tmp_path: Path) -> None:
-    assert Settings(folder=tmp_path, memory=size).memory == given  # type: ignore[arg-type]
+    assert ServerSettings(folder=tmp_path, memory=size).memory == given  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("size", ["much", "0GB", "-1GB", "4XB", ""])
 def test_what_is_no_size_is_refused(size: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="memory is"):
-        Settings(folder=tmp_path, memory=size)  # type: ignore[arg-type]
+        ServerSettings(folder=tmp_path, memory=size)  # type: ignore[arg-type]
 
 
 # Addresses

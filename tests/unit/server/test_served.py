@@ -19,13 +19,13 @@ from sedem.untrusted import StoppedError
 from sedem_serve.server.errors import FullDiskError
 from sedem_serve.server.library import Library
 from sedem_serve.server.metrics import Metrics
-from sedem_serve.server.settings import Settings
+from sedem_serve.server.settings import ServerSettings
 
 TEXTS = {"lease.txt": LEASE, "recipe.txt": RECIPE, "long.txt": 16 * LEASE}
 
 
 @pytest.fixture
-def library(settings: Settings, model: SeDeM) -> Iterator[Library]:
+def library(settings: ServerSettings, model: SeDeM) -> Iterator[Library]:
     """A bank of three documents, the last of which is more than half of it."""
     with opened(settings, model) as library:
         upload(library, "flat", TEXTS)
@@ -45,12 +45,12 @@ def stands(text: str, folder: Path) -> bool:
     return any(text.encode() in content for content in files)
 
 
-def banks(settings: Settings) -> set[str]:
+def banks(settings: ServerSettings) -> set[str]:
     return {path.name for path in (settings.folder / "banks").iterdir()}
 
 
 def test_a_deleted_document_stands_in_no_file_of_the_server(
-    settings: Settings, model: SeDeM, library: Library
+    settings: ServerSettings, model: SeDeM, library: Library
 ) -> None:
     entry = library.writable("flat")
     assert entry.bank is not None
@@ -86,7 +86,7 @@ def test_a_deleted_document_stands_in_no_file_of_the_server(
 
 @pytest.mark.parametrize("is_new", [True, False])
 def test_what_was_read_of_a_document_before_a_stop_is_deleted_with_it(
-    is_new: bool, settings: Settings, model: SeDeM, monkeypatch: pytest.MonkeyPatch
+    is_new: bool, settings: ServerSettings, model: SeDeM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(building_module, "COMMIT", 500)
     monkeypatch.setattr(building_module, "PART", 100)
@@ -182,7 +182,7 @@ def test_a_full_disk_is_one_warning_in_the_log(
 
 
 def test_a_deleted_bank_is_removed_when_no_answer_reads_it(
-    settings: Settings, library: Library
+    settings: ServerSettings, library: Library
 ) -> None:
     entry = library.writable("flat")
     assert entry.bank is not None
@@ -199,7 +199,7 @@ def test_a_deleted_bank_is_removed_when_no_answer_reads_it(
 
 
 def test_the_next_server_removes_what_a_killed_one_left(
-    settings: Settings, model: SeDeM, library: Library
+    settings: ServerSettings, model: SeDeM, library: Library
 ) -> None:
     entry = library.writable("flat")
     assert entry.bank is not None

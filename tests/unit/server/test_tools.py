@@ -22,7 +22,7 @@ from unit.server.conftest import in_a_loop, read_all, send
 
 from sedem import Document, SeDeM
 from sedem_serve.server import tools
-from sedem_serve.server.settings import Settings
+from sedem_serve.server.settings import ServerSettings
 
 QUESTION = "What is the rent?"
 READING = {"search", "ask", "read", "documents", "fetch"}
@@ -183,7 +183,7 @@ async def connected(served: Served, secret: str, mode: Any = "auto") -> AsyncIte
 async def test_clients_of_several_keys_and_versions_share_one_process(
     model: SeDeM, banks: dict[str, Path], tmp_path: Path
 ) -> None:
-    settings = Settings(folder=tmp_path / "server", banks=banks)
+    settings = ServerSettings(folder=tmp_path / "server", banks=banks)
     tools_of: dict[str, set[str]] = {}
     texts: list[str] = []
 
@@ -213,7 +213,7 @@ async def test_a_client_that_leaves_stops_its_answer(
     model: SeDeM, banks: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sedem.answering.running.end_ids", lambda *a, **k: frozenset())
-    settings = Settings(folder=tmp_path / "server", banks=banks)
+    settings = ServerSettings(folder=tmp_path / "server", banks=banks)
     with serving(settings, model) as served, anyio.fail_after(120):
         async with connected(served, SECRET) as client:
             async with anyio.create_task_group() as tasks:
