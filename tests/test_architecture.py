@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import shutil
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tools.house import walk
+from tools.planted_faults import FAULTS, plant
 
 import sedem
 
@@ -186,6 +188,14 @@ def test_a_unit_test_file_has_the_name_of_a_module() -> None:
     assert tests - named == WITHOUT_MODULE.keys(), (
         "name the file after its module, or give a reason"
     )
+
+
+def test_a_planted_fault_has_one_place(tmp_path: Path) -> None:
+    rooms = tmp_path / "src"
+    for room, old, new in FAULTS:
+        shutil.copytree(SOURCE / "sedem" / room, rooms / "sedem" / room, dirs_exist_ok=True)
+        plant(tmp_path, room, old, new)
+        shutil.rmtree(rooms)
 
 
 # Forbidden imports and calls
