@@ -223,17 +223,17 @@ class StaticBatch:
     def __init__(
         self,
         decoder: FusedDecoder,
-        bucket: BatchSize,
+        size: BatchSize,
         kept: Kept | None = None,
         *,
         graph: bool = False,
         pool: Pool = None,
     ) -> None:
-        self.decoder, self.bucket, self.kept, self._graph = decoder, bucket, kept, graph
+        self.decoder, self.size, self.kept, self._graph = decoder, size, kept, graph
         self.text: dict[int, int] = {}
         device, (vocabulary, width) = decoder.device, decoder.embedding.shape
-        rows, states = bucket.rows, bucket.slots * decoder.states_per_slot
-        slots, per_prefix = bucket.slots if kept is None else 0, (rows, bucket.prefix)
+        rows, states = size.rows, size.slots * decoder.states_per_slot
+        slots, per_prefix = size.slots if kept is None else 0, (rows, size.prefix)
         self.upload = Upload(
             device,
             {
@@ -252,7 +252,7 @@ class StaticBatch:
         self.next_position = torch.zeros_like(self.ids)
         self.used = torch.zeros_like(self.ids)
         self.logits = torch.zeros(rows, vocabulary, dtype=decoder.dtype, device=device)
-        columns, inject_layer = bucket.prefix + bucket.steps, decoder.config.inject_layer
+        columns, inject_layer = size.prefix + size.steps, decoder.config.inject_layer
         self.lower = StaticCache(decoder, range(inject_layer), rows, columns)
         self.upper = StaticCache(
             decoder,
@@ -277,7 +277,7 @@ class StaticBatch:
         """Start new answers in the first rows; the others are empty."""
         decoder, config, kept = self.decoder, self.decoder.config, self.kept
         host, sent = self.upload.host, self.upload.device
-        rows = [*inputs, *([inputs[0]] * (self.bucket.rows - len(inputs)))]
+        rows = [*inputs, *([inputs[0]] * (self.size.rows - len(inputs)))]
         lengths = [len(row.prefix) for row in rows]
         with lock():
             self.upload.begin()
@@ -306,7 +306,7 @@ class StaticBatch:
             fill(host["scores"], [s.scores.repeat_interleave(r) for s, r in pairs], -torch.inf)
 
         # Only a graph always has the same shape. Otherwise, shared padding is not run.
-        width = self.bucket.prefix if self._graph else max(lengths)
+        width = self.size.prefix if self._graph else max(lengths)
         prefix_BP, valid_BP = (sent[name][:, :width] for name in ("prefix", "prefix_valid"))
         with lock():
             self.upload.send()
@@ -320,7 +320,7 @@ class StaticBatch:
                 with run:
                     blocks = None
                     if not together:
-                        guide = decoder.guide if self.bucket.slots else None
+                        guide = decoder.guide if self.size.slots else None
                         bias_BU = None if guide is None else guide(self.scores)
                         room = config.states_per_block if config.read_once else None
                         blocks = RestoredBlocks(self.number, config.block_context, bias_BU, room)
@@ -339,8 +339,8 @@ class StaticBatch:
                     )
                     self.logits.copy_(decoder.logits(filled.prefix[:, 0]))
             self.used.fill_(1)
-            self.text = dict.fromkeys(range(self.bucket.rows), self.bucket.prefix)
-            self.clear(slice(len(inputs), self.bucket.rows))
+            self.text = dict.fromkeys(range(self.size.rows), self.size.prefix)
+            self.clear(slice(len(inputs), self.size.rows))
 
     def _copy_kept(self, kept: Kept, rows: Sequence[AnswerInputs], lock: DeviceLock) -> None:
         """Copy the keys and values of each row's blocks into the first columns."""
@@ -376,9 +376,9 @@ class StaticBatch:
         Raises:
             ConfigError: the batch has no room for another step.
         """
-        if max(self.text.values(), default=0) == self.bucket.prefix + self.bucket.steps:
+        if max(self.text.values(), default=0) == self.size.prefix + self.size.steps:
             raise ConfigError(
-                f"the answer has filled its room for {self.bucket.steps} tokens after its prefix; "
+                f"the answer has filled its room for {self.size.steps} tokens after its prefix; "
                 "start it with a higher limit"
             )
         self.text = {row: columns + 1 for row, columns in self.text.items()}
@@ -414,7 +414,7 @@ class StaticBatch:
 
     def clear(self, rows: slice) -> None:
         """Make rows empty."""
-        for row in range(*rows.indices(self.bucket.rows)):
+        for row in range(*rows.indices(self.size.rows)):
             self.text.pop(row, None)
         # The contents of an empty row stay. It writes its first column at every step, so that its
         # next one is never out of range.
@@ -454,7 +454,7 @@ class Batches:
         """Whether blocks are independent."""
         return self.decoder.config.block_context == "independent"
 
-    def take(self, bucket: BatchSize, *, grown: bool = False) -> StaticBatch:
+    def take(self, size: BatchSize, *, grown: bool = False) -> StaticBatch:
         """Return an idle batch of this size, or a new one if there is none.
 
         Args:
@@ -465,34 +465,34 @@ class Batches:
             NoRoomError: it has no room beside those that are in use.
         """
         with self._guard:
-            batch = next((batch for batch in self.idle if batch.bucket == bucket), None)
+            batch = next((batch for batch in self.idle if batch.size == size), None)
             if batch is not None:
                 self.idle.remove(batch)
                 self.active.append(batch)
                 return batch
             if self.limit is not None:
-                self._make_room(bucket, self.limit, grown=grown)
-            self._made.append(bucket)
+                self._make_room(size, self.limit, grown=grown)
+            self._made.append(size)
         try:
-            needed, free = cache_bytes(self.decoder, bucket), free_bytes(self.decoder.device)
+            needed, free = cache_bytes(self.decoder, size), free_bytes(self.decoder.device)
             if needed > free:
                 raise ConfigError(
                     f"keys and values of the selected blocks need {needed:,} bytes of memory, "
                     f"{free:,} are free; use a smaller k"
                 )
             kept = self.kept if self.independent else None
-            batch = StaticBatch(self.decoder, bucket, kept, graph=self._graphs, pool=self.pool)
+            batch = StaticBatch(self.decoder, size, kept, graph=self._graphs, pool=self.pool)
         finally:
             with self._guard:
-                self._made.remove(bucket)
+                self._made.remove(size)
                 if batch is not None:
                     self.active.append(batch)
         return batch
 
-    def _make_room(self, bucket: BatchSize, limit: int, *, grown: bool) -> None:
+    def _make_room(self, size: BatchSize, limit: int, *, grown: bool) -> None:
         """Free idle batches, then what is kept, until a new batch has room."""
-        needed = needed_bytes(self.decoder, bucket)
-        most = limit - (limit // SHORT_SHARE if self.exceeds(bucket.slots) else 0)
+        needed = needed_bytes(self.decoder, size)
+        most = limit - (limit // SHORT_SHARE if self.exceeds(size.slots) else 0)
         if needed > most:
             raise ConfigError(
                 f"keys and values of the selected blocks need {needed:,} bytes of memory, {most:,} "
@@ -513,7 +513,7 @@ class Batches:
         """Make a batch idle, unless it is wide; above the limit, the oldest idle ones are freed."""
         with self._guard:
             self.active.remove(batch)
-            if not self.exceeds(batch.bucket.slots):
+            if not self.exceeds(batch.size.slots):
                 self.idle.append(batch)
             limit = max(IDLE_GRAPH_BYTES, self._idle_share) if self._graphs else IDLE_BYTES
             while len(self.idle) > 1 and storage_bytes(buffers_of(self.idle)) > limit:
@@ -529,16 +529,16 @@ class Batches:
         slots = -(-self.decoder.config.states_per_block // per_slot)
 
         def needed(blocks: int) -> int:
-            bucket = BatchSize(1, USUAL_PREFIX, round_up(blocks * slots, 16), 0)
-            return needed_bytes(self.decoder, bucket)
+            size = BatchSize(1, USUAL_PREFIX, round_up(blocks * slots, 16), 0)
+            return needed_bytes(self.decoder, size)
 
         most = self.limit - self.limit // SHORT_SHARE
         return bisect_right(range(MOST_BLOCKS), most, key=needed) - 1
 
     def _used(self) -> int:
         """Bytes of all batches, and of those that are being made."""
-        buckets = [*self._made, *(batch.bucket for batch in (*self.active, *self.idle))]
-        return sum(needed_bytes(self.decoder, bucket) for bucket in buckets)
+        sizes = [*self._made, *(batch.size for batch in (*self.active, *self.idle))]
+        return sum(needed_bytes(self.decoder, size) for size in sizes)
 
     def release(self) -> None:
         """Free idle batches."""
@@ -562,22 +562,22 @@ class Batches:
         return -(-states // self.decoder.states_per_slot)
 
 
-def cache_bytes(decoder: FusedDecoder, bucket: BatchSize) -> int:
+def cache_bytes(decoder: FusedDecoder, size: BatchSize) -> int:
     """Bytes of the keys and values of a batch."""
-    columns, states = bucket.prefix + bucket.steps, bucket.slots * decoder.states_per_slot
+    columns, states = size.prefix + size.steps, size.slots * decoder.states_per_slot
     each = len(decoder.layers) * columns + len(decoder.upper) * states
     first = decoder.layers[0]
     width = 2 * first.key_heads * first.head_width * decoder.dtype.itemsize
-    return bucket.rows * each * width
+    return size.rows * each * width
 
 
-def needed_bytes(decoder: FusedDecoder, bucket: BatchSize) -> int:
+def needed_bytes(decoder: FusedDecoder, size: BatchSize) -> int:
     """Bytes that a batch takes while it runs: its caches, and what one layer makes of them."""
     first = decoder.layers[0]
     copied = 2 * first.key_heads * first.head_width * decoder.dtype.itemsize
     biases = 2 * BRANCHED * decoder.dtype.itemsize
-    columns = replace(bucket, rows=1).columns(decoder.states_per_slot)
-    return cache_bytes(decoder, bucket) + columns * (copied + biases)
+    columns = replace(size, rows=1).columns(decoder.states_per_slot)
+    return cache_bytes(decoder, size) + columns * (copied + biases)
 
 
 def buffers_of(batches: Iterable[StaticBatch]) -> list[Tensor]:

@@ -512,7 +512,7 @@ class Replay:
 
 
 def round_up(count: int, unit: int) -> int:
-    """Round up to the next bucket size: 1 to 8, 10, 12, 14, 16, 20, 24, ... times `unit`."""
+    """Round up to the next size of a buffer: 1 to 8, 10, 12, 14, 16, 20, 24, ... times `unit`."""
     units = -(-count // unit)
     stride = 1
     while units > 8 * stride:

@@ -143,14 +143,14 @@ class StaticRows:
         if not beside and not wide:
             self._give_back()
         steps = 0 if beside else max(limits)
-        bucket = BatchSize(
+        size = BatchSize(
             rows=round_up(len(inputs), 1),
             prefix=round_up(max(len(row.prefix) for row in inputs), 8),
             slots=round_up(max(slots), 16),
             steps=round_up(steps if wide else min(steps, FIRST_STEPS), 16),
         )
         with self.lock():
-            batch = self.batches.take(bucket)
+            batch = self.batches.take(size)
         try:
             batch.prefill(inputs, self.lock)
         except BaseException:
@@ -163,7 +163,7 @@ class StaticRows:
             if wide:
                 self.wide[rows[0]] = batch
             else:
-                self.needs = dict.fromkeys(rows, replace(bucket, rows=1))
+                self.needs = dict.fromkeys(rows, replace(size, rows=1))
                 self._max_steps = dict(zip(rows, limits, strict=True))
                 self._place({row: place for place, row in enumerate(rows)}, batch)
             return batch.logits[: len(rows)].clone()
@@ -173,16 +173,16 @@ class StaticRows:
         try:
             # Rounded up, for few moves and few graphs.
             need = replace(
-                prefilled.bucket,
+                prefilled.size,
                 rows=1,
-                prefix=round_up(prefilled.bucket.prefix, COLUMNS),
-                slots=round_up(prefilled.bucket.slots, COLUMNS),
+                prefix=round_up(prefilled.size.prefix, COLUMNS),
+                slots=round_up(prefilled.size.slots, COLUMNS),
             )
             steps = (round_up(min(limit, FIRST_STEPS), 16) for limit in limits)
             needs = {row: replace(need, steps=n) for row, n in zip(rows, steps, strict=True)}
             self._fit({**self.needs, **needs})
             assert self.batch is not None
-            free = set(range(self.batch.bucket.rows)) - set(self.places.values())
+            free = set(range(self.batch.size.rows)) - set(self.places.values())
             places = dict(zip(rows, sorted(free), strict=False))
             try:
                 self.batch.copy_rows(
@@ -290,7 +290,7 @@ class StaticRows:
         )
         running = self.batch
         if running is not None:
-            old, per_slot = running.bucket, self.batches.decoder.states_per_slot
+            old, per_slot = running.size, self.batches.decoder.states_per_slot
             if not old.holds(needed):
                 # Twice the rows at once, so that a burst of questions causes few moves.
                 more = needed.rows > old.rows
@@ -312,7 +312,7 @@ class StaticRows:
 
     def _place(self, places: dict[int, int], batch: StaticBatch) -> None:
         """Assign rows to places of a batch."""
-        row_of, place_of = [0] * batch.bucket.rows, [0] * self.count
+        row_of, place_of = [0] * batch.size.rows, [0] * self.count
         for row, place in places.items():
             row_of[place], place_of[row] = row, place
         device = batch.logits.device

@@ -191,7 +191,7 @@ def test_a_long_answer_moves_to_a_larger_batch(slow: SeDeM, fast: SeDeM, bank: M
         with joined(model.engine, rows, limit) as (_, running):
             logits.append(torch.stack([running.step(ids) for ids in tokens]))
     torch.testing.assert_close(*logits, rtol=1e-3, atol=1e-4)
-    assert {batch.bucket.steps for batch in engine_of(fast).batches.idle} == {64, 128, 160}
+    assert {batch.size.steps for batch in engine_of(fast).batches.idle} == {64, 128, 160}
 
 
 def test_sampled_answers_equal_those_of_the_reference(
@@ -284,7 +284,7 @@ def test_idle_batches_above_the_limit_are_freed(
     for k in (1, 3, 8):
         fast.answer(bank, QUESTIONS[0], k=k, decoding=Decoding(2))
     (batch,) = engine_of(fast).batches.idle
-    assert batch.bucket.slots == 32
+    assert batch.size.slots == 32
 
 
 def test_released_buffers_are_freed_at_once(fast: SeDeM, bank: MemoryBank) -> None:
@@ -583,7 +583,7 @@ def test_a_row_that_left_is_empty_and_taken_again_while_the_others_stay(
         rows.leave(1)
         rows.step(tokens)
         assert engine_of(fast).batches.active == [batch]
-        empty = next(place for place in range(batch.bucket.rows) if place not in batch.text)
+        empty = next(place for place in range(batch.size.rows) if place not in batch.text)
         assert batch.used.tolist() == [int(place != empty) for place in range(len(batch.used))]
         for cache in (batch.lower, batch.upper):
             assert cache.next_column[empty] == 0
@@ -622,17 +622,17 @@ def test_the_batch_has_room_for_the_rows_that_run_and_little_more(
         sizes = []
         for row in range(6):
             rows.join([row], [small], [9])
-            sizes.append(engine_of(fast).batches.active[0].bucket.rows)
+            sizes.append(engine_of(fast).batches.active[0].size.rows)
         assert sizes == [1, 2, 4, 4, 8, 8]
         rows.join([6], [large], [9])
-        assert engine_of(fast).batches.active[0].bucket.slots == 128
+        assert engine_of(fast).batches.active[0].size.slots == 128
         for row in range(3):
             rows.leave(row)
         rows.step(tokens)
-        assert engine_of(fast).batches.active[0].bucket.rows == 4
+        assert engine_of(fast).batches.active[0].size.rows == 4
         rows.leave(6)
         rows.step(tokens)
-        assert engine_of(fast).batches.active[0].bucket.slots == 64
+        assert engine_of(fast).batches.active[0].size.slots == 64
     assert not engine_of(fast).batches.active
 
 
@@ -793,13 +793,13 @@ def test_memory_tells_how_many_blocks_fit(
     batches, states = engine_of(model).batches, config.states_per_block
     assert batches.most_blocks() is None
     slots = blocks * states // engine_of(model).decoder.states_per_slot
-    bucket = BatchSize(1, engine_batch.USUAL_PREFIX, round_up(slots, 16), 0)
-    batches.limit = needed_bytes(engine_of(model).decoder, bucket) * 8 // 7 + 8
+    size = BatchSize(1, engine_batch.USUAL_PREFIX, round_up(slots, 16), 0)
+    batches.limit = needed_bytes(engine_of(model).decoder, size) * 8 // 7 + 8
     most = batches.most_blocks()
     assert most is not None and blocks <= most < 1.15 * blocks + 16
-    batches.give_back(batches.take(bucket))
+    batches.give_back(batches.take(size))
     with pytest.raises(ConfigError, match=rf"need [\d,]+ bytes .* enough for {most:,} blocks; use"):
-        batches.take(replace(bucket, slots=2 * bucket.slots))
+        batches.take(replace(size, slots=2 * size.slots))
     assert not batches.active
 
 
