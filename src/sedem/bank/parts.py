@@ -23,6 +23,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -309,7 +310,9 @@ class Parts:
         """
         if isinstance(self.bucket, Folder):
             work = self.bucket.path / ".work"
-            for path in (work, *work.rglob("*")):
+            # `os.walk` passes over what another writer deletes meanwhile.
+            inside = (Path(at, one) for at, *names in os.walk(work) for one in chain(*names))
+            for path in chain([work], inside):
                 if path.is_symlink():
                     raise BankError(f"'{path}' is a link, which could lead anywhere; remove it")
             return work

@@ -158,6 +158,25 @@ def test_every_append_of_two_writers_is_there(parts: Parts) -> None:
     assert len(names(parts)) == 9
 
 
+def test_another_writer_may_delete_its_files_while_links_are_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, scan = Parts(str(tmp_path / "bank")), os.scandir
+    gone = tmp_path / "bank" / ".work" / "other"
+    gone.mkdir(parents=True)
+
+    def vanishing(path: Any) -> Any:
+        if Path(path) == gone:
+            raise FileNotFoundError(path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", vanishing)
+    assert parts.work == gone.parent
+    (gone.parent / "link").symlink_to(tmp_path)
+    with pytest.raises(BankError, match="is a link, which could lead anywhere"):
+        _ = parts.work
+
+
 def test_a_writer_that_always_loses_gives_up(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     """It loses nothing of the others, and its next attempt succeeds."""
     loser, numbers = Parts(str(parts), wait=0.0), itertools.count(10)
