@@ -321,7 +321,8 @@ def print_memory(runs: Iterable[Planned], gpu_memory: int) -> bool:
         typer.echo(
             f"{name} does not fit: its longest batch takes {peak / GIB:.1f} GiB, and a GPU of "
             f"{gpu_memory / GIB:g} GiB has room for {ROOM * gpu_memory / GIB:.1f}; set "
-            "optimization.batch_size to less and optimization.accumulation to more"
+            "optimization.batch_size to less and optimization.accumulation to more, or "
+            "optimization.batch_tokens to less in a recipe that has it"
         )
     return not refused
 

@@ -115,6 +115,7 @@ def test_a_recipe_that_a_gpu_has_no_room_for_is_refused(capsys: pytest.CaptureFi
     assert not needs.print_memory([stage1], 8 * needs.GIB)
     found = capsys.readouterr().out
     assert "llama-3.2-1b/stage1 does not fit: its longest batch takes" in found
+    assert "or optimization.batch_tokens to less in a recipe that has it" in found
     assert "a GPU of 8 GiB has room for 7.4; set optimization.batch_size to less" in found
 
 
