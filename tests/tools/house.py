@@ -21,6 +21,8 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 PACKAGES = [SOURCE / name for name in ("sedem", "sedem_serve", "sedem_lab")]
+CORE = f"{PACKAGES[0]}/"
+"""Where the files of the core are; the checkout itself may be called sedem."""
 EQUATIONS = ("compress", "block_scores", "decompress", "prefill")
 """Functions that compute equations 4 to 8, and the prefill."""
 
@@ -69,14 +71,14 @@ class Walk:
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
         code = frame.f_code
         is_function = event == "call" and code.co_flags & inspect.CO_OPTIMIZED
-        if not is_function or "/sedem/" not in code.co_filename:
+        if not is_function or not code.co_filename.startswith(CORE):
             return
         self.files.add(code.co_filename)
         module = frame.f_globals["__name__"].removeprefix("sedem.")
         name = f"{module}.{code.co_qualname}"
         if name in self.functions and code.co_name not in EQUATIONS:
             return
-        calls = sum("/sedem/" in above.f_code.co_filename for above in _above(frame))
+        calls = sum(above.f_code.co_filename.startswith(CORE) for above in _above(frame))
         self.functions.setdefault(name, calls)
         if code.co_name in EQUATIONS:
             self.depths[code.co_name] = max(self.depths.get(code.co_name, 0), calls)
