@@ -1,4 +1,4 @@
-"""Training: guided attention, without labels, on equal budgets, and how the baselines learned."""
+"""Training: with guided attention, on equal budgets, and how the baselines learned."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from experiments.system.answers import BUDGETS
 from experiments.system.cells import Cell, answer_cell
 from experiments.system.learning import rate_name
 from experiments.system.models import (
-    ADAPTED_STEPS,
-    Variant,
     equal_budget,
     further_trained,
     guided_model,
@@ -39,28 +37,6 @@ def guided_training(scale: Scale) -> Iterator[Number]:
         "a new selector, with evidence labels": labelled,
         "a new selector, from answers alone": answers,
     }
-    return _held_out(scale, rows)
-
-
-@ours()
-def adapt(scale: Scale) -> Iterator[Number]:
-    """Adapted to documents without labels: answer losses by K on held-out questions.
-
-    The main model has had many times the training of the others.
-    """
-    if scale.name not in ADAPTED_STEPS:  # it is about small backbones
-        return iter(())
-    rows = {
-        "untrained (sedem init)": Variant("adapt-untrained", adapted="untrained"),
-        "adapted without labels": Variant("adapt-adapted", adapted="without labels"),
-        "the same, stage 2 with labels": Variant("adapt-labelled", adapted="with labels"),
-        "the main model, trained with labels": guided_model(scale),
-    }
-    return _held_out(scale, rows)
-
-
-def _held_out(scale: Scale, rows: dict[str, Variant]) -> Iterator[Number]:
-    """Losses of the reference answer by K, and recall of the evidence, on held-out questions."""
     for label, variant in rows.items():
         for key, questions in scale.held_out.items():
             title, budgets = questions.title, [k for k in BUDGETS if k != "all"]

@@ -8,7 +8,7 @@ import pkgutil
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from glob import glob
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +24,6 @@ from serving import SECRET
 
 from experiments import pages
 from sedem import Document, MemoryBank, SeDeM
-from sedem.checkpoint.folder import embedded
 from sedem.cli.main import app
 from sedem.errors import ConfigError
 from sedem_lab.training.recipe import read_entries
@@ -45,7 +44,6 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 SHOWN = re.compile(r"^```python\n(.*?)^```$(?:\n+```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
-NANO = "sedem-nano/backbone"
 REPORTS = {
     "lease.pdf": (LEASE[: LEASE.index(" The deposit")], LEASE[LEASE.index("The deposit") :]),
     "kitchen.pdf": (RECIPE[: RECIPE.index("\n")], "It keeps two days."),
@@ -144,21 +142,17 @@ def test_readmes_walk_from_files_to_answers(
 
 
 def test_thirty_documents_are_trained_on_as_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_folder: Callable[..., str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every block of the page in its order; a tiny backbone counts as that of sedem-nano."""
-    backbone = Path(tiny_folder(depth=2, max_position_embeddings=4096))
-
-    def shipped(name: str) -> Path | None:
-        return backbone if name == NANO else embedded(name)
-
-    monkeypatch.setattr("sedem.checkpoint.folder.embedded", shipped)
-    monkeypatch.setattr("sedem_lab.training.adapt.MOST_HELD_OUT", 8)
+    """Every block of the page in its order; a text block after one is its output."""
     monkeypatch.chdir(tmp_path)
     session: dict[str, Any] = {}
     for language, code in FENCE.findall(WALK.read_text("utf-8")):
         if language == "python":
+            capsys.readouterr()
             exec(compile(code, "thirty", "exec"), session)
+        elif language == "text":
+            assert capsys.readouterr().out == code
         for line in code.splitlines() if not language else ():
             words = shlex.split(line)
             if words[0] != "sedem":
@@ -166,7 +160,7 @@ def test_thirty_documents_are_trained_on_as_shown(
             succeeds(*(name for word in words[1:] for name in sorted(glob(word)) or [word]))
     bank = MemoryBank.open(Path("notes.bank"))
     assert len(bank.documents) == 30
-    assert bank.made_by["model"] == str(Path("runs/mine/final").resolve())
+    assert bank.made_by["model"] == str(Path("runs/stage2/final").resolve())
 
 
 def test_links_lead_somewhere() -> None:

@@ -23,26 +23,13 @@ from safetensors.torch import load_file, save_file
 
 from experiments.system.scales import ROOT, Scale, recipe_exists
 from experiments.system.stand_in import fitted
-from sedem import Document
-from sedem.checkpoint.folder import (
-    ADAPTER,
-    EXTRA_ENTRIES,
-    WEIGHTS_FILE,
-    open_named,
-    unfinished,
-    write,
-)
-from sedem.checkpoint.untrained import untrained
+from sedem.checkpoint.folder import ADAPTER, EXTRA_ENTRIES, WEIGHTS_FILE, unfinished
 from sedem.config import SedemConfig
 from sedem.guidance.scores import Guidance
-from sedem.modules import SedemModules
-from sedem_lab.data.articles import read_articles
-from sedem_lab.data.question_sets import open_examples
 from sedem_lab.training.baseline import BaselineRecipe, load_baseline_recipe, train_baseline
-from sedem_lab.training.recipe import DataSource, Optimization, load_recipe, read_entries
+from sedem_lab.training.recipe import Optimization, load_recipe, read_entries
 from sedem_lab.training.run_setup import processes
 from sedem_lab.training.shipped_recipes import what_trains
-from sedem_lab.training.sources import located
 from sedem_lab.training.stages import STAGES, Stage1Recipe, Stage2Recipe
 
 PAPER_FORM = "joint"
@@ -83,8 +70,6 @@ class Variant:
         further: recipes that train it from the main model in its guided form, in order; empty means
             the recipes of the study, from the beginning.
         start: settings of the main model that are changed, with their values, before `further`.
-        adapted: a model of `sedem adapt`, or one compared with it: "untrained", "without labels" or
-            "with labels".
     """
 
     name: str
@@ -97,7 +82,6 @@ class Variant:
     every_block: bool = False
     further: tuple[str, ...] = ()
     start: tuple[tuple[str, Any], ...] = ()
-    adapted: str = ""
 
 
 @dataclass(frozen=True)
@@ -213,8 +197,6 @@ def checkpoint(
         data: folder that the recipes' data paths are relative to.
         form: a key of `FORMS`. A model that was trained further has the form of its recipes.
     """
-    if variant.adapted:
-        return _adapted(variant.adapted, scale, data)
     if variant.further:
         shipped = scale.shipped.get(variant.backbone or scale.backbones[0])
         if not (variant.main and shipped):
@@ -446,64 +428,3 @@ def budget(folder: Path) -> dict[str, Any]:
         "log": summary["log"],
         "before": before,
     }
-
-
-# A backbone adapted to documents without labels, and the models it is compared with. The documents
-# come from the study recipes: articles of stage 1, and the paragraphs of the first questions of
-# stage 2 without their questions.
-
-ARTICLES = 40
-"""Maximum number of articles among the documents."""
-ADAPTED_COMPRESSION = 2
-"""C, as in sedem-nano."""
-ADAPTED_STEPS = {"nano": (150, 100)}
-"""Steps of both stages, by scales that have the study."""
-
-
-def _adapted(kind: str, scale: Scale, data: Path) -> Path:
-    """The checkpoint of `Variant.adapted`."""
-    from sedem_lab.training.adapt import Adaptation, adapt, finished, prepare, working_folder
-
-    stage2, folder = _study_entries(scale, "stage2"), scale.runs / "adapt"
-    backbone = str(_study_entries(scale, "stage1")["model"]["encoder"])
-    if kind == "untrained":
-        if not (folder / kind).is_dir():
-            model = untrained(SedemModules, open_named(backbone, None, None))
-            write(folder / kind, model.config, model.parts(), model.decoder)
-        return folder / kind
-    steps, out = ADAPTED_STEPS[scale.name], folder / "adapted"
-    wanted = Adaptation(backbone=backbone, compression=ADAPTED_COMPRESSION, steps=steps)
-    documents = _unlabelled(scale, data)
-    if finished(wanted, documents, out) is None:
-        prepare(wanted, documents, out)
-        adapt(out)
-    if kind == "without labels":
-        return working_folder(out) / "stage2" / "final"
-    overrides = [
-        f"data_root={data}",
-        f"data.training={flow(stage2['data']['training'])}",
-        "data.evaluation=[]",
-        f"run.output={folder / 'labelled'}",
-    ]
-    return run_recipe(working_folder(out) / "stage2.yaml", overrides, scale) / "final"
-
-
-def _unlabelled(scale: Scale, data: Path) -> list[Document]:
-    text = _study_entries(scale, "stage1")["text"]
-    articles = [
-        Document(title, article)
-        for title, article in read_articles(data / text["path"], slice(ARTICLES))
-        if title not in text.get("exclude_titles", ())
-    ]
-    first = _study_entries(scale, "stage2")["data"]["training"][0]
-    source = DataSource.from_entries(first, "the recipe")
-    location, options = located(source, data)
-    examples = open_examples(location, source.set, records=source.records, **options).examples
-    paragraphs = dict.fromkeys(d.text for example in examples for d in example.documents)
-    return articles + [Document(f"paragraph {i}", text) for i, text in enumerate(paragraphs)]
-
-
-def _study_entries(scale: Scale, stage: str) -> Mapping[str, Any]:
-    """A study recipe with the overrides of the scale."""
-    recipe, overrides = recipe_of(BASE, scale, stage, scale.ablation[0])
-    return _entries(recipe, tuple(overrides))

@@ -125,7 +125,7 @@ def test_help_explains_every_command_with_all_its_arguments() -> None:
 VERBS = (
     "demo, build, ask, bank ls, bank show, bank verify, bank rm, bank compact, bank backup, "
     "bank export, bank import, bank split, bank join, train stage1, train stage2, push, seal, "
-    "data inspect, init, adapt, calibrate, eval METHOD, eval report, bench, cost, serve"
+    "data inspect, init, calibrate, eval METHOD, eval report, bench, cost, serve"
 )
 
 
@@ -500,13 +500,7 @@ def test_a_new_checkpoint_with_bad_settings_is_refused(
         (["-k", "most"], "k is 'most'"),
     ):
         refused("init", tiny_folder(), "new", *options, words=words)
-    adapt = ("adapt", TINY, "lease.txt", "--out", "new")
-    refused(*adapt, "--steps", "3", words="steps is '3'; give the steps of stage 1 and stage 2")
-    refused(*adapt, "--device", "tpu", words="device is 'tpu'; it can be cpu or cuda")
-    refused(*adapt, "-C", "8", words=f"compression is 8, but checkpoint '{TINY}' has 4")
     Path("empty").mkdir()
-    refused("adapt", TINY, "empty", "--out", "new", words="'empty' holds no file that can be read")
-    refused("adapt", TINY, ".", "--out", "empty", words="'empty' exists already")
     refused("init", tiny_folder(), "empty", words="'empty' exists already; give the name of a new")
     assert not list(here.glob("new*"))
 

@@ -41,47 +41,7 @@ def model_card(repo_id: str, entries: Mapping[str, Any], summary: Mapping[str, A
         entries: its config.json.
         summary: training.json of its run; None if it is not known.
     """
-    parts = [*_head(repo_id, entries, backbones_of(entries)), *_training(summary)]
-    return "\n\n".join(parts) + "\n"
-
-
-def adapted_card(name: str, entries: Mapping[str, Any], report: Mapping[str, Any]) -> str:
-    """Write the card of a checkpoint that was adapted to documents.
-
-    It states the amount of text, but no name of a document or folder.
-    """
-    told = {
-        setting: Path(backbone).name if Path(backbone).is_absolute() else backbone
-        for setting, backbone in backbones_of(entries).items()
-    }
-    sizes = report["sizes"]
-    documents = {
-        "documents": f"{sizes['documents']:,}, tokens: {sizes['tokens']:,}",
-        "held out": f"{sizes['held_out_documents'] or 'the last part of one'}, "
-        f"tokens: {sizes['held_out_tokens']:,}",
-        "questions": f"{sizes['questions']:,} to train on, {sizes['held_out_questions']:,} held "
-        "out; cut from the documents, nobody labelled them",
-    }
-    one, two = report["steps"]
-    budget = {
-        "steps": f"stage 1: {one:,}, stage 2: {two:,}, of {report['batch']} each",
-        "seconds": f"{report['seconds']:,.0f}",
-        **_made_by(report),
-    }
-    rows = [
-        f"| {score} | {old:.4g} | {new:.4g} |" for score, (old, new) in report["scores"].items()
-    ]
-    parts = [
-        *_head(name, entries, told),
-        f"Adapted from `{report['request']['backbone']}` with `sedem adapt`.",
-        "## Documents",
-        _table(documents),
-        "## Budget",
-        _table(budget),
-        "## Scores",
-        "On the held-out documents; losses are per token, and no answers were scored.",
-        "\n".join(["| | before | after |", "|---|---|---|", *rows]),
-    ]
+    parts = [*_head(repo_id, entries), *_training(summary)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -91,9 +51,9 @@ def backbones_of(entries: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(entries[name]) for name in settings if entries.get(name)}
 
 
-def _head(repo_id: str, entries: Mapping[str, Any], backbones: Mapping[str, str]) -> list[str]:
+def _head(repo_id: str, entries: Mapping[str, Any]) -> list[str]:
     """What a checkpoint is, how it is used, and its settings."""
-    method = entries.get("method")
+    method, backbones = entries.get("method"), backbones_of(entries)
     named = [name for name in backbones.values() if "/" in name and embedded(name) is None]
     on_hub = ["/".join(name.split("/")[:2]) for name in named]  # without the name of a file
     data = ModelCardData(
@@ -146,17 +106,14 @@ def _training(summary: Mapping[str, Any] | None) -> list[str]:
 
 
 def _budget(summary: Mapping[str, Any]) -> Rows:
+    """Counts, trained parameters, machine and versions."""
     keys = {"steps": "steps", "examples": "examples_seen", "tokens": "tokens_seen"}
     keys["seconds"] = "seconds"
     counts = {name: f"{summary[key]:,}" for name, key in keys.items() if key in summary}
-    return {**counts, **_made_by(summary)}
-
-
-def _made_by(summary: Mapping[str, Any]) -> Rows:
-    """Trained parameters, machine and versions."""
     trained = summary.get("trained_parameters", {})
     machine, versions = summary.get("machine", {}), summary.get("versions", {})
     return {
+        **counts,
         "trained parameters": f"{sum(trained.values()):,} ({', '.join(trained)})",
         "machine": machine.get("device", "unknown"),
         "versions": ", ".join(f"{name} {number}" for name, number in versions.items()),

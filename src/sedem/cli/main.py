@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from sedem.reading.documents import Record
 
 ORDER = (
-    "demo", "build", "ask", "bank", "data", "init", "adapt", "train", "calibrate", "seal",
+    "demo", "build", "ask", "bank", "data", "init", "train", "calibrate", "seal",
     "push", "eval", "bench", "cost", "serve", "mcp",
 )  # fmt: skip
 """The commands as the help lists them."""
