@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from unit.training.conftest import CAKE, RENT, SHIP, example
 from unit.training.runs import losses, one_thread, train
 
 from sedem import SeDeM, SedemConfig
-from sedem_lab.data import custom_questions
+from sedem_lab.data.custom_questions import to_entry
 from sedem_lab.training.recipe import DataSource, Optimization, RunSettings, TextSource
 from sedem_lab.training.stage1 import Stage1Losses
 from sedem_lab.training.stage2 import Stage2Losses
@@ -89,7 +90,8 @@ def test_stage_1_overfits_a_few_windows(
 
 
 def test_stage_2_overfits_a_few_answers(tiny_folder: Callable[..., str], tmp_path: Path) -> None:
-    custom_questions.dump(EXAMPLES, tmp_path / "questions.jsonl")
+    lines = [json.dumps(to_entry(one)) for one in EXAMPLES]
+    (tmp_path / "questions.jsonl").write_text("\n".join(lines))
     rates = dict.fromkeys(("compressor", "decompressor", "selector", "lora"), 6e-3)
     recipe = Stage2Recipe(
         # A padding token would have a zero embedding, and it is also the end token.

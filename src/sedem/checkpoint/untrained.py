@@ -39,8 +39,16 @@ def untrained(
         chat_template: whether questions use the tokenizer's chat template; None means that they do
             if it has one.
         settings: other settings of the configuration, such as segment_length and k.
+
+    Raises:
+        ConfigError: there is no layer before the given one, or none after it.
     """
-    layer = middle_layer(backbone, backbone.name, layer)
+    layer = backbone.depth // 2 if layer is None else layer
+    if not 1 <= layer < backbone.depth:
+        raise ConfigError(
+            f"layer is {layer}, but backbone '{backbone.name}' has {backbone.depth} layers; give a "
+            f"layer from 1 to {backbone.depth - 1}, so that some are before and some after it"
+        )
     if chat_template is None:
         chat_template = bool(backbone.tokenizer.chat_template)
     config = SedemConfig(
@@ -57,22 +65,3 @@ def untrained(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         return kind(config, backbone, backbone).eval()
-
-
-def middle_layer(backbone: Backbone, name: str, layer: int | None) -> int:
-    """Return the layer after which states are read and injected, for an untuned backbone.
-
-    Args:
-        name: its name, for the message.
-        layer: the requested layer; None means half of all layers.
-
-    Raises:
-        ConfigError: there is no layer before it, or none after it.
-    """
-    layer = backbone.depth // 2 if layer is None else layer
-    if not 1 <= layer < backbone.depth:
-        raise ConfigError(
-            f"layer is {layer}, but backbone '{name}' has {backbone.depth} layers; give a layer "
-            f"from 1 to {backbone.depth - 1}, so that some are before and some after it"
-        )
-    return layer

@@ -9,14 +9,21 @@ from typing import Annotated
 import typer
 
 from sedem.cli import output
-from sedem.cli.options import BackboneName, LayerOption, budget
+from sedem.cli.options import BackboneName, budget
 from sedem.errors import CheckpointError
 
 
 def init(
     backbone: BackboneName,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder of the new checkpoint.")],
-    layer: LayerOption = None,
+    layer: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Layers to run before states are read, and before they are injected. "
+            "[default: half of them]",
+        ),
+    ] = None,
     segment_length: Annotated[int, typer.Option(metavar="N", help="Tokens of a block.")] = 128,
     k: Annotated[
         str, typer.Option("-k", metavar="N|auto", help="Blocks to use for an answer.")

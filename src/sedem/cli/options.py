@@ -96,15 +96,6 @@ WeightsOption = Annotated[
         help="full, or int8 for faster tokens on a CPU: decoding steps run with int8 matrices.",
     ),
 ]
-LayerOption = Annotated[
-    int | None,
-    typer.Option(
-        "--layer",
-        metavar="N",
-        help="Layers to run before states are read, and before they are injected. "
-        "[default: half of them]",
-    ),
-]
 OptionEntries = Annotated[
     list[str] | None,
     typer.Option(

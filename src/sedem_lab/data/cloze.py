@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sedem.config import Whole, WholeAbove0
 from sedem.errors import DataError
 from sedem.types import Document
 from sedem_lab.data.articles import articles, paragraphs
-from sedem_lab.data.examples import Evidence, Example, ExampleSet, filled_up
+from sedem_lab.data.examples import Evidence, Example, ExampleSet
 from sedem_lab.data.records import Records
 
 SHORTEST, LONGEST = 8, 32
@@ -56,15 +56,12 @@ _DEPENDENT = re.compile(
 
 @dataclass(frozen=True)
 class Cloze:
-    """A question, its answer, and the span of the sentence in its paragraph.
-
-    Without a span (0:0), the answer string locates it.
-    """
+    """A question, its answer, and the span of the sentence in its paragraph."""
 
     question: str
     answer: str
-    start: int = 0
-    end: int = 0
+    start: int
+    end: int
 
 
 def clozes(paragraph: str) -> Iterator[Cloze]:
@@ -98,45 +95,27 @@ def read(records: Records, *, count: WholeAbove0 = 10_000, seed: Whole = 0) -> E
     result = ExampleSet("cloze", [])
     result.dropped["articles with fewer than two paragraphs"] = len(pool) - len(usable)
     candidates = [(own, gold, cloze) for own in usable for gold in own for cloze in clozes(gold)]
-    add_among_others(
-        result, candidates, count, lambda rng: rng.choice(rng.choice(usable)), DOCUMENTS, seed
-    )
-    return result
-
-
-def add_among_others(
-    result: ExampleSet,
-    candidates: list[tuple[list[str], str, Cloze]],
-    count: int,
-    draw: Callable[[random.Random], str],
-    size: int,
-    seed: int,
-) -> None:
-    """Add questions in a seeded order, each about a paragraph among others.
-
-    Args:
-        candidates: the paragraphs of a text, the one that is asked about, and the question; the
-            list is shuffled.
-        draw: gives paragraphs beside those of the same text, which are at most half.
-        size: number of paragraphs in a context.
-    """
-    name = result.name
-    random.Random(f"{name}:{seed}").shuffle(candidates)
+    random.Random(f"cloze:{seed}").shuffle(candidates)
     for number, (own, gold, cloze) in enumerate(candidates[:count]):
-        rng = random.Random(f"{name}:{seed}:{number}")
+        rng = random.Random(f"cloze:{seed}:{number}")
         near = [paragraph for paragraph in own if paragraph != gold]
+        # Half of the context is from the same article, the rest from any.
         texts = [gold, *rng.sample(near, min(DOCUMENTS // 2, len(near)))]
-        texts = filled_up(texts, draw, size, rng)
-        evidence = Evidence(texts.index(gold), cloze.start, cloze.end)
+        while len(texts) < DOCUMENTS:
+            other = rng.choice(rng.choice(usable))
+            if other not in texts:
+                texts.append(other)
+        texts = rng.sample(texts, DOCUMENTS)
         result.examples.append(
             Example(
-                f"{name}-{seed}-{number}",
+                f"cloze-{seed}-{number}",
                 tuple(Document(f"paragraph {i}", text) for i, text in enumerate(texts, 1)),
                 cloze.question,
                 (cloze.answer,),
-                (evidence,) if cloze.end else (),
+                (Evidence(texts.index(gold), cloze.start, cloze.end),),
             )
         )
+    return result
 
 
 def _stands_alone(sentence: str) -> bool:

@@ -12,8 +12,6 @@ contain an answer string as positive (`labels.labelling_of`).
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -80,15 +78,8 @@ def read(records: Records) -> ExampleSet:
     return result
 
 
-def dump(examples: Iterable[Example], path: Path) -> None:
-    """Write examples as JSON lines that `read` accepts."""
-    with path.open("w", encoding="utf-8") as file:
-        for example in examples:
-            file.write(json.dumps(to_entry(example), ensure_ascii=False) + "\n")
-
-
 def to_entry(example: Example) -> dict[str, Any]:
-    """An example as the JSON object of one line."""
+    """An example as the JSON object of one line that `read` accepts."""
     return {
         "id": example.id,
         "documents": [{"name": d.name, "text": d.text} for d in example.documents],

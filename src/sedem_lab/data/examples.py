@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sedem.errors import DataError
@@ -124,18 +123,6 @@ def distinct_names(names: Sequence[str]) -> list[str]:
             unique = f"{name} ({count})"
         distinct.append(unique)
     return distinct
-
-
-def filled_up(
-    texts: list[str], draw: Callable[[random.Random], str], size: int, rng: random.Random
-) -> list[str]:
-    """The texts of a context in random order, with distinct others drawn until it is full."""
-    texts = list(texts)
-    while len(texts) < size:
-        other = draw(rng)
-        if other not in texts:
-            texts.append(other)
-    return rng.sample(texts, len(texts))
 
 
 def whole(document: int, documents: Sequence[Document]) -> Evidence:
