@@ -324,32 +324,22 @@ class SeDeM(SedemModules):
             source = portable_name(str(name))
             model = untrained(cls, checkpoint.open_named(source, revision, None, **options))
             model.name, model.source = Path(name).name, source
-            return model._opened(device, engine, attention, kept, weights)
-        folder = checkpoint.locate(str(name), revision)
-        with checkpoint.opening(folder):
-            config = SedemConfig.load(folder, extra=checkpoint.EXTRA_ENTRIES)
-            encoder, decoder = checkpoint.open_backbones(config, folder, **options)
-            # Absolute, since banks record it and may be used from another folder.
-            source = str(Path(name).resolve()) if Path(name).is_dir() else str(name)
-            model = cls(config, encoder, decoder, Path(name).resolve().name, source)
-            checkpoint.read_weights(folder, model.parts())
-            if config.lora_rank:
-                decoder.add_lora(config.lora_rank, config.lora_alpha)
-                decoder.load_lora(folder / checkpoint.ADAPTER)
-        return model._opened(device, engine, attention, kept, weights)
-
-    def _opened(
-        self,
-        device: torch.device,
-        engine: str,
-        attention: str,
-        kept: KeptBudget | None,
-        weights: str,
-    ) -> SeDeM:
-        self.parts().to(device)
-        self.requires_grad_(False).eval()
-        self.engine = open_engine(engine, self, attention, kept, weights)
-        return self
+        else:
+            folder = checkpoint.locate(str(name), revision)
+            with checkpoint.opening(folder):
+                config = SedemConfig.load(folder, extra=checkpoint.EXTRA_ENTRIES)
+                encoder, decoder = checkpoint.open_backbones(config, folder, **options)
+                # Absolute, since banks record it and may be used from another folder.
+                source = str(Path(name).resolve()) if Path(name).is_dir() else str(name)
+                model = cls(config, encoder, decoder, Path(name).resolve().name, source)
+                checkpoint.read_weights(folder, model.parts())
+                if config.lora_rank:
+                    decoder.add_lora(config.lora_rank, config.lora_alpha)
+                    decoder.load_lora(folder / checkpoint.ADAPTER)
+        model.parts().to(device)
+        model.requires_grad_(False).eval()
+        model.engine = open_engine(engine, model, attention, kept, weights)
+        return model
 
     def save_pretrained(
         self, folder: str | Path, *, with_backbone: bool = False, int8: bool = False

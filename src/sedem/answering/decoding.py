@@ -5,14 +5,13 @@ Letters: B batch, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from sedem.engine.interface import Step
 from sedem.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -59,9 +58,15 @@ class Decoding:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):  # type: ignore[unreachable]  # a caller may be untyped
             raise ConfigError(f"stop is the string {self.stop!r}; give a list of strings")
-        _check_whole("max_new_tokens", self.max_new_tokens, 1, 2**31)
-        _check_whole("top_k", self.top_k, 0, 2**31)
-        _check_whole("seed", self.seed, 0, 2**63)
+        for name, least, limit in (
+            ("max_new_tokens", 1, 2**31), ("top_k", 0, 2**31), ("seed", 0, 2**63)
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value < limit:
+                raise ConfigError(
+                    f"{name} is {value!r}; it must be a whole number of at least {least} and below "
+                    f"{limit}"
+                )
         if self.temperature != 0 and not 1e-3 <= self.temperature < float("inf"):
             raise ConfigError(
                 f"temperature is {self.temperature}; it must be 0 (greedy) or at least 0.001"
@@ -110,13 +115,6 @@ def log_probabilities(
     return [(int(token), float(log_V[token])), *likeliest]
 
 
-def _check_whole(name: str, value: object, least: int, limit: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < limit:
-        raise ConfigError(
-            f"{name} is {value!r}; it must be a whole number of at least {least} and below {limit}"
-        )
-
-
 GREEDY = Decoding()
 """The default."""
 
@@ -160,16 +158,33 @@ class Transcript:
             self.ids.append(token)
             if logprobs is not None:
                 self.logprobs.append(logprobs)
-            self._decode()
-            self._cut_at_stop()
-            if self.finish_reason is None and len(self.ids) >= self.decoding.max_new_tokens:
+            # An incomplete character is not text yet. With byte tokens, until it is complete, it
+            # can also change how the characters before it are decoded.
+            text = self.tokenizer.decode(
+                self.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+            text = text.lstrip().rstrip(UNFINISHED)
+            if len(text) > len(self.text):
+                self.text = text
+            starts = [at for stop in self.decoding.stop if (at := self.text.find(stop)) >= 0]
+            if starts:
+                self.text, self.finish_reason = self.text[: min(starts)], "stop"
+            elif len(self.ids) >= self.decoding.max_new_tokens:
                 self.finish_reason = "length"
         if self.finish_reason is not None:
             self.text = self.text.rstrip()
 
     def take(self) -> str:
         """Return the text that can no longer change and was not returned before."""
-        certain = len(self.text) if self.finish_reason is not None else self._certain()
+        certain = len(self.text)
+        if self.finish_reason is None:
+            withheld = 0
+            for stop in self.decoding.stop:
+                for size in range(1, min(len(stop), len(self.text)) + 1):
+                    if self.text.endswith(stop[:size]):
+                        withheld = max(withheld, size)
+            # White space before it is stripped if the answer ends there.
+            certain = len(self.text[: len(self.text) - withheld].rstrip())
         piece = self.text[self._taken : certain]
         self._taken = max(self._taken, certain)
         return piece
@@ -180,57 +195,6 @@ class Transcript:
             return ()
         limit = self.decoding.max_new_tokens
         return (f"the answer was cut off at its limit of {limit} tokens",)
-
-    def _decode(self) -> None:
-        text = self.tokenizer.decode(
-            self.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        # An incomplete character is not text yet. With byte tokens, until it is complete, it can
-        # also change how the characters before it are decoded.
-        text = text.lstrip().rstrip(UNFINISHED)
-        if len(text) > len(self.text):
-            self.text = text
-
-    def _cut_at_stop(self) -> None:
-        starts = [at for stop in self.decoding.stop if (at := self.text.find(stop)) >= 0]
-        if starts:
-            self.text = self.text[: min(starts)]
-            self.finish_reason = "stop"
-
-    def _certain(self) -> int:
-        """Length of the text that can no longer change."""
-        withheld = 0
-        for stop in self.decoding.stop:
-            for size in range(1, min(len(stop), len(self.text)) + 1):
-                if self.text.endswith(stop[:size]):
-                    withheld = max(withheld, size)
-        # White space before it is stripped if the answer ends there.
-        return len(self.text[: len(self.text) - withheld].rstrip())
-
-
-def generate(
-    logits_BV: Tensor,
-    step: Step,
-    tokenizer: PreTrainedTokenizerBase,
-    end_ids: Sequence[int],
-    decoding: Decoding,
-) -> Iterator[list[Transcript]]:
-    """Generate a batch of answers, for methods that do not run in the rows of an engine.
-
-    Yields:
-        The transcripts of all rows, after each token; all are finished at the last yield.
-    """
-    rows = [Transcript(tokenizer, end_ids, decoding) for _ in range(len(logits_BV))]
-    choose = decoding.chooser(logits_BV.device)
-    while True:
-        ids_B = choose(logits_BV)
-        for row, token in zip(rows, ids_B.tolist(), strict=True):
-            if row.finish_reason is None:
-                row.add(token)
-        yield rows
-        if all(row.finish_reason is not None for row in rows):
-            return
-        logits_BV = step(ids_B)
 
 
 def fetch(ids_B: Tensor) -> Callable[[], list[int]]:

@@ -9,7 +9,6 @@ Letters: N blocks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -72,112 +71,91 @@ def find_passages(
         if number < 1:
             raise ConfigError(f"{name} is {number}; it must be at least 1")
     plan = plan_of(model, request)
-    bank = plan.bank
+    bank, documents = plan.bank, plan.bank.documents
     if not len(bank):
         check_question(plan.question)
         return [], Selection([], [], [], Scores(torch.zeros(0)))
     [selection] = select(model, engine, [plan])
     scores = selection.scores
     wanted = min(count_candidates(scores.total), passages * max(LOOKED_AT, per_document))
-    ranked = top_k(scores.total, wanted).tolist()
-    hits = _hits(bank, scores, ranked, passages, per_document)
-    found = [_citation(bank, scores, hit, rank) for rank, hit in enumerate(hits, start=1)]
-    return found, selection
-
-
-def _hits(
-    bank: Snapshot, scores: Scores, ranked: Sequence[int], passages: int, per_document: int
-) -> list[_Hit]:
-    """Join blocks to passages, from the best block on."""
-    hits: list[_Hit] = []
-    counts: dict[int, int] = {}
-    for block in ranked:
+    # Blocks are joined to passages, from the best block on.
+    hits, counts = list[_Hit](), dict[int, int]()
+    for block in top_k(scores.total, wanted).tolist():
         document = bank.rows([block])[0].document
         if counts.get(document, 0) == per_document:
             continue
         hit = _widened(bank, block, scores)
-        same = [one for one in hits if one.document == document and _touch(one, hit)]
+        # Passages that overlap or touch: one character of white space may be between them.
+        same = [
+            one
+            for one in hits
+            if one.document == document and one.start <= hit.end + 1 and hit.start <= one.end + 1
+        ]
         if not same and len(hits) == passages:
             break
         counts[document] = counts.get(document, 0) + 1
-        parts = [*same, hit]
-        start, end = min(part.start for part in parts), max(part.end for part in parts)
+        start = min(one.start for one in (*same, hit))
+        end = max(one.end for one in (*same, hit))
         if not same:
             hits.append(hit)
         elif end - start <= LONGEST:
             hits = [one for one in hits if one not in same[1:]]
             same[0].start, same[0].end = start, end
-            same[0].text = bank.documents.text(document, start, end)
-        elif len(hits) < passages and (rest := _without(hit, same)) is not None:
-            hits.append(rest)
-    return hits
-
-
-def _without(hit: _Hit, others: Sequence[_Hit]) -> _Hit | None:
-    """Return a passage without the text of others that it overlaps; None if nothing is left."""
-    start, end = hit.start, hit.end
-    for other in others:
-        if other.start <= start:
-            start = max(start, other.end)
-        else:
-            end = min(end, other.start)
-    text = hit.text[max(0, start - hit.start) : max(0, end - hit.start)]
-    start += len(text) - len(text.lstrip())
-    text = text.strip()
-    return replace(hit, start=start, end=start + len(text), text=text) if text else None
-
-
-def _touch(first: _Hit, second: _Hit) -> bool:
-    # One character of white space may be between them.
-    return first.start <= second.end + 1 and second.start <= first.end + 1
+            same[0].text = documents.text(document, start, end)
+        elif len(hits) < passages:
+            # Together they are too long, so this one is what the others leave of it.
+            start, end = hit.start, hit.end
+            for one in same:
+                if one.start <= start:
+                    start = max(start, one.end)
+                else:
+                    end = min(end, one.start)
+            rest = hit.text[max(0, start - hit.start) : max(0, end - hit.start)]
+            start += len(rest) - len(rest.lstrip())
+            if text := rest.strip():
+                hits.append(replace(hit, start=start, end=start + len(text), text=text))
+    found = [
+        Citation(
+            rank,
+            documents.name(hit.document),
+            hit.start,
+            hit.end,
+            text=hit.text,
+            page=page_of(documents.pages(hit.document), hit.start),
+            also=documents.copies(hit.document),
+            **scores.cited(hit.block),
+        )
+        for rank, hit in enumerate(hits, start=1)
+    ]
+    return found, selection
 
 
 def _widened(bank: Snapshot, block: int, scores: Scores) -> _Hit:
     """Return the text of a block with the beginning and the end of its first and last sentence."""
-    row, documents = bank.rows([block])[0], bank.documents
+    [row], documents = bank.rows([block]), bank.documents
     base = max(0, row.start - REACH)
     stop = min(row.end + REACH, documents.characters(row.document))
     text = documents.text(row.document, base, stop)
-    borders = sentences_of(text)
-    if base:
-        del borders[0]  # not the beginning of a sentence
-    if stop < documents.characters(row.document):
-        del borders[-1]
+    sentences = sentences_of(text)
+    # The first is not the beginning of a sentence, and the last no end, unless the text ends there.
+    borders = sentences[base > 0 : len(sentences) - (stop < documents.characters(row.document))]
     start, end = row.start - base, row.end - base
     if end - start > 2 * LENGTH:
-        start, end = _narrowed(text, start, end, scores, block)
+        # A long block is narrowed to the part with most of the question's words.
+        words = () if scores.words is None else scores.words.words
+        matches = matches_of(text, {one.text: one.weight for one in words if block in one.blocks})
+
+        def weight(first: int) -> float:
+            return total_weight(one for one in matches if first <= one.start < first + LENGTH)
+
+        inside = (at for at in sentences if start < at < end - LENGTH // 2)
+        start = max([start, *inside], key=weight)
+        last = min(end, start + LENGTH)
+        if last < end and (space := text.rfind(" ", start + 1, last)) > 0:
+            last = space
+        end = last
     start = max((at for at in borders if at <= start), default=start)
     end = min((at for at in borders if at >= end), default=end)
     start += len(text[start:end]) - len(text[start:end].lstrip())
     end -= len(text[start:end]) - len(text[start:end].rstrip())
     return _Hit(block, row.document, base + start, base + end, text[start:end])
-
-
-def _narrowed(text: str, start: int, end: int, scores: Scores, block: int) -> tuple[int, int]:
-    """Return the part of a long block with most of the question's words."""
-    words = () if scores.words is None else scores.words.words
-    matches = matches_of(text, {word.text: word.weight for word in words if block in word.blocks})
-
-    def weight(first: int) -> float:
-        return total_weight(one for one in matches if first <= one.start < first + LENGTH)
-
-    borders = [start, *(at for at in sentences_of(text) if start < at < end - LENGTH // 2)]
-    first = max(borders, key=weight)
-    last = min(end, first + LENGTH)
-    if last < end and (space := text.rfind(" ", first + 1, last)) > 0:
-        last = space
-    return first, last
-
-
-def _citation(bank: Snapshot, scores: Scores, hit: _Hit, rank: int) -> Citation:
-    documents = bank.documents
-    return Citation(
-        rank,
-        documents.name(hit.document),
-        hit.start,
-        hit.end,
-        text=hit.text,
-        page=page_of(documents.pages(hit.document), hit.start),
-        also=documents.copies(hit.document),
-        **scores.cited(hit.block),
-    )

@@ -20,7 +20,6 @@ from torch import Tensor
 from sedem.answering.decoding import UNANSWERABLE, Decoding, Transcript, fetch, log_probabilities
 from sedem.answering.spans import Found, find_quotation, told_partly, words_without_source
 from sedem.backbone.prompts import end_ids
-from sedem.bank.memory_bank import BankReader
 from sedem.engine.device import Clock, watched
 from sedem.engine.interface import Engine, Rows
 from sedem.errors import (
@@ -34,7 +33,7 @@ from sedem.method.selector import top_k
 from sedem.modules import SedemModules
 from sedem.selecting.plan import Prepared, Request, is_long, plan_of, prepare
 from sedem.selecting.select import count_candidates, select
-from sedem.types import Answer, Citation, Span, certainty_of, joint
+from sedem.types import Answer, Citation, certainty_of, joint
 
 
 @dataclass(frozen=True)
@@ -147,14 +146,13 @@ class Reply:
             return event
         if isinstance(event, Selected):
             self.selected = event
-            return ""
-        if isinstance(event, Estimate):
+        elif isinstance(event, Estimate):
             self.estimate = event
-            return ""
-        self._over = True
-        if isinstance(event, Exception):
-            raise failure(event)
-        self.answer = event
+        else:
+            self._over = True
+            if isinstance(event, Exception):
+                raise failure(event)
+            self.answer = event
         return ""
 
     def _known(self) -> Selected:
@@ -235,18 +233,6 @@ class Running:
         self.clock = Clock(model.device, question.since)
         self.found: Found | None = None
 
-    @property
-    def timings(self) -> dict[str, float]:
-        """The times of the finished answer, by stage and in total."""
-        self.clock.mark("total_ms")
-        # Blocks that were selected elsewhere take no time here.
-        nothing = {"encode_ms": 0.0, "score_ms": 0.0}
-        timings = {**nothing, **self.stages.timings, **self.clock.timings}
-        if self.question.wait_ms is not None:
-            timings["wait_ms"] = self.question.wait_ms
-        timings["select_ms"] = timings["encode_ms"] + timings["score_ms"]
-        return timings
-
 
 Logprobs = dict[int, list[tuple[int, float]] | None]
 """Log-probabilities of the tokens of one step, by row."""
@@ -284,10 +270,14 @@ class Watch:
         """
         now = time.perf_counter()
         until = now + min(WAITED * (now - self._since), LONGEST_WAIT)
-        self._check()
-        while self.others() and time.perf_counter() < until:
+        while True:
+            if self.stopped():
+                raise closed_before()
+            if self.question.ended:
+                raise CancelledError("the question was cancelled")
+            if not self.others() or time.perf_counter() >= until:
+                break
             time.sleep(LOOK_SECONDS)
-            self._check()
         self._since = time.perf_counter()
         if not done:
             return
@@ -301,12 +291,6 @@ class Watch:
         seconds = spent / (done - before) * (total * self.factor - done)
         if seconds + self.loaded - self.began > TELL:
             self.question.send(Estimate(seconds, total))
-
-    def _check(self) -> None:
-        if self.stopped():
-            raise closed_before()
-        if self.question.ended:
-            raise CancelledError("the question was cancelled")
 
     def measured(self) -> float:
         """How many times as long as loading blocks the work took until now."""
@@ -563,63 +547,68 @@ def answer_events(
 
 def to_answer(name: str, running: Running) -> Answer:
     """Make an answer with the spans that conditioned it."""
-    prepared, transcript = running.prepared, running.transcript
+    prepared, transcript, clock = running.prepared, running.transcript, running.clock
     found = running.found or Found(None)
     plan, selection, quotation = prepared.plan, prepared.selection, found.quotation
     assert transcript.finish_reason is not None
+    bank, ranked, scores = plan.bank, selection.ranked, selection.scores
+    # Its times by stage; blocks that were selected elsewhere took none here.
+    clock.mark("total_ms")
+    timings = {"encode_ms": 0.0, "score_ms": 0.0} | running.stages.timings | clock.timings
+    if running.question.wait_ms is not None:
+        timings["wait_ms"] = running.question.wait_ms
+    timings["select_ms"] = timings["encode_ms"] + timings["score_ms"]
+    # Its sources: the selected blocks, with what a quotation takes from each.
     citations = prepared.citations
     if quotation is not None:
         citations = tuple(
             replace(one, answer_spans=quotation.within(block))
-            for one, block in zip(citations, selection.ranked, strict=True)
+            for one, block in zip(citations, ranked, strict=True)
+        )
+    # What it leaves out: the end, or blocks of a question that asks for all of a kind, if many have
+    # its words alike.
+    cut = transcript.cut()
+    alike = scores.words.alike() if scores.words is not None and ranked else []
+    left = {*alike} - {*ranked}
+    if found.partly:
+        cut += (
+            f"the question is about everything, and {len(citations):,} of {len(bank):,} blocks "
+            "were read; this is the likeliest place",
+        )
+    elif left and len(alike) > max(MANY, len(ranked)):
+        cut += (
+            f"{len(left):,} of {len(alike):,} blocks that have the words of the question alike "
+            "were left out; a larger k reads more of them",
         )
     certainty = found.certainty if quotation is None else quotation.confidence
     text = transcript.tokenizer.decode
     logprobs = (tuple((text([token]), p) for token, p in one) for one in transcript.logprobs)
-    part = (
-        f"the question is about everything, and {len(citations):,} of {len(plan.bank):,} blocks "
-        "were read; this is the likeliest place"
-    )
+    # The span behind every block that could be selected, best score first.
+    ranking = None
+    if plan.ranking:
+        every = top_k(scores.total, count_candidates(scores.total)).tolist()
+        blocks = [bank.blocks[index] for index in every]
+        ranking = tuple((bank.documents.name(b.document), b.start, b.end) for b in blocks)
     return Answer(
         text=transcript.text,
         citations=citations,
         k=len(citations),
-        blocks=len(plan.bank),
-        timings=running.timings,
+        blocks=len(bank),
+        timings=timings,
         finish_reason=transcript.finish_reason,
         model=name,
-        cut=(*transcript.cut(), *([part] if found.partly else left_out(prepared))),
+        cut=cut,
         conditioning=prepared.conditioning + found.positions,
-        stored_bytes=plan.bank.memory_bytes,
-        context_tokens=plan.bank.tokens,
+        stored_bytes=bank.memory_bytes,
+        context_tokens=bank.tokens,
         confidence=selection.confidence,
         answer_confidence=certainty,
         unsupported=() if quotation else words_without_source(prepared, transcript.text),
-        ranking=ranking(plan.bank, selection.scores.total) if plan.ranking else None,
+        ranking=ranking,
         answer_tokens=len(transcript.ids) if quotation is None else quotation.tokens,
         logprobs=tuple(logprobs) or None,
-        sentences=tuple((plan.bank.documents.name(n), a, b) for n, a, b in found.sentences),
+        sentences=tuple((bank.documents.name(n), a, b) for n, a, b in found.sentences),
         alternative=found.alternative
         if certainty_of(joint(certainty, selection.confidence)) == "unsure"
         else None,
     )
-
-
-def left_out(prepared: Prepared) -> tuple[str, ...]:
-    """Return a sentence if many blocks have the question's words alike, as when it asks for all."""
-    words, ranked = prepared.selection.scores.words, prepared.selection.ranked
-    alike = [] if words is None or not ranked else words.alike()
-    left = {*alike} - {*ranked}
-    if not left or len(alike) <= max(MANY, len(ranked)):
-        return ()
-    return (
-        f"{len(left):,} of {len(alike):,} blocks that have the words of the question alike were "
-        "left out; a larger k reads more of them",
-    )
-
-
-def ranking(bank: BankReader, scores_N: Tensor) -> tuple[Span, ...]:
-    """Return the span behind every block that could be selected, best score first."""
-    ranked = top_k(scores_N, count_candidates(scores_N)).tolist()
-    blocks = [bank.blocks[index] for index in ranked]
-    return tuple((bank.documents.name(b.document), b.start, b.end) for b in blocks)

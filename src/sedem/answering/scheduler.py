@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from functools import partial
 from math import ceil
@@ -270,68 +270,59 @@ class Lane:
         if self.long:
             step_back()
         own = self.scheduler
-        with torch.no_grad():
-            while self._wait():
-                try:
-                    with own.engine.open_rows(self.rows) as rows:
-                        self._answers = RunningAnswers(
-                            own.model, own.engine, own.name, rows, self.rows
-                        )
-                        self._serve(self._answers)
-                except Exception as error:
-                    if self._answers is not None:
-                        self._answers.end(error)
-                    else:
-                        for question in self.next(1):
-                            question.send(error)
-                self._answers = None
-
-    def _wait(self) -> bool:
-        """Wait for a question; False once there will be none."""
-        with self.scheduler.changed:
-            self.scheduler.changed.wait_for(lambda: self.waiting or self.scheduler.closed)
-            self.pace.restart()
-            return bool(self.waiting)
+        while True:
+            with own.changed:
+                own.changed.wait_for(lambda: self.waiting or own.closed)
+                self.pace.restart()
+                if not self.waiting:
+                    return
+            try:
+                with torch.no_grad(), own.engine.open_rows(self.rows) as rows:
+                    self._answers = RunningAnswers(own.model, own.engine, own.name, rows, self.rows)
+                    self._serve(self._answers)
+            except Exception as error:
+                if self._answers is not None:
+                    self._answers.end(error)
+                else:
+                    for question in self.next(1):
+                        question.send(error)
+            self._answers = None
 
     def _serve(self, answers: RunningAnswers) -> None:
         """Take turns until nothing waits and nothing runs."""
+        own = self.scheduler
         while True:
-            if self.scheduler.stopped:
-                self._end(answers)
+            if own.stopped:
+                answers.end(closed_before())
+                for question in self.next(len(self.waiting)):
+                    question.send(closed_before())
             answers.drop()
+            # Some questions join; those that have no room now wait at the front of the queue.
             questions = self.next(min(JOIN, answers.free))
             if questions:
-                self._join(answers, questions)
+                if self.long:
+                    watch = answers.watch = Watch(
+                        questions[0],
+                        self._factor,
+                        lambda: own.stopped,
+                        lambda: own.short.running > 0,
+                    )
+                self._joining = len(answers.live) + len(questions)
+                try:
+                    put_off = answers.join(questions)
+                finally:
+                    self._joining = 0
+                if self.long and answers.live:
+                    self._factor = watch.measured()
+                with own.changed:
+                    self.waiting.extendleft(one for one in reversed(put_off) if not one.ended)
+                if put_off and not answers.live:
+                    time.sleep(ROOM_SECONDS)
+            # Then one token of every answer.
             if answers.free < self.rows:
                 answers.step()
             elif not questions:
                 return
-
-    def _join(self, answers: RunningAnswers, questions: Sequence[OpenQuestion]) -> None:
-        """Prefill some questions; those that have no room now wait at the front of the queue."""
-        if self.long:
-            watch = answers.watch = Watch(
-                questions[0],
-                self._factor,
-                lambda: self.scheduler.stopped,
-                lambda: self.scheduler.short.running > 0,
-            )
-        self._joining = len(answers.live) + len(questions)
-        try:
-            put_off = answers.join(questions)
-        finally:
-            self._joining = 0
-        if self.long and answers.live:
-            self._factor = watch.measured()
-        with self.scheduler.changed:
-            self.waiting.extendleft(one for one in reversed(put_off) if not one.ended)
-        if put_off and not answers.live:
-            time.sleep(ROOM_SECONDS)
-
-    def _end(self, answers: RunningAnswers) -> None:
-        answers.end(closed_before())
-        for question in self.next(len(self.waiting)):
-            question.send(closed_before())
 
 
 class AsyncReply(Reply, AsyncIterator[str]):
@@ -374,7 +365,7 @@ class Pace:
     """Estimates how fast a queue drains, to tell rejected callers when to retry."""
 
     def __init__(self) -> None:
-        self._times = deque([time.monotonic()], maxlen=LAST + 1)
+        self.restart()
 
     def restart(self) -> None:
         """Note that the queue was idle until now."""

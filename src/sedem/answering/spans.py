@@ -140,92 +140,49 @@ Place = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Beginning:
-    """A place where a span may begin.
+class Candidate:
+    """A span to compare with others, or only its beginning.
 
     Attributes:
-        at: its character in the passage.
-        end: the character after its first word.
-        log_first: log-probability of its first token.
-        gap: how far that is behind the likeliest token.
+        at: its first character in the passage.
+        end: the character after it.
+        tokens: number of its tokens.
+        likelihood: log-probability of these tokens and, unless it is open, of the end after them.
+        gap: how far its first token is behind the likeliest one, in log-probability.
+        joiner: what the decoder would rather go on with than end, of `JOINERS`; else None.
+        share: its share of the softmax over all spans, if it is the best.
+        confidence: probability that it is right; None if the model gives none.
+        next_best: the best span with other words; None if there is none.
     """
 
     passage: Passage
     at: int
     end: int
-    log_first: float
-    gap: float
-
-    @property
-    def start(self) -> Start:
-        """Where it stands."""
-        return self.passage.document, self.passage.start + self.at
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A span to compare with others.
-
-    Attributes:
-        end: the character after it in the passage.
-        tokens: number of its tokens.
-        likelihood: log-probability of these tokens and, unless it is open, of the end after them.
-        joiner: what the decoder would rather go on with than end, of `JOINERS`; else None.
-    """
-
-    beginning: Beginning
-    end: int
     tokens: int
     likelihood: float
+    gap: float
     joiner: str | None = None
+    share: float = 1.0
+    confidence: float | None = None
+    next_best: str | None = None
 
     @property
     def text(self) -> str:
         """The span."""
-        return self.beginning.passage.text[self.beginning.at : self.end]
+        return self.passage.text[self.at : self.end]
 
     @property
     def place(self) -> Place:
         """Where it stands."""
-        passage = self.beginning.passage
-        return passage.document, passage.start + self.beginning.at, passage.start + self.end
-
-
-@dataclass(frozen=True)
-class FoundSpan:
-    """A span of a document that answers a question.
-
-    Attributes:
-        block: index of the selected block that it begins in.
-        start: its first character in the document.
-        end: the character after it.
-        tokens: number of its tokens.
-        likelihood: log-probability of its tokens and of the end after them.
-        gap: how far its first token is behind the likeliest one, in log-probability.
-        share: its share of the softmax over all spans.
-        confidence: probability that it is right; None if the model gives none.
-        joiner: what the decoder would go on with; None if it would end.
-        next_best: the best span with other words; None if there is none.
-    """
-
-    block: int
-    start: int
-    end: int
-    text: str
-    tokens: int
-    likelihood: float
-    gap: float
-    share: float
-    confidence: float | None
-    joiner: str | None = None
-    next_best: str | None = None
+        start = self.passage.start
+        return self.passage.document, start + self.at, start + self.end
 
 
 @dataclass(frozen=True)
 class Quotation:
     """The spans of an answer, usually one."""
 
-    spans: tuple[FoundSpan, ...]
+    spans: tuple[Candidate, ...]
 
     @property
     def text(self) -> str:
@@ -251,7 +208,7 @@ class Quotation:
 
     def within(self, block: int) -> tuple[tuple[int, int], ...]:
         """Where its spans from a block stand in the document, in order."""
-        return tuple(sorted((one.start, one.end) for one in self.spans if one.block == block))
+        return tuple(sorted(one.place[1:] for one in self.spans if one.passage.block == block))
 
 
 class SpanSearch:
@@ -286,7 +243,7 @@ class SpanSearch:
         self.lead, self.ends = ("" if chat else " "), end_ids(model.decoder, chat=chat)
         self.joiners = [model.decoder.token_ids(one)[0] for one in JOINERS]
         self.said: list[int] = []
-        self.found: list[FoundSpan] = []
+        self.found: list[Candidate] = []
         words = selection.scores.words
         question = (
             {word.text: 1.0 for word in asked_words(plan.question) if word.otherwise != ()}
@@ -331,31 +288,24 @@ class SpanSearch:
             span = self.best(others)
         return Quotation(tuple(found)) if found else None
 
-    def best(self, spans: Sequence[Candidate]) -> FoundSpan | None:
+    def best(self, spans: Sequence[Candidate]) -> Candidate | None:
         """Return the best of some spans, to go on with; None if there is none."""
         if not spans:
             return None
         scorer, features_CF = self.compared(spans)
         best, features = scorer.best(features_CF)
-        span, passage = spans[best], spans[best].beginning.passage
+        span = spans[best]
+        # More is named only if the decoder would say that.
+        if self.found and span.gap > float(scorer.gap):
+            return None
         order = scorer(features_CF).argsort(descending=True).tolist()
         others = (spans[index].text for index in order)
         apart = (shown(one) for one in others if one not in span.text and span.text not in one)
-        # More is named only if the decoder would say that.
-        if self.found and span.beginning.gap > float(scorer.gap):
-            return None
-        return FoundSpan(
-            passage.block,
-            passage.start + span.beginning.at,
-            passage.start + span.end,
-            span.text,
-            span.tokens,
-            span.likelihood,
-            span.beginning.gap,
-            float(features[0].exp()),
-            float(scorer.certainty(features)) if self.model.config.spans else None,
-            span.joiner,
-            next(apart, None),
+        return replace(
+            span,
+            share=float(features[0].exp()),
+            confidence=float(scorer.certainty(features)) if self.model.config.spans else None,
+            next_best=next(apart, None),
         )
 
     def compared(self, spans: Sequence[Candidate]) -> tuple[SpanScorer, Tensor]:
@@ -365,14 +315,11 @@ class SpanSearch:
     def located(self, text: str, confidence: float | None) -> Quotation | None:
         """Return where a text stands in the passages, as an answer; None if it does not."""
         for passage in self.passages:
-            for start, _ in passage.beginnings:
-                end = start + len(text)
-                if text and passage.text.startswith(text, start) and end in passage.borders[1]:
-                    first, last = passage.start + start, passage.start + end
+            for at, _ in passage.beginnings:
+                end = at + len(text)
+                if text and passage.text.startswith(text, at) and end in passage.borders[1]:
                     tokens = len(self.model.decoder.token_ids(self.lead + text))
-                    found = FoundSpan(
-                        passage.block, first, last, text, tokens, 0.0, 0.0, 1.0, confidence
-                    )
+                    found = Candidate(passage, at, end, tokens, 0.0, 0.0, confidence=confidence)
                     return Quotation((found,))
         return None
 
@@ -387,26 +334,24 @@ class SpanSearch:
             most: the most beginnings to read.
             also: places where others begin.
         """
-        beginnings = self._beginnings() if self.longest else []
-        if not beginnings:
+        if not self.longest:
             return []
         # Of all words, those that the decoder would most like to begin with are read on.
-        first = [Candidate(o, o.end, 1, max(o.log_first, LEAST)) for o in in_pieces(beginnings)]
-        begun, distinct = self.ordered(first), dict[str, Candidate]()
+        begun, distinct = self.ordered(self._beginnings()), dict[str, Candidate]()
         for one in in_pieces(begun):  # the first of those that go on with the same text
-            text = one.beginning.passage.text[one.beginning.at :][: LOOK_AHEAD * CHARACTERS]
-            distinct.setdefault(text, one)
+            distinct.setdefault(one.passage.text[one.at :][: LOOK_AHEAD * CHARACTERS], one)
         chosen = [*distinct.values()][:most]
-        known = {one.beginning.start for one in chosen}
-        chosen += [o for o in begun if o.beginning.start in also and o.beginning.start not in known]
-        found, unfinished = self._read([one.beginning for one in chosen], LOOK_AHEAD)
+        others = {*also}.difference(one.place[:2] for one in chosen)
+        chosen += [one for one in begun if one.place[:2] in others]
+        if not chosen:
+            return []
+        found, unfinished = self._read(chosen, LOOK_AHEAD)
         # Of these, the few that could become the best are read to the end.
         if self.longest > LOOK_AHEAD and unfinished:
             least = max(self.scores(found).tolist(), default=-math.inf)
             scored = zip(unfinished, self.scores(unfinished).tolist(), strict=True)
             longer = [one for one, score in scored if score > least]
-            further = [one.beginning for one in self.ordered(longer)[:FURTHER]]
-            if further:
+            if further := self.ordered(longer)[:FURTHER]:
                 found += self._read(further, self.longest)[0]
         # What was read further begins with spans that are known. What only repeats the question,
         # such as a heading, is no answer.
@@ -418,7 +363,7 @@ class SpanSearch:
 
     def read(self, starts: Collection[Start]) -> list[Candidate]:
         """Return the short spans that begin at some places."""
-        chosen = [one for one in self._beginnings() if one.start in starts]
+        chosen = [one for one in self._beginnings() if one.place[:2] in starts]
         return self._read(chosen, LOOK_AHEAD)[0] if chosen else []
 
     def answer_freely(self, decoding: Decoding) -> tuple[Transcript, float]:
@@ -438,7 +383,7 @@ class SpanSearch:
                 logits_1V = self.rows.step(ids_1)
         return transcript, likelihood
 
-    def _beginnings(self) -> list[Beginning]:
+    def _beginnings(self) -> list[Candidate]:
         """Every word of the passages that is inside the selected blocks."""
         places = [(one, *word) for one in in_pieces(self.passages) for word in one.beginnings]
         words = [self._after_said(one.text[at:end]) for one, at, end in in_pieces(places)]
@@ -447,10 +392,11 @@ class SpanSearch:
         distinct = list(dict.fromkeys(words))
         tokens = self.model.decoder.tokenize(distinct)["input_ids"]
         first = self.log_V[[ids[0] for ids in tokens]]
-        both = zip(first.tolist(), (self.log_V.max() - first).tolist(), strict=True)
+        gaps = (self.log_V.max() - first).tolist()
+        both = zip(first.clamp_min(LEAST).tolist(), gaps, strict=True)
         known = dict(zip(distinct, both, strict=True))
         pairs = in_pieces(zip(places, words, strict=True))
-        return [Beginning(*place, *known[word]) for place, word in pairs]
+        return [Candidate(*place, 1, *known[word]) for place, word in pairs]
 
     def scores(self, spans: Sequence[Candidate]) -> Tensor:
         """Score spans `[C]`."""
@@ -460,26 +406,26 @@ class SpanSearch:
 
     def features(self, spans: Sequence[Candidate]) -> Tensor:
         """Return the features of spans `[C, F]`."""
+        # The share of the question's words in the rest of each span's sentence.
+        beside = []
+        for one in in_pieces(spans):
+            passage, start, end = one.passage, one.at, one.end
+            number = bisect_right(passage.sentences, start)
+            first, last = passage.sentences[number - 1], max(end, passage.sentences[number])
+            found = total_weight(
+                match
+                for match in self.matches[passage]
+                if first <= match.start < match.end <= last
+                and not start <= match.start < match.end <= end
+            )
+            beside.append(found / self.weight)
         columns = (
             [one.likelihood for one in spans],
             [float(one.tokens) for one in spans],
-            [self.behind[one.beginning.passage.block] for one in spans],
-            [self._words_beside(one) for one in in_pieces(spans)],
+            [self.behind[one.passage.block] for one in spans],
+            beside,
         )
         return span_features(*map(torch.tensor, columns))
-
-    def _words_beside(self, span: Candidate) -> float:
-        """Share of the question's words in the rest of a span's sentence."""
-        passage, start, end = span.beginning.passage, span.beginning.at, span.end
-        number = bisect_right(passage.sentences, start)
-        first, last = passage.sentences[number - 1], max(end, passage.sentences[number])
-        found = total_weight(
-            match
-            for match in self.matches[passage]
-            if first <= match.start < match.end <= last
-            and not start <= match.start < match.end <= end
-        )
-        return found / self.weight
 
     def named_rows(self) -> list[Candidate]:
         """Return the first words of the rows of tables with most of the question's words."""
@@ -489,11 +435,9 @@ class SpanSearch:
                 number = bisect_right(passage.sentences, begin)
                 first, last = passage.sentences[number - 1 : number + 1]
                 if not passage.text[first:begin].strip() and is_row(passage.text[first:last]):
+                    one = Candidate(passage, begin, end, 1, LEAST, 0.0)
                     matches = self.matches[passage]
-                    share = total_weight(one for one in matches if first <= one.start < last)
-                    shares[Candidate(Beginning(passage, begin, end, LEAST, 0.0), end, 1, LEAST)] = (
-                        share
-                    )
+                    shares[one] = total_weight(m for m in matches if first <= m.start < last)
         most = max(shares.values(), default=0.0)
         return [one for one, share in shares.items() if 0 < share == most][:ROWS]
 
@@ -503,7 +447,7 @@ class SpanSearch:
         return [spans[index] for index in order.tolist()]
 
     def _read(
-        self, beginnings: Sequence[Beginning], length: int
+        self, beginnings: Sequence[Candidate], length: int
     ) -> tuple[list[Candidate], list[Candidate]]:
         """Read so many tokens from some beginnings.
 
@@ -531,21 +475,22 @@ class SpanSearch:
         next_SL = log_SLV[:, :-1].gather(-1, ids_SL[:, 1:, None])[..., 0]
         own_SL = torch.cat([self.log_V[ids_SL[:, :1]], next_SL], 1).clamp_min(LEAST).cumsum(1).cpu()
         found, unfinished = [], []
-        for row, beginning in enumerate(beginnings):
+        for row, one in enumerate(beginnings):
+            passage, at, gap = one.passage, one.at, one.gap
             lead = len(self._after_said(""))
             offsets = [max(0, end - lead) for _, end in tokenized["offset_mapping"][row]]
             for number in range(len(rows[row])):
                 end, after = offsets[number], offsets[number + 1 : number + 2]
                 own = own_SL[row, number].item()
-                place = beginning.at + end
+                place = at + end
                 whole = after != [end]  # a character may have several tokens
-                if whole and place > beginning.at and place in beginning.passage.borders[1]:
+                if whole and place > at and place in passage.borders[1]:
                     end = end_SL[row, number].item()
                     goes_on = joiner_SL[row, number].item() > end
                     joiner = JOINERS[int(kind_SL[row, number])] if goes_on else None
-                    found.append(Candidate(beginning, place, number + 1, own + end, joiner))
+                    found.append(Candidate(passage, at, place, number + 1, own + end, gap, joiner))
                 if number + 1 == length and after:
-                    unfinished.append(Candidate(beginning, place, length, own))
+                    unfinished.append(Candidate(passage, at, place, length, own, gap))
         return found, unfinished
 
     def _after_said(self, text: str) -> str:
@@ -590,10 +535,10 @@ class TextSearch(SpanSearch):
         """Return what chooses among spans, and their features by both readings `[C, F]`."""
         # Memory is asked about the best spans that it has not looked at.
         best = [one for one in self.ordered(spans)[:CHECKED] if one.place not in self.remembered]
-        also = self.memory.read({one.beginning.start for one in best})
+        also = self.memory.read({one.place[:2] for one in best})
         self.remembered |= {one.place: one.likelihood for one in also}
         memory_C = [self.remembered.get(one.place, torch.nan) for one in spans]
-        gap_C = [one.beginning.gap for one in spans]
+        gap_C = [one.gap for one in spans]
         features_CF = second_features(
             self.features(spans), torch.tensor(gap_C), torch.tensor(memory_C)
         )
@@ -644,9 +589,9 @@ def sentences_of_spans(model: SedemModules, spans: Sequence[Candidate]) -> list[
     kept: dict[Start, int] = {}
     used = 0
     for one in spans:
-        passage = one.beginning.passage
+        passage = one.passage
         borders = passage.sentences
-        own = bisect_right(borders[:-1], one.beginning.at) - 1
+        own = bisect_right(borders[:-1], one.at) - 1
         new: dict[Start, int] = {}
         # The passage may begin within a sentence, which is no neighbour then.
         around = 0 if _is_in_row(one) else NEIGHBOURS
@@ -677,7 +622,7 @@ def sentences_of_spans(model: SedemModules, spans: Sequence[Candidate]) -> list[
 
 def _is_in_row(span: Candidate) -> bool:
     """Whether a span begins in the row of a table, which needs no neighbours."""
-    passage, at = span.beginning.passage, span.beginning.at
+    passage, at = span.passage, span.at
     number = bisect_right(passage.sentences[:-1], at)
     return is_row(passage.text[passage.sentences[number - 1] : passage.sentences[number]])
 
@@ -787,11 +732,12 @@ def told_partly(prepared: Prepared, found: Found) -> Found:
     if asked is None or found.quotation is None:
         return found
     span = found.quotation.spans[0]
-    passage = read_passage(prepared.plan.bank, span.block, BEFORE)
-    at = span.start - passage.start
+    passage = read_passage(prepared.plan.bank, span.passage.block, BEFORE)
+    _, start, end = span.place
+    at = start - passage.start
     number = bisect_right(passage.sentences[:-1], at)
     first, last = passage.sentences[number - 1], passage.sentences[number]
-    sentence = passage.text[first : max(last, span.end - passage.start)]
+    sentence = passage.text[first : max(last, end - passage.start)]
     # What is counted stands after its number, or before a colon; anything else stands anywhere.
     before, after = sentence[: at - first], sentence[at - first :]
     own = after if asked["counted"] and not before.endswith(": ") else sentence
@@ -800,7 +746,6 @@ def told_partly(prepared: Prepared, found: Found) -> Found:
         same_stem(word.casefold(), own[i:j].casefold()) for i, j in words_of(own)
     ):
         return found
-    start = passage.start + first + len(sentence) - len(sentence.lstrip())
-    text = sentence.strip()
-    span = replace(span, start=start, end=start + len(text), text=text, confidence=None)
-    return replace(found, quotation=Quotation((span,)), partly=True)
+    at = first + len(sentence) - len(sentence.lstrip())
+    whole = replace(span, passage=passage, at=at, end=at + len(sentence.strip()), confidence=None)
+    return replace(found, quotation=Quotation((whole,)), partly=True)

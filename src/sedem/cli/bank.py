@@ -95,35 +95,30 @@ def verify(
     Meanwhile, no other process can use the bank.
     """
     from sedem.bank.care import examine_all
-    from sedem.bank.file import BankFile
     from sedem.bank.parts import store_at
 
     store = store_at(bank)
-    if repair and not isinstance(store, BankFile):
-        raise ConfigError(
-            "--repair is for banks in one file; remove damaged documents with 'sedem bank rm "
-            f"{bank} DOCUMENT...', and build them again"
-        )
-    if repair:
-        _repair(Path(bank), sources or [], drop, model, as_json)
+    if not repair:
+        if sources or drop:
+            raise ConfigError("--from and --drop belong to --repair; add it")
+        damage = examine_all(store)
+        facts = {"problems": damage.problems, "documents": damage.documents}
+        report(as_json, facts, *(f"{bank}: {one}" for one in damage.problems or ["all is well"]))
+        if damage.problems:
+            raise typer.Exit(1)
         return
-    if sources or drop:
-        raise ConfigError("--from and --drop belong to --repair; add it")
-    damage = examine_all(store)
-    facts = {"problems": damage.problems, "documents": damage.documents}
-    report(as_json, facts, *(f"{bank}: {one}" for one in damage.problems or ["all is well"]))
-    if damage.problems:
-        raise typer.Exit(1)
-
-
-def _repair(bank: Path, files: list[Path], drop: bool, model: str | None, as_json: bool) -> None:
-    """Repair a bank and print what was done."""
-    from sedem.bank.care import repair
+    from sedem.bank.care import repair as repair_bank
     from sedem.bank.file import BankFile
     from sedem.checkpoint.folder import model_of
     from sedem.model import SeDeM
     from sedem.reading.building import reading_again
     from sedem.reading.documents import read_documents
+
+    if not isinstance(store, BankFile):
+        raise ConfigError(
+            "--repair is for banks in one file; remove damaged documents with 'sedem bank rm "
+            f"{bank} DOCUMENT...', and build them again"
+        )
 
     def opened(new: BankFile) -> tuple[SeDeM, Engine]:
         found = SeDeM.from_pretrained(model or model_of(str(new.path)))
@@ -135,8 +130,8 @@ def _repair(bank: Path, files: list[Path], drop: bool, model: str | None, as_jso
         with progress("characters read again") as report_progress:
             return reading_again(opened, documents, report_progress)(new, lost)
 
-    documents = read_documents(files)
-    done = asdict(repair(BankFile(bank), again))
+    documents = read_documents(sources or [])
+    done = asdict(repair_bank(store, again))
     lines = list(done["problems"] or ["all is well"])
     for what in ("set_aside", "repaired", "read_again", "dropped"):
         lines += [f"{what.replace('_', ' ')} '{name}'" for name in done[what]]

@@ -243,11 +243,11 @@ def score_questions(
     with device_lock(query_BQRH.device):
         if every or len(bank) <= COARSE_FROM:
             slots_NJ = slot_mask(bank, selector)
-            mask_BQ, parts = _beside(query_BQRH, mask_BQ), []
-            for blocks, keys_nJRH in key_parts(bank, selector):
-                keys_1nJRH, scales_1nJR = _one_row(keys_nJRH)
-                slots_1nJ = slots_NJ[None, blocks.start : blocks.stop]
-                parts.append(block_scores(query_BQRH, mask_BQ, keys_1nJRH, slots_1nJ, scales_1nJR))
+            score = _scorer(query_BQRH, mask_BQ)
+            parts = [
+                score(keys_nJRH, slots_NJ[blocks.start : blocks.stop])
+                for blocks, keys_nJRH in key_parts(bank, selector)
+            ]
             return torch.cat(parts, 1).cpu()
         scores_BN = torch.full((len(mask_BQ), len(bank)), -torch.inf)
         for row, mask_Q in enumerate(mask_BQ):
@@ -272,24 +272,22 @@ def scores_of(
     blocks: Sequence[int],
 ) -> Tensor:
     """Return the scores `[B, n]` of some blocks, in the order of `blocks`."""
-    keys_1nJRH, scales_1nJR = _one_row(keys_of(bank, selector, blocks))
-    slots_1nJ = bank.slot_tokens(blocks).to(query_BQRH.device)[None] > 0
-    mask_BQ = _beside(query_BQRH, mask_BQ)
-    return block_scores(query_BQRH, mask_BQ, keys_1nJRH, slots_1nJ, scales_1nJR)
+    slots_nJ = bank.slot_tokens(blocks).to(query_BQRH.device) > 0
+    return _scorer(query_BQRH, mask_BQ)(keys_of(bank, selector, blocks), slots_nJ)
 
 
-def _one_row(keys_nJRH: Quantized) -> tuple[Tensor, Tensor | None]:
-    """Keys as one row of blocks for all questions, and their scales."""
-    scales_nJR = keys_nJRH.scales
-    return keys_nJRH.values[None], None if scales_nJR is None else scales_nJR[None]
+def _scorer(query_BQRH: Tensor, mask_BQ: Tensor) -> Callable[[Quantized, Tensor], Tensor]:
+    """Return what scores blocks `[B, n]`, the same for all questions, by their keys and slots."""
+    if query_BQRH.is_cuda:
+        # A copy from unpinned memory would wait until the questions are encoded.
+        mask_BQ = mask_BQ.pin_memory().to(query_BQRH.device, non_blocking=True)
 
+    def score(keys_nJRH: Quantized, slots_nJ: Tensor) -> Tensor:
+        scales_1nJR = None if keys_nJRH.scales is None else keys_nJRH.scales[None]
+        keys_1nJRH, slots_1nJ = keys_nJRH.values[None], slots_nJ[None]
+        return block_scores(query_BQRH, mask_BQ, keys_1nJRH, slots_1nJ, scales_1nJR)
 
-def _beside(query_BQRH: Tensor, mask_BQ: Tensor) -> Tensor:
-    """Copy a mask to where the queries are."""
-    if not query_BQRH.is_cuda:
-        return mask_BQ
-    # A copy from unpinned memory would wait until the questions are encoded.
-    return mask_BQ.pin_memory().to(query_BQRH.device, non_blocking=True)
+    return score
 
 
 # Candidates in a large bank
@@ -307,8 +305,8 @@ def bank_codes(bank: BankReader, selector: Selector) -> Codes:
     if index.codes is None:
         index.codes = _stored_codes(now, selector)
     if index.codes is None:
-        space = _fit(now, selector)
-        parts = [_codes_of(now, selector, space, part_n) for part_n in _rows(np.arange(len(now)))]
+        space, every_N = _fit(now, selector), np.arange(len(now))
+        parts = [space.codes(_means(now, selector, part_n)) for part_n in _rows(every_N)]
         index.codes = Codes.of(space, np.concatenate(parts))
     return index.codes
 
@@ -333,7 +331,7 @@ def _stored_codes(now: Snapshot, selector: Selector, *, again: bool = True) -> C
             if len(missing_n):
                 logger.warning("making codes of %d blocks of bank '%s'", len(missing_n), path)
             for part_n in _rows(missing_n):
-                codes_NW[part_n] = _codes_of(now, selector, space, part_n)
+                codes_NW[part_n] = space.codes(_means(now, selector, part_n))
                 file.add(ids_N[part_n], codes_NW[part_n])
     except DamagedBankError:
         delete_database(codes_path(path))
@@ -350,10 +348,10 @@ def _fit(bank: Snapshot, selector: Selector) -> CodeSpace:
     return CodeSpace.fit(_means(bank, selector, sample_n))
 
 
-def _codes_of(
-    bank: Snapshot, selector: Selector, space: CodeSpace, blocks_n: NDArray[np.int64]
-) -> NDArray[np.uint64]:
-    return space.codes(_means(bank, selector, blocks_n))
+def _rows(blocks_n: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """Split blocks into what a row of the file holds."""
+    for start in range(0, len(blocks_n), ROW):
+        yield blocks_n[start : start + ROW]
 
 
 def _means(bank: Snapshot, selector: Selector, blocks_n: NDArray[np.int64]) -> Tensor:
@@ -364,12 +362,6 @@ def _means(bank: Snapshot, selector: Selector, blocks_n: NDArray[np.int64]) -> T
         padding_P = (bank.slot_tokens(blocks).flatten() == 0).nonzero()[:, 0]
         parts.append(mean_keys(keys_of(bank, selector, blocks), padding_P))
     return torch.cat(parts)
-
-
-def _rows(blocks_n: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Split blocks into what a row of the file holds."""
-    for start in range(0, len(blocks_n), ROW):
-        yield blocks_n[start : start + ROW]
 
 
 # Words and documents
@@ -415,10 +407,9 @@ def share_of_context(question: str) -> float:
 
 def needs_every_score(plan: Plan) -> bool:
     """Whether an answer depends on more scores than those of a large bank's candidates."""
-    if plan.blocks is not None or plan.documents is not None or plan.ranking:
-        return True
+    forced = plan.blocks is not None or plan.documents is not None or plan.ranking
     # `blocks_for_mass` uses that many of the best scores.
-    return plan.most > CANDIDATES
+    return forced or plan.most > CANDIDATES
 
 
 def of_documents(plan: Plan, scores_N: Tensor) -> Tensor:

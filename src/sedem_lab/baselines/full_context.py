@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from sedem.answering.decoding import Decoding, Transcript, generate
+from sedem.answering.decoding import Decoding, Transcript
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.prompts import context_prompt, end_ids, question_ids
 from sedem.engine.device import Clock
@@ -117,13 +117,19 @@ def generate_timed(
 
     The clock, which was started when the question arrived, marks `ttft_ms` and `total_ms`.
     """
-    transcripts: list[Transcript] = []
-    for rows in generate(logits, advance, backbone.tokenizer, end_ids(backbone), decoding):
-        transcripts = rows
+    ends, choose = end_ids(backbone), decoding.chooser(logits.device)
+    rows = [Transcript(backbone.tokenizer, ends, decoding) for _ in range(len(logits))]
+    while True:
+        ids_B = choose(logits)
+        for row, token in zip(rows, ids_B.tolist(), strict=True):
+            if row.finish_reason is None:
+                row.add(token)
         if "ttft_ms" not in clock.timings:
             clock.mark("ttft_ms")
-    clock.mark("total_ms")
-    return transcripts
+        if all(row.finish_reason is not None for row in rows):
+            clock.mark("total_ms")
+            return rows
+        logits = advance(ids_B)
 
 
 def free_positions(backbone: Backbone, prompt: int, limit: int) -> int:

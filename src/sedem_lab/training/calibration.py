@@ -595,7 +595,7 @@ def _compared(
     features_CF = search.compared(spans)[1]
     free, likelihood = search.answer_freely(decoding)
     right_C = torch.tensor([_right(span.text, example) for span in spans])
-    gap_C = torch.tensor([span.beginning.gap for span in spans])
+    gap_C = torch.tensor([span.gap for span in spans])
     return ComparedSpans(features_CF, right_C, gap_C, _right(free.text, example), likelihood)
 
 

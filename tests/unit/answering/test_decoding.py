@@ -13,52 +13,58 @@ from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from sedem.answering.decoding import Decoding, Transcript, generate
+from sedem import SeDeM, SedemConfig
+from sedem.answering import running
+from sedem.answering.conversation import no_documents
+from sedem.answering.decoding import Decoding, Transcript
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
 from sedem.backbone.prompts import answer_ids, end_ids, question_ids
-from sedem.engine.interface import Step
+from sedem.engine.eager import EagerRows
 from sedem.errors import ConfigError, DataError
-from sedem.method.injection import GrowingCache, prefill, step
+from sedem.selecting.plan import Request, Scores, Selection
 
 PROMPTS = torch.tensor([[0, 50, 60, 70], [0, 80, 90, 100]])
+NEVER = 10**6
 
 
 @pytest.fixture(scope="module")
-def writer(tiny_folder: Callable[..., str]) -> Backbone:
+def model(tiny_folder: Callable[..., str], config: SedemConfig) -> SeDeM:
     """A tiny Llama that does not repeat itself: its head is not its embedding."""
-    return open_backbone(tiny_folder(tie_word_embeddings=False))
+    folder = tiny_folder(tie_word_embeddings=False)
+    backbone = open_backbone(folder)
+    return SeDeM(config.with_changes(encoder=folder), backbone, backbone).eval()
 
 
-def start(backbone: Backbone, ids_BP: Tensor) -> tuple[Tensor, Step]:
-    """Logits after a prefix without memory, and the step."""
-    cache = GrowingCache()
-    filled = prefill(
-        backbone,
-        2,
-        ids_BP,
-        torch.ones_like(ids_BP, dtype=torch.bool),
-        torch.zeros(len(ids_BP), 0, backbone.width),
-        torch.zeros(len(ids_BP), 0, dtype=torch.bool),
-        cache=cache,
-    )
-    return (
-        backbone.logits(filled.prefix[:, -1]),
-        lambda ids_B: backbone.logits(step(backbone, 2, ids_B, cache)),
-    )
+@pytest.fixture(scope="module")
+def writer(model: SeDeM) -> Backbone:
+    return model.decoder
 
 
-@torch.no_grad()
 def written(
-    backbone: Backbone, decoding: Decoding, eos_token_id: int, ids_BP: Tensor = PROMPTS
+    model: SeDeM, decoding: Decoding, end: int = NEVER, ids_BP: Tensor = PROMPTS
 ) -> list[Transcript]:
-    logits_BV, advance = start(backbone, ids_BP)
-    return list(generate(logits_BV, advance, backbone.tokenizer, [eos_token_id], decoding))[-1]
+    """What is decoded after prompts without documents, until a token that ends an answer."""
+    nothing, found = Selection([], [], [], Scores(torch.zeros(0))), dict[str, Transcript]()
+    requests = [
+        Request(no_documents(model), "?", selected=nothing, prompt=ids) for ids in ids_BP.tolist()
+    ]
+    to_answer = running.to_answer
+
+    def kept(name: str, one: running.Running) -> Any:
+        found[str(one.prepared.prompt)] = one.transcript
+        return to_answer(name, one)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(running, "end_ids", lambda *_, **__: [end])
+        patch.setattr(running, "to_answer", kept)
+        model.answer_requests(requests, decoding)
+    return [found[str(one.prompt)] for one in requests]
 
 
-def by_hugging_face(backbone: Backbone, eos_token_id: int, limit: int) -> list[list[int]]:
+def by_hugging_face(model: SeDeM, eos_token_id: int, limit: int) -> list[list[int]]:
     """Greedy tokens of `generate`, each row without its end token and the padding after it."""
-    whole = backbone.model.generate(
+    whole = model.decoder.model.generate(
         PROMPTS,
         attention_mask=torch.ones_like(PROMPTS),
         do_sample=False,
@@ -70,98 +76,69 @@ def by_hugging_face(backbone: Backbone, eos_token_id: int, limit: int) -> list[l
     return [row[: row.index(eos_token_id)] if eos_token_id in row else row for row in rows]
 
 
-NEVER = 10**6
-
-
-def test_greedy_equals_hugging_face_and_a_row_ends_at_its_end_token_alone(writer: Backbone) -> None:
-    rows = written(writer, Decoding(max_new_tokens=20), NEVER)
-    first, second = by_hugging_face(writer, NEVER, 20)
+def test_greedy_equals_hugging_face_and_a_row_ends_at_its_end_token_alone(model: SeDeM) -> None:
+    decoding = Decoding(max_new_tokens=20)
+    rows, (first, second) = written(model, decoding), by_hugging_face(model, NEVER, 20)
     assert [row.ids for row in rows] == [first, second]
     assert [row.finish_reason for row in rows] == ["length", "length"]
     assert len(set(first)) > 2
-    eos_token_id = next(t for at, t in enumerate(first) if at > 1 and t not in first[:at] + second)
-    rows = written(writer, Decoding(max_new_tokens=20), eos_token_id)
-    assert [row.ids for row in rows] == by_hugging_face(writer, eos_token_id, 20)
+    at, end = next((i, t) for i, t in enumerate(first) if i > 1 and t not in first[:i] + second)
+    rows = written(model, decoding, end)
+    assert [row.ids for row in rows] == by_hugging_face(model, end, 20) == [first[:at], second]
     assert [row.finish_reason for row in rows] == ["end", "length"]
-    assert 1 < len(rows[0].ids) < 20 and rows[1].ids == second
+    # The end token counts as one of the limit.
+    for limit, reason in ((at + 1, "end"), (at, "length")):
+        (row,) = written(model, Decoding(max_new_tokens=limit), end, PROMPTS[:1])
+        assert (row.ids, row.finish_reason) == (first[:at], reason)
 
 
-def test_the_end_token_counts_as_one_of_the_limit(writer: Backbone) -> None:
-    ids = by_hugging_face(writer, NEVER, 12)[0]
-    at = next(at for at, token in enumerate(ids) if at > 1 and token not in ids[:at])
-    alone = PROMPTS[:1]
-    (exact,) = written(writer, Decoding(max_new_tokens=at + 1), ids[at], alone)
-    (short,) = written(writer, Decoding(max_new_tokens=at), ids[at], alone)
-    assert (exact.ids, exact.finish_reason) == (ids[:at], "end")
-    assert (short.ids, short.finish_reason) == (ids[:at], "length")
-
-
-def test_any_of_the_end_tokens_ends_an_answer(backbone: Backbone) -> None:
+def test_any_of_the_end_tokens_ends_an_answer(writer: Backbone) -> None:
     for end in (70, 71):
-        transcript = Transcript(backbone.tokenizer, [70, 71], Decoding())
+        transcript = Transcript(writer.tokenizer, [70, 71], Decoding())
         transcript.add(end)
         assert (transcript.finish_reason, transcript.ids) == ("end", [])
 
 
 @pytest.mark.parametrize("limit", [1, 2, 7])
-def test_the_limit_bounds_both_tokens_and_steps(writer: Backbone, limit: int) -> None:
-    logits_BV, advance = start(writer, PROMPTS)
-    steps: list[Tensor] = []
-
-    def counted(ids_B: Tensor) -> Tensor:
-        steps.append(ids_B)
-        return advance(ids_B)
-
-    decoding = Decoding(max_new_tokens=limit)
-    with torch.no_grad():
-        told = [
-            [len(row.ids) for row in rows]
-            for rows in generate(logits_BV, counted, writer.tokenizer, [NEVER], decoding)
-        ]
-    assert told == [[count, count] for count in range(1, limit + 1)]
-    assert len(steps) == limit - 1
+def test_the_limit_bounds_both_tokens_and_steps(
+    limit: int, model: SeDeM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, step = list[Tensor](), EagerRows.step
+    monkeypatch.setattr(EagerRows, "step", lambda s, ids: (steps.append(ids), step(s, ids))[1])
+    rows = written(model, Decoding(max_new_tokens=limit))
+    assert [len(row.ids) for row in rows] == [limit, limit] and len(steps) == limit - 1
+    assert rows[0].cut() == (f"the answer was cut off at its limit of {limit} tokens",)
 
 
-def test_an_answer_at_its_limit_reports_that_it_was_cut(writer: Backbone) -> None:
-    row = written(writer, Decoding(max_new_tokens=3), NEVER)[0]
-    assert row.cut() == ("the answer was cut off at its limit of 3 tokens",)
-
-
-def test_sampling_is_seeded(writer: Backbone) -> None:
+def test_sampling_is_seeded(model: SeDeM) -> None:
     def ids(seed: int) -> list[list[int]]:
         decoding = Decoding(max_new_tokens=15, temperature=2.0, seed=seed)
-        return [row.ids for row in written(writer, decoding, NEVER)]
+        return [row.ids for row in written(model, decoding)]
 
-    assert ids(1) == ids(1)
-    assert ids(1) != ids(2)
-
-
-@pytest.mark.parametrize("settings_", [{"top_k": 1}, {"top_p": 1e-6}, {"temperature": 1e-3}])
-def test_sampling_from_one_token_is_greedy(writer: Backbone, settings_: dict[str, Any]) -> None:
-    sampled = Decoding(max_new_tokens=15, **{"temperature": 1.5, **settings_})
-    greedy = Decoding(max_new_tokens=15)
-    assert [row.ids for row in written(writer, sampled, NEVER)] == [
-        row.ids for row in written(writer, greedy, NEVER)
-    ]
+    assert ids(1) == ids(1) != ids(2)
 
 
-def test_top_k_keeps_the_k_likeliest_tokens() -> None:
-    logits_BV = torch.arange(10.0).repeat(400, 1)
-    choose = Decoding(temperature=3.0, top_k=3).chooser(torch.device("cpu"))
-    assert set(choose(logits_BV).tolist()) == {7, 8, 9}
+def test_sampling_from_one_token_is_greedy(model: SeDeM) -> None:
+    greedy, *sampled = (
+        [row.ids for row in written(model, Decoding(max_new_tokens=15, **settings_))]
+        for settings_ in (
+            {}, {"temperature": 1.5, "top_k": 1}, {"temperature": 1.5, "top_p": 1e-6},
+            {"temperature": 1e-3},
+        )
+    )  # fmt: skip
+    assert sampled == [greedy] * 3
 
 
-def test_top_p_keeps_the_likeliest_tokens_of_that_probability() -> None:
-    logits_BV = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().repeat(400, 1)
-    choose = Decoding(temperature=1.0, top_p=0.7).chooser(torch.device("cpu"))
-    assert set(choose(logits_BV).tolist()) == {0, 1}
+def test_the_likeliest_tokens_are_kept_and_frequencies_follow_the_temperature() -> None:
+    def chosen(logits_V: Tensor, **settings_: Any) -> Tensor:
+        return Decoding(**settings_).chooser(torch.device("cpu"))(logits_V.repeat(4000, 1))
 
-
-def test_sampled_frequencies_follow_the_temperature() -> None:
-    logits_BV = torch.tensor([[0.0, 1.0]]).repeat(4000, 1)
-    choose = Decoding(temperature=2.0).chooser(torch.device("cpu"))
+    assert set(chosen(torch.arange(10.0), temperature=3.0, top_k=3).tolist()) == {7, 8, 9}
+    by_mass = chosen(torch.tensor([0.5, 0.3, 0.15, 0.05]).log(), temperature=1.0, top_p=0.7)
+    assert set(by_mass.tolist()) == {0, 1}
     expected = 1 / (1 + torch.tensor(-0.5).exp())
-    assert choose(logits_BV).float().mean().item() == pytest.approx(expected.item(), abs=0.03)
+    share = chosen(torch.tensor([0.0, 1.0]), temperature=2.0).float().mean()
+    assert share.item() == pytest.approx(expected.item(), abs=0.03)
 
 
 @pytest.mark.parametrize(
@@ -197,12 +174,8 @@ def told(
     return transcript, [*pieces, transcript.take()]
 
 
-def text_tokens(backbone: Backbone, text: str) -> list[int]:
-    return backbone.token_ids(text)
-
-
 def test_an_answer_is_stripped_and_returned_in_pieces(writer: Backbone) -> None:
-    transcript, pieces = told(writer, text_tokens(writer, " two  words \n"), Decoding())
+    transcript, pieces = told(writer, writer.token_ids(" two  words \n"), Decoding())
     assert transcript.text == "two  words"
     assert transcript.finish_reason == "end"
     assert pieces == ["", *"two", "", "", "  w", *"ords", "", "", ""]
@@ -211,14 +184,14 @@ def test_an_answer_is_stripped_and_returned_in_pieces(writer: Backbone) -> None:
 
 @pytest.mark.parametrize("text", ["é", "a€b", "🥧", "pie 🥧🥧 é", "e\u0301"])
 def test_a_character_of_several_bytes_is_returned_whole(writer: Backbone, text: str) -> None:
-    _, pieces = told(writer, text_tokens(writer, text), Decoding())
+    _, pieces = told(writer, writer.token_ids(text), Decoding())
     assert "".join(pieces) == text
     assert "\ufffd" not in "".join(pieces)
 
 
 @pytest.mark.parametrize("missing", [1, 2, 3])
 def test_a_character_that_the_limit_splits_is_left_out(writer: Backbone, missing: int) -> None:
-    tokens = text_tokens(writer, "pie 🥧")[:-missing]
+    tokens = writer.token_ids("pie 🥧")[:-missing]
     transcript, pieces = told(writer, tokens, Decoding(max_new_tokens=len(tokens)))
     assert transcript.finish_reason == "length"
     assert transcript.text == "".join(pieces) == "pie"
@@ -266,7 +239,7 @@ def test_an_incomplete_character_does_not_change_those_before_it(
 def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(
     writer: Backbone, text: str, stop: tuple[str, ...], expected: str
 ) -> None:
-    transcript, pieces = told(writer, text_tokens(writer, text), Decoding(stop=stop))
+    transcript, pieces = told(writer, writer.token_ids(text), Decoding(stop=stop))
     assert transcript.text == expected
     assert "".join(pieces) == expected
     assert transcript.finish_reason == ("end" if stop == ("abc",) else "stop")
@@ -300,7 +273,7 @@ def test_pieces_join_to_the_answer_for_any_text_stop_strings_and_limit(
     writer: Backbone, text: str, stop: list[str], takes: list[bool], limit: int
 ) -> None:
     decoding = Decoding(max_new_tokens=limit, stop=tuple(stop))
-    transcript, pieces = told(writer, text_tokens(writer, text), decoding, takes)
+    transcript, pieces = told(writer, writer.token_ids(text), decoding, takes)
     joined = "".join(pieces)
     assert joined == transcript.text
     assert joined == joined.strip()

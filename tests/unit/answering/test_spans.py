@@ -17,10 +17,8 @@ from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.answering import spans as quoting
 from sedem.answering.spans import (
     JOINERS,
-    Beginning,
     Candidate,
     Found,
-    FoundSpan,
     Passage,
     Quotation,
     SpanSearch,
@@ -80,11 +78,11 @@ def test_the_likelihood_of_a_span_is_that_of_decoding_it_and_its_end(
 def test_spans_begin_in_selected_blocks_and_end_with_words(model: SeDeM, bank: MemoryBank) -> None:
     prepared, spans = compared(model, Request(bank, RENT, 3))
     blocks = {block: bank.blocks[block] for block in prepared.selection.ranked}
-    assert {one.beginning.passage.block for one in spans} <= set(blocks)
+    assert {one.passage.block for one in spans} <= set(blocks)
     for span in spans:
-        passage, text = span.beginning.passage, span.text
+        passage, text = span.passage, span.text
         block = blocks[passage.block]
-        start = passage.start + span.beginning.at
+        start = passage.start + span.at
         assert block.start <= start < block.end
         document = bank.documents[block.document].text
         assert document[start : start + len(text)] == text
@@ -158,9 +156,9 @@ def test_several_spans_are_quoted_if_the_decoder_goes_on(
     assert found.text == " and ".join(one.text for one in found.spans)
     assert found.tokens < 24
     for number, one in enumerate(found.spans):
-        document = bank.documents[bank.blocks[one.block].document].text
-        assert document[one.start : one.end] == one.text
-        assert (one.start, one.end) in found.within(one.block)
+        document, *place = one.place
+        assert bank.documents[document].text[slice(*place)] == one.text
+        assert tuple(place) in found.within(one.passage.block)
         assert not any(one.text in other.text for other in found.spans[:number])
     first = model.decoder.token_ids(f" {found.spans[0].text} and")
     assert said[0] == first
@@ -506,10 +504,7 @@ def spans_at(start: int, *words: str, most: int = 12) -> list[Candidate]:
     passage = Passage(0, 3, start, range(len(text)), text)
     places = [text.index(word) for word in words]
     ends = [at + len(word) for at, word in zip(places, words, strict=True)]
-    return [
-        Candidate(Beginning(passage, at, end, 0.0, 0.0), end, 1, 0.0)
-        for at, end in zip(places, ends, strict=True)
-    ]
+    return [Candidate(passage, at, end, 1, 0.0, 0.0) for at, end in zip(places, ends, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -585,12 +580,13 @@ def test_a_question_about_everything_gets_a_sentence_and_not_a_number(
     bank = unsure.read([Document("books", BOOKS)])
     start = BOOKS.index(found)
     [block] = [n for n, one in enumerate(bank.blocks) if one.start <= start < one.end]
-    span = FoundSpan(block, start, start + len(found), found, 1, -1.0, 0.0, 0.9, 0.8)
+    passage = Passage(block, 0, 0, range(len(BOOKS)), BOOKS)
+    span = Candidate(passage, start, start + len(found), 1, -1.0, 0.0, share=0.9, confidence=0.8)
     chosen = Selection([block], [block], [], Scores(torch.zeros(len(bank))))
     prepared = Prepared(Request(bank, question), chosen, None, 0, [])
     answer = told_partly(prepared, Found(Quotation((span,))))
     assert answer.quotation is not None
     [quoted] = answer.quotation.spans
     assert (answer.partly, quoted.text) == (told is not None, told or found)
-    assert BOOKS[quoted.start : quoted.end] == quoted.text
+    assert BOOKS[slice(*quoted.place[1:])] == quoted.text
     assert quoted.confidence == (None if told else 0.8)
