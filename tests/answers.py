@@ -13,13 +13,12 @@ from torch import Tensor
 from sedem import Answer, Decoding, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
-from sedem.backbone.prompts import question_ids
 from sedem.bank.keys import keys_of
 from sedem.engine.interface import AnswerInputs, Engine, Rows
 from sedem.engine.static import Static, open_engine
 from sedem.guidance.scores import Queries
 from sedem.method.selector import block_scores
-from sedem.selecting.plan import Prepared, Request, Scores, inputs_of, plan_of, prepare
+from sedem.selecting.plan import Prepared, Request, Scores, plan_of, prepare
 from sedem.selecting.select import choose, select
 
 RENT = "What is the rent?"
@@ -90,8 +89,10 @@ def engine_of(model: SeDeM) -> Static:
 def inputs_for(model: SeDeM, request: Request, turn: int = 0) -> AnswerInputs:
     """Return the inputs of an answer from blocks that no question chose."""
     scores = torch.arange(len(request.bank)).roll(turn).float()
-    plan, prompt = plan_of(model, request), question_ids(model.decoder, request.question)
-    return inputs_of(model, plan, choose(model, plan, Scores(scores)), prompt)
+    plan = plan_of(model, request)
+    inputs = prepare(model, plan, choose(model, plan, Scores(scores)), 1).inputs
+    assert inputs is not None
+    return inputs
 
 
 def prepared_for(model: SeDeM, request: Request, limit: int) -> Prepared:

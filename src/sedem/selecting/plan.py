@@ -297,26 +297,15 @@ def prepare(model: SedemModules, plan: Plan, selection: Selection, limit: int) -
     prompt = plan.prompt or question_ids(model.decoder, plan.question, chat=chat)
     if not selection.declined:
         # Blocks as text go into the prompt; those as memory are restored before it.
-        inputs = inputs_of(model, plan, selection, prompt)
+        texts = [plan.bank.block_text(index) for index in selection.texts]
+        ids = with_texts(model.decoder, [*prompt], texts, chat=chat)
+        scores_K = selection.scores.total[selection.memory]
+        inputs = AnswerInputs(plan.bank, selection.memory, scores_K, torch.tensor(ids))
         by_score = [block for block in selection.ranked if block in {*selection.memory}]
-        sizes, texts = restored_sizes(model, plan.bank, by_score), len(selection.texts)
-        check_fits(model, sizes, len(inputs.prefix), limit, texts)
-        conditioning = sum(sizes) + len(inputs.prefix)
+        sizes = restored_sizes(model, plan.bank, by_score)
+        check_fits(model, sizes, len(ids), limit, len(texts))
+        conditioning = sum(sizes) + len(ids)
     return Prepared(plan, selection, inputs, conditioning, [*prompt])
-
-
-def inputs_of(
-    model: SedemModules, plan: Plan, selection: Selection, prompt: Sequence[int]
-) -> AnswerInputs:
-    """Return the inputs of an answer from selected blocks; those as text stand in the prefix.
-
-    Args:
-        prompt: `prompts.question_ids` of the question, without texts.
-    """
-    texts = [plan.bank.block_text(index) for index in selection.texts]
-    ids = with_texts(model.decoder, [*prompt], texts, chat=model.config.chat_template)
-    scores_K = selection.scores.total[selection.memory]
-    return AnswerInputs(plan.bank, selection.memory, scores_K, torch.tensor(ids))
 
 
 def restored_sizes(model: SedemModules, bank: BankReader, blocks: Sequence[int]) -> list[int]:

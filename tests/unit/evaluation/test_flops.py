@@ -21,7 +21,7 @@ from sedem.backbone.prompts import located_question, question_ids
 from sedem.engine.eager import start_decoding
 from sedem.method import selector
 from sedem.method.injection import GrowingCache, step
-from sedem.selecting.plan import Request, Scores, inputs_of, plan_of
+from sedem.selecting.plan import Request, Scores, plan_of, prepare
 from sedem.selecting.select import choose, encode_questions, score_questions
 from sedem_lab.evaluation.cost import Workload, count_flops
 
@@ -126,7 +126,7 @@ def test_prefilling_and_decoding(model: SeDeM, bank: MemoryBank) -> None:
     caches: list[GrowingCache] = []
 
     def start() -> None:
-        caches.append(start_decoding(model, [inputs_of(model, plan, chosen, prefix)])[1])
+        caches.append(start_decoding(model, [prepare(model, plan, chosen, 1).inputs])[1])
 
     flops, lower = without_weights(model, len(prefix) - 1), model.config.inject_layer
     upper = model.decoder.depth - lower

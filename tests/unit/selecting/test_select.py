@@ -16,12 +16,11 @@ from conftest import LEASE, POSITIONS
 from sedem import Auto, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.answering.decoding import Decoding
 from sedem.backbone.decoder import Backbone
-from sedem.backbone.prompts import question_ids
 from sedem.bank import blocks as bank_blocks
-from sedem.bank.keys import prepare, save_keys
+from sedem.bank import keys as bank_keys
 from sedem.errors import ConfigError, DataError, UnknownDocumentError
 from sedem.selecting import select as search
-from sedem.selecting.plan import Request, Scores, check_fits, inputs_of, plan_of
+from sedem.selecting.plan import Request, Scores, check_fits, plan_of, prepare
 from sedem.selecting.select import choose, encode_questions, select
 
 
@@ -201,8 +200,7 @@ def test_the_condition_says_which_blocks_are_read_as_text(
     plan = plan_of(model, request)
     selection = choose(model, plan, Scores(scores))
     assert (selection.ranked, selection.texts, selection.memory) == ([3, 0, 2], texts, memory)
-    prompt = question_ids(model.decoder, request.question)
-    prefix = model.decoder.tokenizer.decode(inputs_of(model, plan, selection, prompt).prefix[1:])
+    prefix = model.decoder.tokenizer.decode(prepare(model, plan, selection, 3).inputs.prefix[1:])
     before = "\n\n".join(bank.block_text(index).strip() for index in texts)
     assert prefix == f"{before}\n\nQuestion: What is the rent?\nAnswer:"
     answer = model.answer_requests([request], Decoding(3))[0]
@@ -210,7 +208,7 @@ def test_the_condition_says_which_blocks_are_read_as_text(
     assert answer.k == 3
     # What the decoder saw, whatever its form.
     states = int(bank.slot_tokens(own.memory).sum()) if own.memory else 0
-    assert answer.conditioning == states + len(inputs_of(model, plan, own, prompt).prefix)
+    assert answer.conditioning == states + len(prepare(model, plan, own, 3).inputs.prefix)
 
 
 # Questions to some documents of a bank: no block of another one is used or counts
@@ -304,11 +302,11 @@ def test_candidates_have_exact_scores(
 ) -> None:
     monkeypatch.setattr(bank_blocks, "SCAN", 3)
     if keys == "cached":
-        prepare(large, model.selector)
+        bank_keys.prepare(large, model.selector)
     elif keys == "stored":
         large.save(tmp_path / "a.bank")
         large = MemoryBank.open(tmp_path / "a.bank")
-        save_keys(large, model.selector)
+        bank_keys.save_keys(large, model.selector)
     exact = model.scores(large, RENT)
     found = scored(model, Request(large, RENT, k=2))[0].total
     is_candidate = found > -torch.inf

@@ -21,7 +21,7 @@ from sedem.engine.eager import start_decoding
 from sedem.method.encoder import encode
 from sedem.method.injection import prefill
 from sedem.method.segments import segment_text
-from sedem.selecting.plan import Request, Scores, inputs_of, plan_of
+from sedem.selecting.plan import Request, Scores, plan_of, prepare
 from sedem.selecting.select import choose
 from sedem_lab.data.examples import Example, ExampleSet
 from sedem_lab.training.stage2 import Stage2, Stage2Losses
@@ -351,8 +351,7 @@ def test_training_reads_as_answering_does(
         plan = plan_of(model, Request(bank, example.question, 3))
         chosen = choose(model, plan, Scores(scores))
         assert len(chosen.texts) == {"text": min(3, len(bank)), "both": 1, "memory": 0}[condition]
-        prompt = question_ids(model.decoder, example.question, chat=chat)
-        start = inputs_of(model, plan, chosen, prompt)
+        start = prepare(model, plan, chosen, 1).inputs
         prefix = start.prefix
         assert (258 in prefix) == chat
         target = torch.tensor(answer_ids(model.decoder, example.answers[0], chat=chat))
@@ -387,8 +386,7 @@ def test_memory_learns_from_the_same_blocks_read_as_text(
         for condition in ("memory", "text"):
             plan = plan_of(model, Request(bank, example.question, 3, condition=condition))
             chosen = choose(model, plan, Scores(scores))
-            prompt = question_ids(model.decoder, example.question)
-            start = inputs_of(model, plan, chosen, prompt)
+            start = prepare(model, plan, chosen, 1).inputs
             prefix = start.prefix
             start = replace(start, prefix=torch.cat([prefix, target[:-1]]))
             rows = [
