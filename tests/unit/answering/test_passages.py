@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-import torch
 from conftest import LEASE, RECIPE
 
 from sedem import Document, MemoryBank, SeDeM
@@ -25,6 +24,12 @@ def test_passages_are_exact_and_share_nothing(model: SeDeM, bank: MemoryBank) ->
     found = model.search(bank, QUESTION, k=50, per_document=50)
     assert [one.rank for one in found] == [*range(1, len(found) + 1)]
     assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
+    # The best block is in the first one.
+    scores = model.scores(bank, QUESTION)
+    first, best = found[0], bank.blocks[int(scores.argmax())]
+    assert first.document == bank.documents.name(best.document)
+    assert first.score == pytest.approx(float(scores.max()))
+    assert first.start <= best.start < best.end <= first.end
     for one in found:
         assert one.text and one.text == text_of(bank, one.document)[one.start : one.end]
     for name in bank.documents.names:
@@ -42,14 +47,6 @@ def test_passages_are_whole_sentences(model: SeDeM, bank: MemoryBank) -> None:
         text = text_of(bank, one.document)
         assert one.end in ends, one.text
         assert one.start == 0 or text[: one.start].rstrip()[-1] in ".!?🥧"
-
-
-def test_the_best_block_is_in_the_first_passage(model: SeDeM, bank: MemoryBank) -> None:
-    best = bank.blocks[int(model.scores(bank, QUESTION).argmax())]
-    [first] = model.search(bank, QUESTION, k=1)
-    assert first.document == bank.documents.name(best.document)
-    assert first.start <= best.start and first.end >= best.end
-    assert first.score == pytest.approx(float(model.scores(bank, QUESTION).max()))
 
 
 def test_a_document_gives_at_most_so_many_blocks(model: SeDeM) -> None:
@@ -107,26 +104,24 @@ def test_a_text_without_sentences_is_bounded(model: SeDeM) -> None:
     assert 0 < len(found.text) <= LENGTH
 
 
-def test_an_empty_bank_has_no_passages(model: SeDeM, bank: MemoryBank) -> None:
+def test_an_empty_bank_has_no_passages_and_what_cannot_be_searched_is_refused(
+    model: SeDeM, bank: MemoryBank
+) -> None:
+    for question, options, error, words in (
+        (QUESTION, {"k": 0}, ConfigError, "k is 0; it must be at least 1"),
+        (QUESTION, {"per_document": 0}, ConfigError, "per_document is 0"),
+        (" ", {}, DataError, "the question is empty"),
+        ("\ud800", {}, DataError, "not Unicode"),
+    ):
+        with pytest.raises(error, match=words):
+            model.search(bank, question, **options)
+    other = SeDeM(model.config.with_changes(compression=8), model.encoder, model.decoder)
+    with pytest.raises(BankMismatchError):
+        other.search(bank, QUESTION)
     bank.remove(*bank.documents.names)
     assert model.search(bank, QUESTION) == []
-
-
-def test_what_cannot_be_searched_is_refused(model: SeDeM, bank: MemoryBank) -> None:
-    with pytest.raises(ConfigError, match="k is 0; it must be at least 1"):
-        model.search(bank, QUESTION, k=0)
-    with pytest.raises(ConfigError, match="per_document is 0"):
-        model.search(bank, QUESTION, per_document=0)
     with pytest.raises(DataError, match="the question is empty"):
         model.search(bank, " ")
-    with pytest.raises(DataError, match="not Unicode"):
-        model.search(bank, "\ud800")
-    with torch.no_grad():
-        next(model.selector.parameters()).add_(1.0)
-    with pytest.raises(BankMismatchError):
-        SeDeM(model.config.with_changes(compression=8), model.encoder, model.decoder).search(
-            bank, QUESTION
-        )
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, "all"])

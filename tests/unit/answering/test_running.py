@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -21,7 +20,6 @@ from sedem.backbone.decoder import Backbone
 from sedem.backbone.prompts import question_ids
 from sedem.engine import eager
 from sedem.engine.device import Replay
-from sedem.engine.interface import AnswerInputs
 from sedem.engine.static import open_engine
 from sedem.errors import ConfigError, DataError
 from sedem.method import selector
@@ -146,10 +144,6 @@ def test_an_answer_tells_the_confidence_of_its_scores(
     assert len({answer.confidence for answer in answers}) == len(QUESTIONS)
 
 
-def test_a_model_without_the_part_tells_no_confidence(model: SeDeM, bank: MemoryBank) -> None:
-    assert model.answer(bank, RENT, decoding=SHORT).confidence is None
-
-
 def test_below_the_least_confidence_the_answer_is_that_the_documents_do_not_tell(
     sure: SeDeM, documents: list[Document]
 ) -> None:
@@ -168,47 +162,32 @@ def test_below_the_least_confidence_the_answer_is_that_the_documents_do_not_tell
             assert (answer.text, answer.conditioning, answer.cut) == (UNANSWERABLE, 0, ())
         else:
             assert untimed(answer) == untimed(free)
+    always = sure.answer(bank, QUESTIONS, decoding=SHORT, min_confidence=0)
+    assert [*map(untimed, always)] == [*map(untimed, answers)]
+    stream = sure.stream(bank, RENT, min_confidence=1.0)
+    assert list(stream) == [UNANSWERABLE]
+    assert stream.answer is not None and stream.answer.finish_reason == "unanswerable"
+    # Its states need not fit.
+    long = sure.read([Document("long.txt", LEASE * 3)])
+    answer = sure.answer(long, RENT, k="all", min_confidence=1.0)
+    assert (answer.finish_reason, answer.k) == ("unanswerable", len(long))
 
 
 def test_nothing_is_decoded_for_a_declined_question(
     sure: SeDeM, documents: list[Document], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bank, started = sure.read(documents), []
-    start = eager.start_decoding
-
-    def counted(model: SeDeM, inputs: list[AnswerInputs]) -> object:
-        started.append(len(inputs))
-        return start(model, inputs)
-
-    monkeypatch.setattr(eager, "start_decoding", counted)
+    bank, started, start = sure.read(documents), list[int](), eager.start_decoding
+    monkeypatch.setattr(
+        eager,
+        "start_decoding",
+        lambda model, rows: (started.append(len(rows)), start(model, rows))[1],
+    )
     requests = [Request(bank, RENT, min_confidence=1.0), Request(bank, RENT)]
     declined, answered = sure.answer_requests(requests, SHORT)
-    assert started == [1]
     assert (declined.finish_reason, answered.text != UNANSWERABLE) == ("unanswerable", True)
     alone = sure.answer(bank, RENT, min_confidence=1.0)
-    assert started == [1]
-    assert alone.text == UNANSWERABLE
+    assert started == [1] and alone.text == UNANSWERABLE
     assert 0 <= alone.timings["select_ms"] <= alone.timings["ttft_ms"] <= alone.timings["total_ms"]
-
-
-def test_a_declined_question_may_be_one_whose_states_would_not_fit(sure: SeDeM) -> None:
-    bank = sure.read([Document("long.txt", LEASE * 3)])
-    answer = sure.answer(bank, RENT, k="all", min_confidence=1.0)
-    assert (answer.finish_reason, answer.k) == ("unanswerable", len(bank))
-
-
-def test_a_stream_gives_the_sentence_of_a_declined_question(
-    sure: SeDeM, documents: list[Document]
-) -> None:
-    stream = sure.stream(sure.read(documents), RENT, min_confidence=1.0)
-    assert list(stream) == [UNANSWERABLE]
-    assert stream.answer is not None and stream.answer.finish_reason == "unanswerable"
-
-
-def test_a_least_confidence_of_zero_always_answers(sure: SeDeM, documents: list[Document]) -> None:
-    bank = sure.read(documents)
-    free = sure.answer(bank, RENT, decoding=SHORT)
-    assert untimed(sure.answer(bank, RENT, decoding=SHORT, min_confidence=0)) == untimed(free)
 
 
 def test_a_model_declines_by_default_what_its_best_block_does_not_mention(
@@ -227,15 +206,6 @@ def test_a_model_declines_by_default_what_its_best_block_does_not_mention(
     assert not declines(named) and not declines(foreign, blocks=[0])
     assert not declines(foreign, min_confidence=0.0)
     assert declines(named, min_confidence=1.0)
-
-
-@pytest.mark.parametrize("least", [-0.1, 1.5, True, "high", math.nan])
-def test_a_least_confidence_that_is_no_probability_is_refused(
-    least: float, sure: SeDeM, documents: list[Document]
-) -> None:
-    words = rf"min_confidence is {re.escape(repr(least))}; it must be a number from 0 to 1"
-    with pytest.raises(ConfigError, match=words):
-        sure.answer(sure.read(documents), RENT, min_confidence=least)
 
 
 VIEWS = ("slice", "select", "view", "permute", "unsqueeze", "expand", "t", "transpose", "unbind")

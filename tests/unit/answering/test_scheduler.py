@@ -12,14 +12,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from answers import QUESTIONS, RENT, SHORT, assert_same_sources, engine_of, opened
 from conftest import LEASE, RECIPE
 
 from sedem import Answer, Decoding, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.answering import running
 from sedem.answering import scheduler as scheduler_module
-from sedem.answering.decoding import UNANSWERABLE
 from sedem.answering.running import Estimate, OpenQuestion, RunningAnswers, Watch
 from sedem.answering.scheduler import MOST, USUAL, Pace
 from sedem.backbone.loading import open_backbone
@@ -283,19 +281,6 @@ def test_closing_answers_what_was_asked_or_ends_it_at_once(
     for reply in replies:
         with pytest.raises(UnavailableError, match="closed before"):
             reply.result()
-
-
-def test_a_question_below_its_confidence_is_declined(fast: SeDeM, bank: MemoryBank) -> None:
-    class Certain(torch.nn.Module):
-        def forward(self, features: torch.Tensor) -> torch.Tensor:
-            return torch.zeros(len(features))
-
-    fast.confidence = Certain()  # type: ignore[assignment]
-    with fast.scheduler(rows=1) as scheduler:
-        reply = scheduler.submit(Request(bank, RENT, min_confidence=0.5), SHORT)
-        assert list(reply) == [UNANSWERABLE]
-    assert reply.answer is not None
-    assert (reply.answer.finish_reason, reply.answer.confidence) == ("unanswerable", 0)
 
 
 def test_the_blocks_of_an_answer_come_before_its_first_token(

@@ -55,6 +55,10 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"hops": 2}, ConfigError, "hops is 2, but this model has no second hop"),
     ({"hops": 3}, ConfigError, "hops is '3'; it can be 1, 2, auto"),
     ({"min_confidence": 0.5}, ConfigError, "this model gives no confidence; fit it with"),
+    *(
+        ({"min_confidence": x}, ConfigError, f"min_confidence is {x!r}; it must be a number from 0")
+        for x in (-0.1, 1.5, True, "high", math.nan)
+    ),
 ]
 
 
