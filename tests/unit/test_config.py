@@ -72,6 +72,9 @@ class Recipe(Settings):
 
 
 WHOLE: dict[str, Any] = {"shape": {"layers": [3]}, "sources": [{"path": "a"}, {"path": "b"}]}
+INTEGER, NUMBER = "input should be a valid integer", "input should be a valid number"
+UNREADABLE = f"{NUMBER}, unable to parse string as a number"
+MAPPING = "input should be a valid dictionary or instance of"
 
 
 def test_settings_are_built_from_nested_entries() -> None:
@@ -87,60 +90,45 @@ def test_settings_are_built_from_nested_entries() -> None:
     assert again.to_dict()["shape"] == {"layers": [3], "width": 8, "rate": 0.5, "name": None}
 
 
+def shaped(**changes: Any) -> dict[str, Any]:
+    return {"shape": {"layers": [1], **changes}}
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
         # Unknown and missing names.
         ({"schedul": 1}, "unknown key 'schedul'; did you mean 'schedule'?"),
+        (shaped(widht=2), "shape: unknown key 'widht'; did you mean 'width'?"),
         (
-            {"shape": {"layers": [1], "widht": 2}},
-            "shape: unknown key 'widht'; did you mean 'width'?",
-        ),
-        (
-            {"sources": [{"path": "a"}, {"path": "b", "zzz": 2}]},
-            "sources[1]: unknown key 'zzz'; known are path, repeat",
+            {"sources": [{"path": "a"}, {"zzz": 2}]},
+            "sources[1]: unknown key 'zzz'; known are path, ",
         ),
         ({"shape": {}}, "shape.layers: field required"),
         ({"sources": [{}]}, "sources[0].path: field required"),
+        ({"shap": {}, "shape": None}, "unknown key 'shap'; did you mean 'shape'?"),
         # The wrong type.
-        ({"steps": "many"}, "steps is 'many'; input should be a valid integer"),
-        ({"steps": "3"}, "steps is '3'; input should be a valid integer"),
-        ({"steps": 3.0}, "steps is 3.0; input should be a valid integer"),
-        ({"steps": True}, "steps is True; input should be a valid integer"),
-        ({"warmup": None}, "warmup is None; input should be a valid integer"),
-        (
-            {"weight": "some"},
-            "weight is 'some'; input should be a valid number, unable to parse string as a number",
-        ),
-        ({"weight": False}, "weight is False; input should be a valid number"),
+        ({"steps": "many"}, f"steps is 'many'; {INTEGER}"),
+        ({"steps": "3"}, f"steps is '3'; {INTEGER}"),
+        ({"steps": 3.0}, f"steps is 3.0; {INTEGER}"),
+        ({"steps": True}, f"steps is True; {INTEGER}"),
+        ({"steps": "9" * 500}, f"steps is '{'9' * 76}...; {INTEGER}"),
+        ({"warmup": None}, f"warmup is None; {INTEGER}"),
+        ({"weight": "some"}, f"weight is 'some'; {UNREADABLE}"),
+        ({"weight": False}, f"weight is False; {NUMBER}"),
         ({"bf16": 1}, "bf16 is 1; input should be a valid boolean"),
         ({"bf16": "yes"}, "bf16 is 'yes'; input should be a valid boolean"),
         ({"sources": [{"path": 7}]}, "sources[0].path is 7; input should be a valid string"),
         ({"sources": "a"}, "sources is 'a'; input should be a valid tuple"),
-        (
-            {"sources": ["a"]},
-            "sources[0] is 'a'; input should be a valid dictionary or instance of Source",
-        ),
+        ({"sources": ["a"]}, f"sources[0] is 'a'; {MAPPING} Source"),
         ({"rates": 3}, "rates is 3; input should be a valid dictionary"),
-        (
-            {"rates": {"lora": None}},
-            "rates.lora is None; input should be a valid number",
-        ),
-        ({"shape": 3}, "shape is 3; input should be a valid dictionary or instance of Shape"),
-        ({"shape": {"layers": 3}}, "shape.layers is 3; input should be a valid tuple"),
-        (
-            {"shape": {"layers": [1, "x"]}},
-            "shape.layers[1] is 'x'; input should be a valid integer",
-        ),
-        (
-            {"shape": {"layers": [1], "width": True}},
-            "shape.width is True; input should be a valid integer",
-        ),
-        (
-            {"shape": {"layers": [1], "rate": "x"}},
-            "shape.rate is 'x'; input should be a valid number, unable to parse string as a number",
-        ),
-        ({"shape": {"layers": [1], "name": 3}}, "shape.name is 3; input should be a valid string"),
+        ({"rates": {"lora": None}}, f"rates.lora is None; {NUMBER}"),
+        ({"shape": 3}, f"shape is 3; {MAPPING} Shape"),
+        (shaped(layers=3), "shape.layers is 3; input should be a valid tuple"),
+        (shaped(layers=[1, "x"]), f"shape.layers[1] is 'x'; {INTEGER}"),
+        (shaped(width=True), f"shape.width is True; {INTEGER}"),
+        (shaped(rate="x"), f"shape.rate is 'x'; {UNREADABLE}"),
+        (shaped(name=3), "shape.name is 3; input should be a valid string"),
         # Out of range.
         ({"warmup": -1}, "warmup is -1; input should be greater than or equal to 0"),
         ({"temperature": 0}, "temperature is 0; input should be greater than 0"),
@@ -154,50 +142,30 @@ def test_settings_are_built_from_nested_entries() -> None:
         ({"start": ""}, "start is ''; string should have at least 1 character"),
         # Choices.
         ({"schedule": "cosinus"}, "schedule is 'cosinus'; input should be 'linear' or 'cosine'"),
-        (
-            {"budget": "al"},
-            "budget is 'al'; input should be a valid integer, or input should be 'all'",
-        ),
+        ({"budget": "al"}, f"budget is 'al'; {INTEGER}, or input should be 'all'"),
         # What settings or a dataclass refuse themselves.
         ({"steps": 3, "warmup": 4}, "warmup is 4 but steps 3; make it shorter"),
-        ({"shape": {"layers": [1], "width": 3}}, "shape: width is 3; it must be even"),
+        (shaped(width=3), "shape: width is 3; it must be even"),
+        # The first of several problems, but unknown keys before others.
+        ({"warmup": -1, "weight": "x"}, "warmup is -1; input should be greater than or equal to 0"),
+        ({"warmup": -1, "zzz": 1}, "unknown key 'zzz'; known are shape, "),
     ],
 )
 def test_one_sentence_says_what_is_wrong(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Recipe.from_entries({**WHOLE, **changes}, "recipe.yaml")
-    assert str(caught.value) == f"recipe.yaml: {sentence}"
+    found, expected = str(caught.value), f"recipe.yaml: {sentence}"
+    assert found == expected or (sentence.endswith(", ") and found.startswith(expected))
 
 
 def test_a_missing_section_and_what_is_no_mapping_are_told() -> None:
-    with pytest.raises(ConfigError, match=r"^a\.json: shape: field required$"):
-        Recipe.from_entries({"sources": WHOLE["sources"]}, "a.json")
-    with pytest.raises(
-        ConfigError,
-        match=r"^a\.json: it is \[1\]; input should be a valid dictionary or instance of Recipe$",
+    for entries, words in (
+        ({"sources": WHOLE["sources"]}, "shape: field required"),
+        ([1], f"it is [1]; {MAPPING} Recipe"),
     ):
-        Recipe.from_entries([1], "a.json")
-
-
-def test_the_first_of_several_problems_is_told_and_unknown_keys_before_others() -> None:
-    two = {**WHOLE, "warmup": -1, "weight": "x"}
-    with pytest.raises(ConfigError, match=r"warmup is -1; input should be .* equal to 0$"):
-        Recipe.from_entries(two, "recipe.yaml")
-    with pytest.raises(ConfigError, match=r"^recipe.yaml: unknown key 'zzz'; known are shape, "):
-        Recipe.from_entries({**two, "zzz": 1}, "recipe.yaml")
-
-
-def test_a_name_written_wrongly_is_one_problem() -> None:
-    wrong = {"shap": WHOLE["shape"], "sources": WHOLE["sources"]}
-    with pytest.raises(ConfigError, match=r"unknown key 'shap'; did you mean 'shape'\?$"):
-        Recipe.from_entries(wrong, "recipe.yaml")
-
-
-def test_a_long_value_is_cut() -> None:
-    with pytest.raises(
-        ConfigError, match=r"steps is '9{76}\.\.\.; input should be a valid integer$"
-    ):
-        Recipe.from_entries({**WHOLE, "steps": "9" * 500}, "recipe.yaml")
+        with pytest.raises(ConfigError) as caught:
+            Recipe.from_entries(entries, "a.json")
+        assert str(caught.value) == f"a.json: {words}"
 
 
 def test_settings_made_in_python_are_checked_as_well() -> None:
@@ -263,52 +231,54 @@ def test_shapes_follow_from_settings() -> None:
     assert make(decompressor="identity", compression=1).slots == 128
 
 
+POSITIVE = "segment_length compression compressor_heads selector_heads block_slots selector_dim"
+
+
 @pytest.mark.parametrize(
-    ("name", "value", "words"),
+    ("names", "value", "words"),
     [
-        ("segment_shift", 128, "segment_shift is 128 but a segment has 128 tokens"),
+        ("segment_shift", 128, "128 but a segment has 128 tokens"),
+        ("decompressor", "identity", "'identity' and compression 4; .* to 1$"),
+        (f"{POSITIVE} decompressor_hidden k", 0, "0; input should be greater than 0"),
+        ("inject_layer lora_rank lora_alpha", -1, "-1; input should be greater than or equal to 0"),
+        (
+            "segment_length compression lora_rank inject_layer",
+            8.0,
+            "8.0; input should be a valid i",
+        ),
+        ("block_slots inject_layer", 2.5, "2.5; input should be a valid int"),
+        ("segment_length", True, "True; input should be a valid int"),
+        ("k", "most", "'most'; input should be"),
+        ("selector_dim", "64", "'64'; input should be a valid int"),
+        ("extract_layers", [], ".*; tuple should have"),
+        ("extract_layers", "11", "'11'; input should be a valid tuple"),
+        ("segmentation", "page", "'page'; input should be 'window', 'sentence' or 'paragraph'$"),
+        ("compressor", "conv", "'conv'; input should be 'linear', 'mlp' or 'query'$"),
+        ("layer_mixing", None, "None; input should be 'uniform' or 'learned'$"),
+        ("encoder decoder", 3, "3; input should be a valid str"),
+    ],
+)
+def test_a_bad_value_is_refused_with_its_name(names: str, value: object, words: str) -> None:
+    for name in names.split():
+        for refuse in (make, make().with_changes):
+            with pytest.raises(ConfigError, match=f"{name} is {words}"):
+                refuse(**{name: value})
+
+
+def test_bad_layers_lengths_and_names_are_refused() -> None:
+    for name, value, words in (
         ("segment_length", 130, "segment_length 130 is not a multiple of compression 4"),
-        ("decompressor", "identity", "is 'identity' and compression 4; .* to 1$"),
-        ("segment_length", 0, "segment_length is 0; input should be greater than 0"),
-        ("segment_length", 128.0, r"segment_length is 128\.0; input should be a valid int"),
-        ("segment_length", True, "segment_length is True"),
-        ("compression", 0, "compression is 0"),
-        ("compression", 2.0, r"compression is 2\.0"),
-        ("compressor_heads", 0, "compressor_heads is 0"),
-        ("selector_heads", 0, "selector_heads is 0"),
-        ("k", 0, "k is 0"),
-        ("k", "most", "k is 'most'"),
-        ("inject_layer", -1, "inject_layer is -1; input should be greater"),
-        ("inject_layer", 1.5, r"inject_layer is 1\.5; input should be a valid int"),
-        ("lora_rank", -1, "lora_rank is -1; input should be greater"),
-        ("lora_rank", 8.0, r"lora_rank is 8\.0"),
-        ("lora_alpha", -2, "lora_alpha is -2"),
-        ("block_slots", 0, "block_slots is 0; input should be greater than 0"),
-        ("block_slots", 2.5, r"block_slots is 2\.5"),
-        ("decompressor_hidden", 0, "decompressor_hidden is 0; input should be greater than 0"),
-        ("selector_dim", 0, "selector_dim is 0; input should be greater than 0"),
-        ("selector_dim", "64", "selector_dim is '64'"),
-        ("extract_layers", [], "extract_layers is .*; tuple should have"),
         ("extract_layers", [0], r"extract_layers\[0\] is 0; input should be greater than 0"),
         ("extract_layers", (3, -1), r"extract_layers\[1\] is -1; input should be greater than 0"),
         ("extract_layers", [1.5], r"extract_layers\[0\] is 1\.5; input should be a valid int"),
-        ("extract_layers", "11", "extract_layers is '11'; input should be a valid tuple"),
-        (
-            "segmentation",
-            "page",
-            "segmentation is 'page'; input should be 'window', 'sentence' or 'paragraph'$",
-        ),
-        ("compressor", "conv", "compressor is 'conv'; input should be 'linear', 'mlp' or 'query'$"),
-        ("layer_mixing", None, "layer_mixing is None; input should be 'uniform' or 'learned'$"),
-        ("encoder", 3, "encoder is 3; input should be a valid str"),
-        ("decoder", 3, "decoder is 3; input should be a valid str"),
-    ],
-)
-def test_a_bad_value_is_refused_with_its_name(name: str, value: object, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        make(**{name: value})
-    with pytest.raises(ConfigError, match=words):
-        make().with_changes(**{name: value})
+        ("segment_lenght", 1, "'segment_lenght'; did you mean 'segment_length'"),
+        ("injectlayer", 1, "'injectlayer'; did you mean 'inject_layer'"),
+        ("extract_layer", 1, "'extract_layer'; did you mean 'extract_layers'"),
+        ("comprssion", 1, "'comprssion'; did you mean 'compression'"),
+        ("lora_r", 1, "'lora_r'; did you mean 'lora_rank'"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            make().with_changes(**{name: value})
 
 
 def test_a_saved_configuration_loads_as_an_equal_one(tmp_path: Path) -> None:
@@ -346,21 +316,6 @@ def test_what_is_not_a_configuration_is_refused(
         (tmp_path / "config.json").write_bytes(content)
     with pytest.raises((CheckpointError, ConfigError), match=words):
         SedemConfig.load(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("written", "meant"),
-    [
-        ("segment_lenght", "segment_length"),
-        ("injectlayer", "inject_layer"),
-        ("extract_layer", "extract_layers"),
-        ("comprssion", "compression"),
-        ("lora_r", "lora_rank"),
-    ],
-)
-def test_an_unknown_key_names_the_nearest(written: str, meant: str) -> None:
-    with pytest.raises(ConfigError, match=f"unknown key '{written}'; did you mean '{meant}'"):
-        make().with_changes(**{written: 1})
 
 
 @pytest.mark.parametrize("folder", SHIPPED, ids=lambda folder: folder.name)

@@ -44,27 +44,16 @@ def test_values_come_back_within_the_rounding_of_their_vector(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_zeros_and_the_largest_value_are_exact(dtype: str) -> None:
+def test_zeros_the_largest_value_bytes_and_joined_parts_are_exact(dtype: str) -> None:
     vectors = torch.tensor([[0.0, 0.0], [3.5, -7.0]])
     found = quantize(vectors, dtype).dequantize().float()
     assert torch.equal(found[0], vectors[0])
     assert found[1, 1].item() == pytest.approx(-7.0, rel=1e-6)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_bytes_are_those_of_values_and_scales(dtype: str) -> None:
     quantized = quantize(torch.randn(5, 4, 8), dtype)
     assert quantized.nbytes == 20 * vector_bytes(8, dtype)
-    assert vector_bytes(2048, "int8") == vector_bytes(2048, "fp8") == 2052
-    assert vector_bytes(2048, "bfloat16") == 4096
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_joining_parts_restores_the_whole(dtype: str) -> None:
-    quantized = quantize(torch.randn(5, 4, 8), dtype)
+    assert vector_bytes(2048, dtype) == (4096 if dtype == "bfloat16" else 2052)
     joined = join([quantized[:2], quantized[[2]], quantized[3:]])
-    assert torch.equal(joined.dequantize(), quantized.dequantize())
-    assert len(joined) == 5
+    assert torch.equal(joined.dequantize(), quantized.dequantize()) and len(joined) == 5
 
 
 def test_casting_rounds_once_and_not_at_all_to_the_same_type() -> None:
@@ -157,19 +146,18 @@ def test_a_file_that_is_not_safetensors_is_refused(tmp_path: Path, content: byte
         load_weights(path)
 
 
-def test_another_shape_is_refused_with_both_shapes() -> None:
-    expected = {"a": torch.zeros(2, 3), "b": torch.zeros(4)}
-    found = {"a": torch.zeros(2, 3), "b": torch.zeros(5, 1)}
-    with pytest.raises(CheckpointError, match=r"'here' .* b has shape \[5, 1\], \[4\] is needed"):
-        check_weights(expected, found, "here")
-
-
-def test_missing_and_unknown_weights_are_counted_and_named() -> None:
-    expected = {name: torch.zeros(1) for name in ("a", "b", "c")}
-    found = {name: torch.zeros(1) for name in ("c", "z")}
-    message = r"2 weights are missing \(such as a\) and 1 are not known \(such as z\)"
-    with pytest.raises(CheckpointError, match=message):
-        check_weights(expected, found, "here")
+def test_other_shapes_and_names_of_weights_are_refused() -> None:
+    one = torch.zeros(1)
+    for expected, found, words in (
+        ({"b": torch.zeros(4)}, {"b": torch.zeros(5, 1)}, r"b has shape \[5, 1\], \[4\] is needed"),
+        (
+            {"a": one, "b": one, "c": one},
+            {"c": one, "z": one},
+            r"2 weights are missing \(such as a\) and 1 are not known \(such as z\)",
+        ),
+    ):
+        with pytest.raises(CheckpointError, match=f"'here' .*{words}"):
+            check_weights(expected, found, "here")
 
 
 def test_the_digest_depends_on_weights_names_and_text() -> None:

@@ -35,21 +35,17 @@ def test_a_file_comes_in(tmp_path: Path) -> None:
     assert read_text(path, DataError, 100).encode() == read_bytes(path, DataError, 100)
 
 
-def test_a_pipe_is_refused_without_waiting(tmp_path: Path) -> None:
+def test_a_pipe_and_a_large_file_are_refused_and_a_missing_one_is_left_to_the_caller(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(FileNotFoundError):
+        open_file(tmp_path / "a", DataError)
     os.mkfifo(tmp_path / "a")
     with pytest.raises(DataError, match=r"'.*a' is a pipe; give a file"):
         open_file(tmp_path / "a", DataError)
-
-
-def test_a_size_is_refused_with_both_numbers(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"12345678901")
+    (tmp_path / "b").write_bytes(b"12345678901")
     with pytest.raises(DataError, match="has 11 bytes, at most 10 bytes are read"):
-        read_bytes(tmp_path / "a", DataError, 10)
-
-
-def test_a_missing_file_is_left_to_the_caller(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        open_file(tmp_path / "a", DataError)
+        read_bytes(tmp_path / "b", DataError, 10)
 
 
 @pytest.mark.parametrize("name", ["n" * 300, "a\0b"])

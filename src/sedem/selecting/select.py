@@ -243,11 +243,11 @@ def score_questions(
     with device_lock(query_BQRH.device):
         if every or len(bank) <= COARSE_FROM:
             slots_NJ = slot_mask(bank, selector)
-            score = _scorer(query_BQRH, mask_BQ)
-            parts = [
-                score(keys_nJRH, slots_NJ[blocks.start : blocks.stop])
-                for blocks, keys_nJRH in key_parts(bank, selector)
-            ]
+            mask_BQ, parts = _beside(query_BQRH, mask_BQ), []
+            for blocks, keys_nJRH in key_parts(bank, selector):
+                keys_1nJRH, scales_1nJR = _one_row(keys_nJRH)
+                slots_1nJ = slots_NJ[None, blocks.start : blocks.stop]
+                parts.append(block_scores(query_BQRH, mask_BQ, keys_1nJRH, slots_1nJ, scales_1nJR))
             return torch.cat(parts, 1).cpu()
         scores_BN = torch.full((len(mask_BQ), len(bank)), -torch.inf)
         for row, mask_Q in enumerate(mask_BQ):
@@ -272,22 +272,24 @@ def scores_of(
     blocks: Sequence[int],
 ) -> Tensor:
     """Return the scores `[B, n]` of some blocks, in the order of `blocks`."""
-    slots_nJ = bank.slot_tokens(blocks).to(query_BQRH.device) > 0
-    return _scorer(query_BQRH, mask_BQ)(keys_of(bank, selector, blocks), slots_nJ)
+    keys_1nJRH, scales_1nJR = _one_row(keys_of(bank, selector, blocks))
+    slots_1nJ = bank.slot_tokens(blocks).to(query_BQRH.device)[None] > 0
+    mask_BQ = _beside(query_BQRH, mask_BQ)
+    return block_scores(query_BQRH, mask_BQ, keys_1nJRH, slots_1nJ, scales_1nJR)
 
 
-def _scorer(query_BQRH: Tensor, mask_BQ: Tensor) -> Callable[[Quantized, Tensor], Tensor]:
-    """Return what scores blocks `[B, n]`, the same for all questions, by their keys and slots."""
-    if query_BQRH.is_cuda:
-        # A copy from unpinned memory would wait until the questions are encoded.
-        mask_BQ = mask_BQ.pin_memory().to(query_BQRH.device, non_blocking=True)
+def _one_row(keys_nJRH: Quantized) -> tuple[Tensor, Tensor | None]:
+    """Keys as one row of blocks for all questions, and their scales."""
+    scales_nJR = keys_nJRH.scales
+    return keys_nJRH.values[None], None if scales_nJR is None else scales_nJR[None]
 
-    def score(keys_nJRH: Quantized, slots_nJ: Tensor) -> Tensor:
-        scales_1nJR = None if keys_nJRH.scales is None else keys_nJRH.scales[None]
-        keys_1nJRH, slots_1nJ = keys_nJRH.values[None], slots_nJ[None]
-        return block_scores(query_BQRH, mask_BQ, keys_1nJRH, slots_1nJ, scales_1nJR)
 
-    return score
+def _beside(query_BQRH: Tensor, mask_BQ: Tensor) -> Tensor:
+    """Copy a mask to where the queries are."""
+    if not query_BQRH.is_cuda:
+        return mask_BQ
+    # A copy from unpinned memory would wait until the questions are encoded.
+    return mask_BQ.pin_memory().to(query_BQRH.device, non_blocking=True)
 
 
 # Candidates in a large bank
