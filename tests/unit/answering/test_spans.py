@@ -30,7 +30,7 @@ from sedem.answering.spans import (
 )
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.prompts import end_ids, with_texts
-from sedem.engine.interface import Rows
+from sedem.engine.interface import AnswerInputs, Rows
 from sedem.errors import ConfigError
 from sedem.folding import folded
 from sedem.guidance.spans import LEAST, SECOND_FEATURES, SecondReading, rival_features
@@ -52,6 +52,17 @@ def quoted(
     return find_quotation(model, model.engine, rows, 0, prepared, decoding, logits_V).quotation
 
 
+def decoded(model: SeDeM, inputs: AnswerInputs, text: str) -> tuple[list[int], torch.Tensor, float]:
+    """Tokens of a span, the logits before it, and its log-probability, one token after another."""
+    ids = model.decoder.token_ids(f" {text}")
+    with joined(model.engine, [inputs], 20) as (logits_1V, rows):
+        logs = [logits_1V[0].log_softmax(-1)]
+        logs += [rows.step(torch.tensor([token]))[0].log_softmax(-1) for token in ids]
+    ends = [logs[-1][end].item() for end in end_ids(model.decoder)]
+    values = [log_V[token].item() for log_V, token in zip(logs, ids, strict=False)]
+    return ids, logs[0], sum(max(value, LEAST) for value in (*values, *ends))
+
+
 @pytest.mark.parametrize("engine", ["eager", "static"])
 @pytest.mark.parametrize("context", ["joint", "independent"])
 def test_the_likelihood_of_a_span_is_that_of_decoding_it_and_its_end(
@@ -62,16 +73,9 @@ def test_the_likelihood_of_a_span_is_that_of_decoding_it_and_its_end(
     bank = slow.read([Document("lease.txt", LEASE)])
     prepared, spans = compared(model, Request(bank, RENT, 2))
     assert len(spans) >= 3
-    decoder = slow.decoder
     for span in [*spans[::4], max(spans, key=lambda one: one.tokens)]:
-        ids = decoder.token_ids(f" {span.text}")
+        ids, _, expected = decoded(slow, prepared.inputs, span.text)
         assert len(ids) == span.tokens
-        with joined(slow.engine, [prepared.inputs], 20) as (logits_1V, rows):
-            logs = [logits_1V[0].log_softmax(-1)]
-            logs += [rows.step(torch.tensor([token]))[0].log_softmax(-1) for token in ids]
-        ends = [logs[-1][end].item() for end in end_ids(decoder)]
-        values = [log_V[token].item() for log_V, token in zip(logs, ids, strict=False)]
-        expected = sum(max(value, LEAST) for value in (*values, *ends))
         assert span.likelihood == pytest.approx(expected, abs=1e-3)
 
 
@@ -129,6 +133,9 @@ def test_the_answer_is_cited_where_it_stands(model: SeDeM, bank: MemoryBank) -> 
     assert source.start <= start < source.end
     assert (answer.finish_reason, answer.cut) == ("end", ())
     assert answer.answer_tokens == len(model.decoder.token_ids(f" {answer.text}"))
+    # Blocks read as text are quoted, too.
+    answer = model.answer(bank, RENT, k=1, condition="text", answer="span")
+    assert answer.text in answer.citations[0].text
 
 
 def test_several_spans_are_quoted_if_the_decoder_goes_on(
@@ -206,11 +213,6 @@ def test_a_quotation_keeps_the_limit_of_the_answer(
 ) -> None:
     _, spans = compared(model, Request(bank, RENT), limit=tokens + 1)
     assert spans == [] or max(span.tokens for span in spans) <= tokens
-
-
-def test_blocks_read_as_text_are_quoted_too(model: SeDeM, bank: MemoryBank) -> None:
-    answer = model.answer(bank, RENT, k=1, condition="text", answer="span")
-    assert answer.text in answer.citations[0].text
 
 
 def test_there_must_be_words_to_quote(model: SeDeM, bank: MemoryBank) -> None:
@@ -395,15 +397,9 @@ def test_both_readings_give_a_span_the_probability_of_decoding_it(
         assert len(checked) >= 3
         for number in checked[::4]:
             span = spans[number]
-            ids = unsure.decoder.token_ids(f" {span.text}")
-            with slow.engine.open_rows(1) as rows:
-                logs = [rows.join([0], [text.inputs], [20])[0].log_softmax(-1)]
-                logs += [rows.step(torch.tensor([token]))[0].log_softmax(-1) for token in ids]
-            ends = [logs[-1][end].item() for end in end_ids(unsure.decoder)]
-            values = [log_V[token].item() for log_V, token in zip(logs, ids, strict=False)]
-            expected = sum(max(value, LEAST) for value in (*values, *ends))
+            ids, first_V, expected = decoded(slow, text.inputs, span.text)
             assert read["likelihood"][number].item() == pytest.approx(expected, abs=1e-3)
-            gap = logs[0].max() - logs[0][ids[0]]
+            gap = first_V.max() - first_V[ids[0]]
             assert read["gap"][number].item() == pytest.approx(gap.item(), abs=1e-3)
             if span.place in known:
                 in_memory = read["memory likelihood"][number].item()
