@@ -196,11 +196,6 @@ class Quotation:
         return sum(one.tokens for one in self.spans)
 
     @property
-    def likelihood(self) -> float:
-        """Log-probability of its tokens."""
-        return sum(one.likelihood for one in self.spans)
-
-    @property
     def confidence(self) -> float | None:
         """Probability that the least certain span is right; None if the model gives none."""
         given = [one.confidence for one in self.spans if one.confidence is not None]
@@ -703,7 +698,8 @@ def find_quotation(
         invented = any(map(is_exact, words_without_source(prepared, free.text)))
     if quotation is None or first is None or free is None or invented:
         return Found(quotation, None, None, None if first is None else first.next_best, *again)
-    features_F = rival_features(first.gap, likelihood - quotation.likelihood, first.share)
+    lead = likelihood - sum(one.likelihood for one in quotation.spans)
+    features_F = rival_features(first.gap, lead, first.share)
     is_same = free.text == quotation.text
     if float(decider.freely(features_F[None])) < 0.5:
         return Found(quotation, None, None, first.next_best if is_same else free.text, *again)

@@ -9,7 +9,7 @@ import os
 from dataclasses import replace
 from importlib.metadata import entry_points, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -32,10 +32,6 @@ from sedem.cli.options import (
 )
 from sedem.config import DEFAULT_MODEL, NO_BARS
 from sedem.errors import ConfigError, DataError, SedemError, first_line
-
-if TYPE_CHECKING:
-    from sedem.reading.building import Report
-    from sedem.reading.documents import Record
 
 ORDER = (
     "demo", "build", "ask", "bank", "data", "init", "train", "calibrate", "seal",
@@ -246,14 +242,14 @@ def build(
         raise ConfigError("--workers and --worker-cpus are for a Ray cluster; give --ray ADDRESS")
     if ray is not None and prune:
         raise ConfigError("--prune compares the bank with files of this machine; leave --ray out")
-    from sedem.bank.parts import is_remote
+    from sedem.bank.parts import is_remote, store_at
     from sedem.reading.documents import DocumentFiles, Record, told_left_out
 
-    options = {"dtype": dtype, "keys": keys, "words": not no_words}
+    options: dict[str, Any] = {"dtype": dtype, "keys": keys, "words": not no_words}
     reading: dict[str, Any] = {
         "encoding": encoding, "strict": strict, "include": include or (),
     }  # fmt: skip
-    record, gone = Record(bank), list[str]()
+    record, gone, paths = Record(bank), list[str](), [Path(source) for source in sources]
     if not os.path.exists(bank):
         record.forget()  # it is of an earlier bank
     # Before the model is opened, so that a wrong name is told at once.
@@ -262,16 +258,43 @@ def build(
             raise DataError(
                 f"'{source}' is in an object store; read it with --ray, such as --ray local"
             )
-        paths = [Path(source) for source in sources]
         files: Any = DocumentFiles(paths, **reading, name_of=record.name_of)
     else:
         files = _on_ray().Sources(sources, **reading)
     try:
-        if ray is None:
-            report, gone = _build_here(bank, sources, files, record, model, options, prune)
-        else:
+        if ray is not None:
             limits = {"most": workers, "cpus": worker_cpus or 1}
             report = _on_ray().build(ray, limits, bank, files, model, options)
+        else:
+            from sedem.checkpoint.folder import model_of
+            from sedem.model import SeDeM
+            from sedem.reading.building import build_bank, held_by
+
+            opened = SeDeM.from_pretrained(model or model_of(bank))
+            with output.progress("reading", of_bytes=True) as report_progress:
+                report = build_bank(
+                    opened,
+                    opened.engine,
+                    bank,
+                    files,
+                    lambda done: report_progress(done, sum(files.sizes.values())),
+                    size=lambda document: files.sizes[document.name],
+                    source=opened.source,
+                    failed=files.fail,
+                    **options,
+                )
+            if not report.documents:
+                raise DataError(
+                    "nothing could be read; give at least one document with words in it"
+                )
+            # Documents whose files are gone are named, or removed if that is wanted.
+            store = store_at(bank)
+            gone = record.gone([*store.digests()], paths, files.paths)
+            record.save()
+            if gone and prune:
+                store.remove(*gone)
+                documents, blocks = held_by(store)
+                report = replace(report, documents=documents, blocks=blocks)
     except DataError:
         if files.sizes or not files.failed:
             raise
@@ -295,46 +318,6 @@ def build(
         f"{told_left_out({'the file is gone': gone} if gone else {}, what)}"
         f"{told_left_out(files.left_out)}"
     )
-
-
-def _build_here(
-    bank: str,
-    sources: list[str],
-    files: Any,
-    record: Record,
-    model: str | None,
-    options: dict[str, Any],
-    prune: bool,
-) -> tuple[Report, list[str]]:
-    """Build on this machine; return what was done, and the documents whose files are gone."""
-    from sedem.bank.parts import store_at
-    from sedem.checkpoint.folder import model_of
-    from sedem.model import SeDeM
-    from sedem.reading.building import build_bank, held_by
-
-    opened = SeDeM.from_pretrained(model or model_of(bank))
-    with output.progress("reading", of_bytes=True) as report_progress:
-        report = build_bank(
-            opened,
-            opened.engine,
-            bank,
-            files,
-            lambda done: report_progress(done, sum(files.sizes.values())),
-            size=lambda document: files.sizes[document.name],
-            source=opened.source,
-            failed=files.fail,
-            **options,
-        )
-    if not report.documents:
-        raise DataError("nothing could be read; give at least one document with words in it")
-    store = store_at(bank)
-    gone = record.gone([*store.digests()], [Path(source) for source in sources], files.paths)
-    record.save()
-    if gone and prune:
-        store.remove(*gone)
-        documents, blocks = held_by(store)
-        report = replace(report, documents=documents, blocks=blocks)
-    return report, gone
 
 
 def _on_ray() -> Any:

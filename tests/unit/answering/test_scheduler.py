@@ -267,6 +267,8 @@ def test_a_cancelled_task_cancels_its_question(fast: SeDeM, bank: MemoryBank, tu
 def test_closing_answers_what_was_asked_or_ends_it_at_once(
     fast: SeDeM, bank: MemoryBank, turns: Event
 ) -> None:
+    with pytest.raises(ConfigError, match="rows is 0; it must be at least 1"):
+        fast.scheduler(rows=0)
     scheduler = fast.scheduler(rows=1)
     replies = [scheduler.submit(Request(bank, RENT), SHORT) for _ in range(2)]
     turns.set()
@@ -358,11 +360,6 @@ def test_draining_ends_what_waits_and_finishes_what_runs(
     scheduler.close()
     assert running.result().text == fast.answer(bank, RENT, decoding=SHORT).text
     assert (scheduler.waiting, scheduler.running) == (0, 0)
-
-
-def test_rows_and_waiting_are_checked(fast: SeDeM) -> None:
-    with pytest.raises(ConfigError, match="rows is 0; it must be at least 1"):
-        fast.scheduler(rows=0)
 
 
 # Questions that take long
@@ -563,13 +560,6 @@ def test_a_question_waits_until_there_is_memory(independent: SeDeM, monkeypatch:
 # The pace of the queue
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    now = [100.0]
-    monkeypatch.setattr(scheduler_module.time, "monotonic", lambda: now[0])
-    return now
-
-
 @pytest.mark.parametrize(
     ("took", "count", "told"),
     [
@@ -579,22 +569,20 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         ([3600.0], 64, MOST),  # nobody is sent away for long
     ],
 )
-def test_it_is_the_time_that_as_many_took(
-    took: list[float], count: int, told: int, clock: list[float]
+def test_it_is_the_time_that_as_many_took_without_idle_time(
+    took: list[float], count: int, told: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    now = [100.0]
+    monkeypatch.setattr(scheduler_module.time, "monotonic", lambda: now[0])
     queue = Pace()
     for seconds in took:
-        clock[0] += seconds
+        now[0] += seconds
         queue.left()
     assert queue.seconds(count) == told
-
-
-def test_idle_time_does_not_count(clock: list[float]) -> None:
-    queue = Pace()
-    clock[0] += 3600
+    now[0] += 3600
     queue.restart()
     assert queue.seconds(64) == 1
-    clock[0] += 0.1
+    now[0] += 0.1
     queue.left()
     assert queue.seconds(64) == 7
 
