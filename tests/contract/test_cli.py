@@ -19,7 +19,7 @@ import pytest
 import torch
 import typer.main
 from commands import prints_json, refused, sedem, succeeds
-from conftest import LEASE, POSITIONS, RECIPE
+from conftest import LEASE, RECIPE
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
 from sedem.answering.decoding import UNANSWERABLE
@@ -619,18 +619,6 @@ def test_a_question_or_a_value_that_cannot_be_used_is_refused(bank: Path) -> Non
     ask = ("ask", bank, RENT, "--engine", "eager", "--min-confidence")
     refused(*ask, 0.5, words="min_confidence is 0.5, but this model gives no confidence; fit it")
     refused(*ask, 2, words="min_confidence is 2.0; it must be a number from 0 to 1")
-
-
-def test_a_k_beyond_the_bank_is_the_whole_bank_if_its_states_fit(bank: Path) -> None:
-    short = (RENT, "--json", "--max-new-tokens", 8, "-k")
-    whole, beyond = (prints_json("ask", bank, *short, k) for k in ("all", 10**9))
-    assert whole["k"] == beyond["k"] == whole["blocks"] == 29
-    assert whole["answer"] == beyond["answer"]
-    Path("long.txt").write_text(LEASE * 3)
-    succeeds("build", "long.bank", "long.txt", "-m", TINY)
-    words = rf"{3 * len(LEASE):,} selected states, .* positions, the decoder has {POSITIONS}; use k"
-    for k in (10**9, "all"):
-        refused("ask", "long.bank", *short, k, words=rf"{words} of at most \d+")
 
 
 # Banks
