@@ -67,25 +67,12 @@ class SedemModules(nn.Module):
 
     def parts(self) -> nn.ModuleDict:
         """The trained parts without the adapters, by their names in sedem.safetensors."""
-        parts: dict[str, nn.Module] = {
-            "mixture": self.mixture,
-            "compressor": self.compressor,
-            "selector": self.selector,
-            "decompressor": self.decompressor,
-        }
-        if self.guidance is not None:
-            parts["guidance"] = self.guidance
-        if self.confidence is not None:
-            parts["confidence"] = self.confidence
-        if self.second_hop is not None:
-            parts["second_hop"] = self.second_hop
-        if self.read_once is not None:
-            parts["read_once"] = self.read_once
-        if self.config.spans:
-            parts["spans"] = self.spans
-        if self.second_reading is not None:
-            parts["second_reading"] = self.second_reading
-        return nn.ModuleDict(parts)
+        names = [
+            "mixture", "compressor", "selector", "decompressor", "guidance", "confidence",
+            "second_hop", "read_once", *(["spans"] if self.config.spans else []), "second_reading",
+        ]  # fmt: skip
+        found = {name: getattr(self, name) for name in names}
+        return nn.ModuleDict({name: part for name, part in found.items() if part is not None})
 
     def queries(self, hidden_BQE: Tensor) -> Tensor:
         """Unit queries `[B, Q, R, H]` from the states of questions that blocks are selected by."""
