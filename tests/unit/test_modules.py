@@ -18,82 +18,48 @@ from sedem.modules import SedemModules
 # Layers and widths
 
 
+ROOM = POSITIONS - 4  # the last length that is a multiple of a slot
+
+
 @pytest.mark.parametrize(
-    ("most", "beyond", "message"),
+    ("name", "most", "beyond", "also", "message"),
     [
-        (
-            {"extract_layers": (1, DEPTH)},
-            {"extract_layers": (1, DEPTH + 1)},
-            f"extract_layers reaches {DEPTH + 1}, encoder '.*' has {DEPTH} layers",
-        ),
-        (
-            {"inject_layer": DEPTH - 1},
-            {"inject_layer": DEPTH},
-            f"inject_layer is {DEPTH}, decoder '.*' has {DEPTH} layers; at least one must",
-        ),
-        (
-            {"segment_length": POSITIONS - 4},
-            {"segment_length": POSITIONS},
-            f"segment_length {POSITIONS} and a start token exceed the {POSITIONS} positions",
-        ),
-        (
-            {"compressor": "query", "compressor_heads": 4},
-            {"compressor": "query", "compressor_heads": 5},
-            "decoder width 32 is not a multiple of compressor_heads 5",
-        ),
-        (
-            {"selector_heads": 5, "selector_dim": 3},
-            {"selector_heads": 5},
-            "decoder width 32 is not a multiple of selector_heads 5; set selector_dim",
-        ),
+        ("extract_layers", (1, 4), (1, 5), {}, "extract_layers reaches 5, encoder .* has 4 l"),
+        ("inject_layer", 3, 4, {}, "inject_layer is 4, decoder .* 4 layers; at least one must"),
+        ("segment_length", ROOM, 512, {}, "segment_length 512 and a start token exceed the 512"),
+        ("compressor_heads", 4, 5, {"compressor": "query"}, "width 32 .* compressor_heads 5"),
+        ("selector_dim", 3, None, {"selector_heads": 5}, "selector_heads 5; set selector_dim"),
     ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_a_shape_beyond_its_backbones_is_refused(
-    most: dict[str, object],
-    beyond: dict[str, object],
+    name: str,
+    most: object,
+    beyond: object,
+    also: dict[str, object],
     message: str,
     config: SedemConfig,
     backbone: Backbone,
 ) -> None:
-    SedemModules(config.with_changes(**most), backbone, backbone)
+    assert (DEPTH, POSITIONS) == (4, 512)
+    SedemModules(config.with_changes(**{name: most, **also}), backbone, backbone)
     with pytest.raises(ConfigError, match=message):
-        SedemModules(config.with_changes(**beyond), backbone, backbone)
+        SedemModules(config.with_changes(**{name: beyond, **also}), backbone, backbone)
 
 
 # Fingerprints
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"extract_layers": (2,)},
-        {"extract_layers": (2, 3)},
-        {"segment_length": 32},
-        {"segment_shift": 4},
-        {"compression": 2},
-        {"compression": 8},
-        {"block_slots": 2},
-        {"compressor": "mlp"},
-        {"compressor": "query"},
-    ],
-    ids=str,
-)
-def test_what_memory_depends_on_changes_the_fingerprint(
-    changes: dict[str, object], model: SeDeM, config: SedemConfig, backbone: Backbone
+def test_the_fingerprint_changes_with_what_memory_depends_on_and_nothing_else(
+    model: SeDeM, config: SedemConfig, backbone: Backbone
 ) -> None:
-    assert build(config, backbone, **changes).fingerprint() != model.fingerprint()
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"inject_layer": 1}, {"k": 5}, {"selector_heads": 2}],
-    ids=str,
-)
-def test_what_memory_does_not_depend_on_leaves_the_fingerprint(
-    changes: dict[str, object], model: SeDeM, config: SedemConfig, backbone: Backbone
-) -> None:
-    assert build(config, backbone, **changes).fingerprint() == model.fingerprint()
+    for changes in (
+        {"extract_layers": (2,)}, {"extract_layers": (2, 3)}, {"segment_length": 32},
+        {"segment_shift": 4}, {"compression": 2}, {"compression": 8}, {"block_slots": 2},
+        {"compressor": "mlp"}, {"compressor": "query"},
+    ):  # fmt: skip
+        assert build(config, backbone, **changes).fingerprint() != model.fingerprint(), changes
+    for changes in ({"inject_layer": 1}, {"k": 5}, {"selector_heads": 2}):
+        assert build(config, backbone, **changes).fingerprint() == model.fingerprint(), changes
 
 
 def test_the_fingerprint_follows_the_compressors_weights_and_the_encoders(
