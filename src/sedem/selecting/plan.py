@@ -193,27 +193,18 @@ def plan_of(model: SedemModules, request: Request) -> Plan:
         ConfigError: a value is unknown, or the model or the bank lacks what it needs.
     """
     config, bank, least = model.config, request.bank.snapshot(), request.min_confidence
-    forced, chosen = request.blocks is not None, dict[str, Any]()
+    forced, settled = request.blocks is not None, dict[str, Any](vars(request))
     for name, known in WAYS.items():
-        usual, given = getattr(config, name), getattr(request, name)
+        usual, given = getattr(config, name), settled[name]
         if name == "selection" and not bank.has_words:
             usual = "states"
-        chosen[name] = usual if given is None else given
-        check_choice(name, chosen[name], known)
-    plan = Plan(
-        bank=bank,
-        question=request.question,
-        k=0 if forced else budget_of(model, request.k),
-        blocks=request.blocks,
-        ranking=request.ranking,
-        **chosen,
-        min_confidence=least if least is not None else 0.0 if forced else config.min_confidence,
-        spares_covered=least is None,
-        documents=request.documents,
-        context=request.context,
-        selected=request.selected,
-        prompt=request.prompt,
-    )
+        settled[name] = usual if given is None else given
+        check_choice(name, settled[name], known)
+    settled["bank"], settled["spares_covered"] = bank, least is None
+    settled["k"] = 0 if forced else budget_of(model, request.k)
+    if least is None:
+        settled["min_confidence"] = 0.0 if forced else config.min_confidence
+    plan = Plan(**settled)
     if not is_share(plan.min_confidence):
         raise ConfigError(f"min_confidence is {least!r}; it must be a number from 0 to 1")
     # With 0 nothing is declined, so no confidence is needed.
