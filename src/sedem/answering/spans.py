@@ -329,10 +329,9 @@ class SpanSearch:
             most: the most beginnings to read.
             also: places where others begin.
         """
-        if not self.longest:
-            return []
         # Of all words, those that the decoder would most like to begin with are read on.
-        begun, distinct = self.ordered(self._beginnings()), dict[str, Candidate]()
+        begun = self.ordered(self._beginnings()) if self.longest else []
+        distinct = dict[str, Candidate]()
         for one in in_pieces(begun):  # the first of those that go on with the same text
             distinct.setdefault(one.passage.text[one.at :][: LOOK_AHEAD * CHARACTERS], one)
         chosen = [*distinct.values()][:most]
