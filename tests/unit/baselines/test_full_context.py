@@ -14,9 +14,13 @@ from unit.baselines.conftest import make, naive_loss, tokens
 from sedem import Document, SeDeM
 from sedem.answering.decoding import Decoding
 from sedem.backbone.loading import open_backbone
+from sedem.engine.device import Clock
 from sedem.errors import ConfigError, DataError
+from sedem.method.injection import GrowingCache
+from sedem_lab.baselines import full_context
 from sedem_lab.baselines.bm25 import BM25
-from sedem_lab.baselines.full_context import FullContext
+from sedem_lab.baselines.full_context import FullContext, generate_timed
+from sedem_lab.baselines.soft_prompt import prefill_result, run_embeddings
 from sedem_lab.training.targets import targets
 
 
@@ -53,6 +57,34 @@ def test_only_what_was_read_is_cited(model: SeDeM) -> None:
     fit = int(re.search(r"first (\d+) fit", answer.cut[1]).group(1))
     assert sum(len(c.text) + 2 for c in answer.citations) - 2 == fit
     assert answer.blocks == 5 > answer.k
+
+
+def test_rows_of_a_batch_are_those_of_hugging_face_and_each_ends_alone(
+    tiny_folder: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backbone = open_backbone(tiny_folder(tie_word_embeddings=False))
+    prompts = torch.tensor([[0, 50, 60, 70], [0, 80, 90, 100]])
+
+    def rows(end: int) -> list[list[int]]:
+        """Greedy tokens by both loops, each row without its end and what follows."""
+        whole = backbone.model.generate(
+            prompts, do_sample=False, max_new_tokens=12, eos_token_id=end, pad_token_id=end
+        )[:, 4:].tolist()
+        expected = [row[: row.index(end)] if end in row else row for row in whole]
+        cache, clock = GrowingCache(), Clock(backbone.device)
+        states = run_embeddings(backbone, [backbone.embed(ids) for ids in prompts], cache)
+        filled = prefill_result(backbone, states[:, -1], cache, [4, 4])
+        monkeypatch.setattr(full_context, "end_ids", lambda _: [end])
+        found = generate_timed(backbone, filled.logits, filled.advance, Decoding(12), clock)
+        assert [row.ids for row in found] == expected
+        assert [row.finish_reason == "end" for row in found] == [len(row) < 12 for row in expected]
+        assert 0 < clock.timings["ttft_ms"] < clock.timings["total_ms"]
+        return expected
+
+    first, second = rows(10**6)
+    assert [len(first), len(second)] == [12, 12]
+    at, end = next((i, t) for i, t in enumerate(first) if i > 1 and t not in first[:i] + second)
+    assert rows(end) == [first[:at], second]
 
 
 # BM25
