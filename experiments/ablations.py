@@ -8,7 +8,6 @@ from dataclasses import replace
 from experiments.system import paper
 from experiments.system.cells import Cell
 from experiments.system.models import BASE, NEXT_TOKEN_ALONE, Variant, main_model, without_selector
-from experiments.system.probe import ends_of_grid, steps_of
 from experiments.system.scales import Scale
 from experiments.system.tables import SCORES, Number, entries, ours, scores, study
 from sedem_lab.training.recipe import read_entries
@@ -157,43 +156,22 @@ def learned_queries(scale: Scale) -> Iterator[Number]:
 @study()
 def depth(scale: Scale) -> Iterator[Number]:
     """Extraction and injection depth, layers run (Table layer_extraction_injection)."""
-    rows = []
+    rows, subset = [], SUBSET.get(scale.name, ())
     for row in paper.rows("tab:layer_extraction_injection"):
         # A smaller backbone uses layers at the same relative depth.
         extract, inject = scale.layer(row["l_extract"]), scale.layer(row["l_inject"])
         label = f"{row['l_extract']} to {row['l_inject']} of 28"
         if scale.depth != 28:
             label += f"; {extract} to {inject} of {scale.depth}"
-        printed = {"hotpotqa f1": row["f1"], "hotpotqa rouge_l": row["rouge_l"]}
-        rows.append((label, _at_layers(scale, extract, inject), printed))
-    return ablation(scale, rows, ("f1", "rouge_l"), only="hotpotqa")
-
-
-def _at_layers(scale: Scale, extract: int, inject: int) -> Variant:
-    """A variant with one extraction and one injection layer."""
-    subset, changes = SUBSET.get(scale.name, ()), ()
-    if (extract, inject) != scale.layers:
         changes = (f"model.extract_layers=[{extract}]", f"model.inject_layer={inject}")
-    elif not subset:
-        return BASE
-    return studied(scale, Variant(f"layers-{extract}-{inject}", changes, stage2=subset))
-
-
-@ours()
-def probe(scale: Scale) -> Iterator[Number]:
-    """A probe at the ends of the depth grid.
-
-    Losses of the text after a segment, on held-out windows. Those of a probe and of a training are
-    on different windows, so only the order of rows compares.
-    """
-    cell = Cell("probe", variant=main_model(scale, scale.studied))
-    budget = f"{steps_of(scale)} steps"
-    for (extract, inject), end in zip(ends_of_grid(scale), ("best", "worst"), strict=True):
-        row = f"{extract} to {inject} of {scale.depth}, {end} when trained"
-        trained = Cell("memory", variant=_at_layers(scale, extract, inject))
-        yield from entries(row, trained, ("trained", "continuation.memory", 3))
-        columns = (f"probe, {budget}", "memory", 3), ("probe, own states", "true_states", 3)
-        yield from entries(row, cell, *columns, at=f"{budget}.{extract}-{inject}.continuation")
+        if (own := (extract, inject) == scale.layers) and not subset:
+            variant = BASE
+        else:
+            changes = () if own else changes
+            variant = studied(scale, Variant(f"layers-{extract}-{inject}", changes, stage2=subset))
+        printed = {"hotpotqa f1": row["f1"], "hotpotqa rouge_l": row["rouge_l"]}
+        rows.append((label, variant, printed))
+    return ablation(scale, rows, ("f1", "rouge_l"), only="hotpotqa")
 
 
 @study()

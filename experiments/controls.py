@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from experiments import ablations, quality, training
+from experiments import ablations, quality
 from experiments.system import paper
 from experiments.system.cells import Cell, answer_cell
 from experiments.system.models import BASE, Variant, equal_budget, full_bank, main_model
 from experiments.system.scales import Scale
-from experiments.system.tables import Number, ours, scores, study
+from experiments.system.tables import Number, scores, study
 
 SHIFT = 64
 SHIFTED = (
@@ -149,32 +149,3 @@ def _given(scale: Scale, backbone: str, key: str, rows: Sequence[Row]) -> Iterat
             # "Despite retrieval recall increasing to 1.0"
             recall = 100.0 if (key, fields["k"]) == ("2wiki", 10) else None
             yield Number(label, f"{title} recall", recall, cell, f"recall@{fields['k']}")
-
-
-KINDS = {"yes_no": "yes/no questions", "other": "other questions"}
-"""Kinds of questions in a result, with their names in the table."""
-
-
-@ours()
-def yes_no(scale: Scale) -> Iterator[Number]:
-    """Yes/no questions apart from the others.
-
-    A question is one of yes or no if its reference is.
-    """
-    # Rows of other tables, and two constant answers. An answer in two tables is shown once.
-    sets, rows = ("hotpotqa", "2wiki"), dict[tuple[Cell, str], str]()
-    for one in (quality.main_qa, controls, quality.more_memory, training.equal_training):
-        for n in one.numbers(scale):
-            if n.cell and n.cell.questions in sets and f".{n.metric}".endswith(".f1"):
-                rows.setdefault((n.cell, n.metric.removesuffix("f1")), n.row)
-    for answer in ("yes", "no"):
-        for key in sets:
-            rows.setdefault((quality.constant(key, answer), ""), f'always "{answer}"')
-    for (cell, place), row in rows.items():
-        title = scale.sets[cell.questions].title
-        for kind, name in KINDS.items():
-            metric = f"{place}{kind}.f1"
-            found = Number(row, f"{title}, {name}: F1", None, cell, metric)
-            if cell.read(scale) is None or found.value(scale) is not None:
-                yield found
-                yield Number(row, f"{title}, {name}", None, cell, f"{metric}.n", digits=0)

@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from experiments.system import paper
-from experiments.system.bench import contexts_of
-from experiments.system.cells import PEERS, SELECTING, Cell, answer_cell
-from experiments.system.models import equal_budget, main_model
+from experiments.system.cells import PEERS, Cell
+from experiments.system.models import main_model
 from experiments.system.scales import Scale
-from experiments.system.tables import Number, entries, ratio_of, study
-from sedem_lab.baselines.registry import METHODS, TRAINED
+from experiments.system.tables import Number, study
 
 
 @study()
@@ -88,43 +86,3 @@ def flops(scale: Scale) -> Iterator[Number]:
             for stage in ("encode", "decode", "total"):
                 printed, column = row[f"{stage}_gflops"], f"{stage}, GFLOPs"
                 yield Number(name, column, printed, cell, metric.format(stage), 1, 1e9)
-
-
-@study("The paper gives no numbers of all methods side by side.")
-def method_costs(scale: Scale) -> Iterator[Number]:
-    """What every method keeps, reads and takes."""
-    # The answers to HotpotQA, and the times of the bench.
-    key, variant = "hotpotqa", main_model(scale)
-    times = Cell("peers", variant=variant) if scale.name == "nano" else None
-    for method in METHODS:
-        budget = {"k": scale.sets[key].k} if method == "sedem" else {}
-        yield from _answers(method, answer_cell(scale, variant, key, method, **budget))
-        for clock in ("online", "prebuilt") if times else ():
-            place = f"{contexts_of(scale, 'peers')[0]}.{clock}_ttft_ms.median"
-            both = [
-                Number("", "", cell=times, metric=f"results.{name}.{place}")
-                for name in ("full-context", method)
-            ]
-            column = f"{clock} TTFT, times sooner than full context"
-            yield ratio_of(method, column, None, both, 1)
-    if scale.name != "paper":
-        equal = Cell(variant=equal_budget(scale), questions=key, limit=scale.costly_limit)
-        yield from _answers("sedem, trained as little as the others", equal)
-
-
-def _answers(label: str, cell: Cell | None) -> list[Number]:
-    """What a method's answers cost: only some methods rank documents, and only some train."""
-    columns = [
-        ("recall@2", "recall@2"),
-        ("bytes a token", "bytes_per_token", 0),
-        ("positions", "conditioning", 0),
-        ("trained parameters, M", "training.trained_parameters", 2, 1e6),
-        ("training tokens, thousands", "training.all_tokens_seen", 0, 1e3),
-    ]
-    if cell is not None:
-        shipped = cell.method == "sedem" and cell.variant is not None and cell.variant.main
-        if shipped or cell.method not in (*TRAINED, "sedem"):
-            del columns[3:]
-        if cell.method not in (*SELECTING, "longllmlingua"):
-            del columns[0]
-    return entries(label, cell, *columns)

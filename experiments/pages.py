@@ -20,13 +20,12 @@ from experiments import (
     selection,
     shipped,
     speed,
-    training,
 )
 from experiments.system.scales import ROOT, SCALES, SHIPPED, Scale
 from experiments.system.tables import Study
 
 MODULES = (
-    quality, controls, selection, ablations, training, costs, shipped, speed, plan
+    quality, controls, selection, ablations, costs, shipped, speed, plan
 )  # fmt: skip
 STUDIES = {
     name: one for module in MODULES for name, one in vars(module).items() if isinstance(one, Study)

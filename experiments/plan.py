@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
-
-import numpy as np
 
 from experiments.selection import made_banks
-from experiments.speed import bank_size
 from experiments.system.bench import BATCHES, bench_cells, contexts_of
 from experiments.system.scales import SHIPPED, Scale
-from experiments.system.search import BANK_SIZES, BEST
+from experiments.system.search import BANK_SIZES
 from experiments.system.tables import NOT_RUN, Number, made_on, markdown_table, ours
-from experiments.system.timing import GROWN
 from sedem.backbone.loading import read_config
 from sedem.bank.codes import SIGNS
 from sedem.checkpoint.folder import EXTRA_ENTRIES
@@ -26,8 +21,6 @@ SIZES = tuple(10**power for power in range(7, 13))
 """Sizes of the banks, in tokens."""
 MANY = 10**7
 """Tokens of each of many banks; a question searches one of them."""
-MOST = CANDIDATES + WORD_CANDIDATES
-"""Candidates of a question in a large bank."""
 DEVICES, MEMORY_GB, LOAD, DAYS = 16, 64, 0.7, 7
 """Assumed, not measured: cores and GB for keys of a machine, and how much and long it works."""
 
@@ -36,26 +29,25 @@ def _costs(scale: Scale) -> dict[str, Number]:
     """The measured costs of one core by name."""
     model, bench = next(iter(bench_cells(scale).items()))
     batches, made = bench_cells(scale, "batches")[model], made_banks(scale)
-    row = f"results.sedem.{contexts_of(scale, 'batches')[0]}"
-    most, blocks = max(BATCHES[scale.name]), max(BANK_SIZES[scale.name])
+    row, blocks = f"results.sedem.{contexts_of(scale, 'batches')[0]}", max(BANK_SIZES[scale.name])
     text = f"results.full-context.{min(contexts_of(scale, 'bench'))}.stored_bytes_per_token"
-    answered, size = f"{row}.batches.{most}.questions_per_s.median", max(GROWN[scale.name])
-    place, opened = f"sizes.{blocks}.cpu_ms_per_question", f"sizes.{size}"
-    (grown,) = bank_size.cells(scale)
-    rows = (
-        ("read", batches, f"{row}.build_tok_s.median", "reading, tokens a second", 0),
-        ("text", bench, text, "text, bytes a token", 1),
-        ("answers", batches, answered, f"answers a second, {most} questions at once", 2),
-        ("exact", made, f"{place}.exact", f"scoring all keys of {blocks:,} blocks, ms", 1),
-        ("codes", made, f"{place}.codes", f"comparing codes of {blocks:,} blocks, ms", 1),
-        ("words", made, f"{place}.words", f"finding words in {blocks:,} blocks, ms", 1),
-        ("candidates", made, "candidates.int8.cpu_ms", f"scoring {MOST:,} candidates, ms", 1),
-        ("open", grown, f"{opened}.open_s", f"opening a bank of {size:,} blocks, s", 3),
-        ("memory", grown, f"{opened}.open_mb", f"memory of {size:,} opened blocks, MB", 1),
-    )
+    answered, place = max(BATCHES[scale.name]), f"sizes.{blocks}.cpu_ms_per_question"
+    candidates = f"scoring {CANDIDATES + WORD_CANDIDATES:,} candidates, ms"
+    rows = {
+        "read": (batches, f"{row}.build_tok_s.median", "reading, tokens a second", 0),
+        "text": (bench, text, "text, bytes a token", 1),
+        "answers": (
+            *(batches, f"{row}.batches.{answered}.questions_per_s.median"),
+            *(f"answers a second, {answered} questions at once", 2),
+        ),
+        "exact": (made, f"{place}.exact", f"scoring all keys of {blocks:,} blocks, ms", 1),
+        "codes": (made, f"{place}.codes", f"comparing codes of {blocks:,} blocks, ms", 1),
+        "words": (made, f"{place}.words", f"finding words in {blocks:,} blocks, ms", 1),
+        "candidates": (made, "candidates.int8.cpu_ms", candidates, 1),
+    }
     return {
         name: Number("one core", title, None, cell, metric, digits)
-        for name, cell, metric, title, digits in rows
+        for name, (cell, metric, title, digits) in rows.items()
     }
 
 
@@ -74,11 +66,11 @@ def _plan(scale: Scale) -> str:
         f"Assumed, not measured: machines of {DEVICES} cores with {MEMORY_GB} GB for keys, busy "
         f"{LOAD:.0%} of the time; a bank is read within {DAYS} days. Blocks are full."
     )
-    head = ["tokens", "blocks", "slots", "slots, int8", "codes", "text"]
-    head += ["core days to read", "machines", "search", f"% of the best {BEST} among candidates"]
-    head += ["core s a question, exact", "coarse", "machines for 1 question a second"]
-    rows = [_row(scale, values, tokens, tokens) for tokens in SIZES]
-    many = _row(scale, values, SIZES[-1], MANY)
+    head = ["tokens", "blocks", "slots", "slots, int8", "codes", "text", "core days to read"]
+    head += ["machines", "search", "core s a question, exact", "coarse"]
+    head += ["machines for 1 question a second"]
+    rows = [_row(values, tokens, tokens) for tokens in SIZES]
+    many = _row(values, SIZES[-1], MANY)
     many[0] = f"{many[0]} in banks of {_power(MANY)}"
     machines = math.ceil(10_000 / values["answers"] / LOAD / DEVICES)
     after = (
@@ -88,7 +80,7 @@ def _plan(scale: Scale) -> str:
     return "\n\n".join([markdown_table(costs), assumed, markdown_table([head, *rows, many]), after])
 
 
-def _row(scale: Scale, costs: dict[str, float], tokens: int, searched: int) -> list[str]:
+def _row(costs: dict[str, float], tokens: int, searched: int) -> list[str]:
     """A bank of some tokens, or many banks of which a question searches one."""
     config = SedemConfig.load(SHIPPED, extra=EXTRA_ENTRIES)
     width, slots = read_config(str(SHIPPED / "backbone")).hidden_size, config.slots_per_block
@@ -98,35 +90,18 @@ def _row(scale: Scale, costs: dict[str, float], tokens: int, searched: int) -> l
     keys = {"exact": 4 * slots * of_key, "coarse": SIGNS * of_key // 8}
     sizes = [blocks * slots * vector_bytes(width, dtype) for dtype in (BFLOAT16, "int8")]
     sizes += [blocks * keys["coarse"], round(tokens * costs["text"])]
-    share = of_one / max(BANK_SIZES[scale.name])
+    share = of_one / max(BANK_SIZES["nano"])
     # The words that are read stand in a limited number of blocks.
     coarse = share * costs["codes"] + costs["words"] + costs["candidates"]
     seconds = {"exact": share * costs["exact"] / 1e3, "coarse": coarse / 1e3}
-    search, recall = "exact", "all"
-    if of_one > COARSE_FROM:
-        search, recall = "coarse", _recall(scale, of_one)
+    search = "coarse" if of_one > COARSE_FROM else "exact"
     days = tokens / costs["read"] / 86400
     # A question must be scored within a second, and every block's keys are in some memory.
     needed = max(seconds[search] / LOAD / DEVICES, blocks * keys[search] / (MEMORY_GB * 1e9))
     machines = f"{math.ceil(days / DEVICES / DAYS):,}"
     spent = (f"{second:,.3g}" for second in seconds.values())
     start = _power(tokens), f"{blocks:,}", *map(bytes_text, sizes), f"{days:,.3g}", machines
-    return [*start, search, recall, *spent, f"{math.ceil(needed):,}"]
-
-
-def _recall(scale: Scale, blocks: int) -> str:
-    """The recall of the coarse search, by a line through the log-odds over the log of the size.
-
-    Half a block is added to each kind, because 100 % would have infinite odds.
-    """
-    result: dict[str, Any] = made_banks(scale).read(scale) or {}
-    best = result["questions"]["limit"] * BEST
-    measured = {int(n): found["states"]["best_held"] for n, found in result["sizes"].items()}
-    hits = np.array([percent / 100 * best + 0.5 for percent in measured.values()])
-    line = np.polyfit(np.log([*measured]), np.log(hits / (best + 1 - hits)), 1)
-    percent = 100 / (1 + math.exp(-np.polyval(line, math.log(blocks))))
-    inside = min(measured) <= blocks <= max(measured)
-    return f"{percent:.0f}, {'between measured sizes' if inside else 'extrapolated'}"
+    return [*start, search, *spent, f"{math.ceil(needed):,}"]
 
 
 def _power(tokens: int) -> str:

@@ -11,7 +11,6 @@ from experiments.system.answers import BUDGETS
 from experiments.system.cells import Cell, answer_cell, answers_by_k, paper_cell
 from experiments.system.models import (
     BASE,
-    FORMS,
     PAPER_FORM,
     Variant,
     equal_budget,
@@ -98,24 +97,6 @@ def constant(questions: str, answer: str = "") -> Cell:
     return Cell("constant", questions=questions, answer=answer)
 
 
-@ours()
-def constant_answers(scale: Scale) -> Iterator[Number]:
-    """The constant answer of every set.
-
-    The answer has the best mean F1 on training questions.
-    """
-    columns = (
-        ("constant answer", "settings.answer"),
-        ("training questions", "settings.chosen.questions", 0),
-        ("F1 on them", "settings.chosen.f1"),
-        ("evaluation questions", "counts.examples", 0),
-    )
-    for key, questions in scale.sets.items():
-        if questions.schema not in ("ruler-qa2", REPORTS):  # they have no training questions
-            yield from entries(questions.title, constant(key), *columns)
-            yield from scores(questions.title, "", constant(key), METRICS)
-
-
 LIMITS = {"squad-10": 100, "exact-facts": 100, "hotpotqa": 300, "2wiki": 100, "musique": 40}
 """Number of questions of each set in guided form."""
 
@@ -126,14 +107,23 @@ def more_memory(scale: Scale) -> Iterator[Number]:
 
     Guided answers have at most 32 new tokens.
     """
+    sets = [key for key in LIMITS if key in scale.sets]
     for k in BUDGETS:
-        for key in (key for key in LIMITS if key in scale.sets):
-            if cell := _in_paper_form(scale, key, k):
-                title = scale.sets[key].title
-                yield from scores(f"the paper's form, K={k}", title, cell, (metric_of(key),))
+        for key in sets:
+            # As other studies measure them, if they do.
+            cell, limit = Cell(variant=main_model(scale), questions=key, k=k), None
+            if k == 8 and key in (*scale.ablation, "musique"):
+                continue
+            if key in scale.ablation:
+                limit = {4: 500, "all": 200}.get(k) if scale.name == "nano" else scale.limit
+                cell = replace(cell, max_new_tokens=32)
+            elif k == "all":
+                limit = scale.costly_limit
+            label, title = f"the paper's form, K={k}", scale.sets[key].title
+            yield from scores(label, title, replace(cell, limit=limit), (metric_of(key),))
     for form, trained in {"guided, same weights": False, "guided, trained further": True}.items():
         for k in BUDGETS:
-            for key in (key for key in LIMITS if key in scale.sets):
+            for key in sets:
                 yield by_k(f"{form}, K={k}", scale, guided_answers(scale, key, trained), k)
 
 
@@ -152,17 +142,6 @@ def guided_answers(scale: Scale, questions: str, trained: bool = True) -> Cell:
     return answers_by_k(scale, questions, main_model(scale), limit, form="guided")
 
 
-def _in_paper_form(scale: Scale, questions: str, k: int | str) -> Cell | None:
-    """Answers to a set in the paper's form, as measured by other studies; None if missing."""
-    own = Cell(variant=main_model(scale), questions=questions, k=k)
-    if k == 8 and questions in (*scale.ablation, "musique"):
-        return None
-    if questions in scale.ablation:
-        limit = {4: 500, "all": 200}.get(k) if scale.name == "nano" else scale.limit
-        return replace(own, limit=limit, max_new_tokens=32)
-    return replace(own, limit=scale.costly_limit if k == "all" else None)
-
-
 MIXED, ALONE = "guided-conditions", "guided-text"
 CONDITIONS = {
     "memory": (MIXED, "memory"),
@@ -173,17 +152,16 @@ CONDITIONS = {
 """The model and the form in which it reads blocks, by label."""
 
 
-@ours(drawn=("F1", "EM", "TTFT"))
+@ours()
 def conditions(scale: Scale) -> Iterator[Number]:
     """The same blocks as memory, as text, or as both.
 
     Answers have at most 32 new tokens.
     """
     # One model is trained on all three conditions, another on text alone with as many steps.
-    form = tuple(FORMS[PAPER_FORM].items())
     models = {
         MIXED: further_trained(scale, MIXED, "stage2-conditions"),
-        ALONE: further_trained(scale, ALONE, "stage2-text", start=form),
+        ALONE: further_trained(scale, ALONE, "stage2-text", form=PAPER_FORM),
     }
     asked = {"questions": scale.ablation[0], "limit": 10 if scale.name == "nano" else scale.limit}
     times = Cell("condition-times", variant=models[MIXED], dtype="float32", **asked)
@@ -195,22 +173,6 @@ def conditions(scale: Scale) -> Iterator[Number]:
                 yield by_k(row, scale, cell, k)
             stored = "stored bytes a token", f"bytes.{condition}", 0
             yield from entries(row, times, ("TTFT, ms", f"times.{condition}.{k}"), stored)
-
-
-@ours()
-def paragraphs_apart(scale: Scale) -> Iterator[Number]:
-    """Selected paragraphs read as text, together and apart.
-
-    Both readers were trained on two of four paragraphs.
-    """
-    for label, setting in {"together": "", "apart": "_apart"}.items():
-        for k in (1, 2, 4, 8):
-            for key in (*scale.ablation, "hotpotqa"):
-                fields = {"k": k, "setting": setting, "limit": scale.costly_limit}
-                # No recipe of the paper's reads them apart.
-                if cell := answer_cell(scale, main_model(scale), key, "rag", **fields):
-                    title = scale.sets[key].title
-                    yield from scores(f"{label}, K={k}", title, cell, (metric_of(key),))
 
 
 @study()

@@ -9,12 +9,12 @@ from experiments.system import paper
 from experiments.system.cells import PEERS, Cell, paper_cell
 from experiments.system.models import full_bank, guided_model, main_model
 from experiments.system.scales import Scale
-from experiments.system.search import BANK_SIZES, BEST, COUNTS, DISTRACTORS
+from experiments.system.search import BANK_SIZES, BEST, DISTRACTORS
 from experiments.system.tables import Number, entries, mean_of, ours, scores, study
 from sedem.selecting import select as search
 
 
-@study(drawn=("F1",))
+@study()
 def selection_budget(scale: Scale) -> Iterator[Number]:
     """Effect of the selection budget K (Table k_sweep)."""
     metrics = ("em", "f1", "rouge_l")
@@ -114,24 +114,12 @@ def large_banks(scale: Scale) -> Iterator[Number]:
         yield from entries(f"{size:,} blocks", made_banks(scale), *columns, at=f"sizes.{size}")
 
 
-@ours()
-def codes_alone(scale: Scale) -> Iterator[Number]:
-    """What codes alone find in large banks.
-
-    Most blocks are made from real ones.
-    """
-    columns = [(f"among {c:,}", f"best_by_codes.{c}") for c in COUNTS]
-    for size in BANK_SIZES[scale.size]:
-        yield from entries(f"{size:,} blocks", made_banks(scale), *columns, at=f"sizes.{size}")
-
-
 @ours(
     about="{questions[limit]} questions, one after the other. Reading and scoring "
     f"{search.CANDIDATES + search.WORD_CANDIDATES} candidates takes "
     "{candidates[int8][cpu_ms]:,.0f} CPU ms at any N with keys stored as int8, and "
     "{candidates[memory][cpu_ms]:,.0f} without stored keys. The search by candidates has all "
     "three, with keys stored as int8. Load of the machine: {load_average:.1f}.",
-    drawn=("every", "search"),
 )
 def selecting(scale: Scale) -> Iterator[Number]:
     """What selecting costs by the number of blocks."""
@@ -153,8 +141,6 @@ def confidence(scale: Scale) -> Iterator[Number]:
     """How well scores tell whether the evidence is in the documents."""
     columns = (
         ("AUROC", "auroc", 3),
-        ("AUROC of the best score alone", "auroc_of_one_feature.best", 3),
-        ("AUROC of its lead alone", "auroc_of_one_feature.lead", 3),
         ("calibration error", "calibration_error", 3),
         ("% declined, evidence there", "declined_with_evidence"),
         ("% declined, evidence missing", "declined_without_evidence"),

@@ -7,17 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from experiments.quality import LIMITS, by_k, guided_answers
-from experiments.system import paper
-from experiments.system.agents import RANKS
 from experiments.system.answers import BUDGETS, HOP_BUDGETS, HOPS, NEW_USER
-from experiments.system.bench import SLOT_TYPES
 from experiments.system.cells import Cell
 from experiments.system.models import GUIDED, guided_model, main_model
 from experiments.system.scales import SMOL, Scale
-from experiments.system.tables import Number, entries, metric_of, ours, ratio_of, scores, study
-from experiments.system.timing import ASKED
+from experiments.system.tables import Number, entries, metric_of, ours, scores, study
+from experiments.system.timing import RANKS
 
-MAX_NEW_TOKENS = 32
 NANO = "sedem-nano"
 BEFORE = "before guided training, in the paper's form"
 
@@ -53,45 +49,14 @@ def shipped_model(scale: Scale) -> Iterator[Number]:
             for key in scale.ablation:
                 selects = "control" not in fields and fields.get("k", 1) != 1
                 metrics = (metric_of(key), *(["recall@2"] if selects else []))
-                cell, title = _answers(scale, key, fields), scale.sets[key].title
-                yield from scores(f"{prefix}, {label}", title, cell, metrics)
+                limit = scale.limit if scale.stand_in else fields.get("limit")
+                own = {**fields, "limit": limit, "max_new_tokens": 32}
+                cell = Cell(variant=main_model(scale), questions=key, **own)
+                yield from scores(f"{prefix}, {label}", scale.sets[key].title, cell, metrics)
     for key in scale.ablation:
-        cell, title = (
-            Cell("block-recall", "bm25", main_model(scale), questions=key),
-            scale.sets[key].title,
-        )
-        yield from scores("BM25 over the same blocks", title, cell, ("recall@2",))
-
-
-def _answers(scale: Scale, questions: str, fields: dict[str, Any]) -> Cell:
-    limit = scale.limit if scale.stand_in else fields.get("limit")
-    changes = {**fields, "limit": limit, "max_new_tokens": MAX_NEW_TOKENS}
-    return Cell(variant=main_model(scale), questions=questions, **changes)
-
-
-@study()
-def shipped_beside_paper(scale: Scale) -> Iterator[Number]:
-    """The shipped model beside the paper (rows of Table main_qa_results).
-
-    Nothing makes the rows comparable: the backbone, the training and the samples differ.
-    """
-    sets = ("hotpotqa", "2wiki", "musique")
-    for backbone, method, label in (
-        ("llama-3.2-1b", "Backbone (Frozen)", "Llama-3.2-1B frozen"),
-        ("llama-3.2-1b", "SeDeM", "SeDeM, Llama-3.2-1B, C=4"),
-        ("llama-3.2-3b", "SeDeM", "SeDeM, Llama-3.2-3B, C=4"),
-    ):
-        where = {"backbone": paper.BACKBONES[backbone], "method": method}
-        for key in sets:
-            value = paper.number("tab:main_qa_results", f"{key}_f1", **where)
-            yield Number(label, f"{scale.sets[key].title} F1", value, metric="")
-    # These sets are smaller than the limits of answers from memory.
-    own = ("K=2", "K=4", "no memory")
-    rows = {f"{NANO} {BEFORE}, {row}": {**SEDEM[row], "limit": None} for row in own}
-    rows |= {f"frozen backbone, {row}": fields for row, fields in TEXT.items()}
-    for label, fields in rows.items():
-        for key in sets:
-            yield from scores(label, scale.sets[key].title, _answers(scale, key, fields))
+        cell = Cell("block-recall", "bm25", main_model(scale), questions=key)
+        label, title = "BM25 over the same blocks", scale.sets[key].title
+        yield from scores(label, title, cell, ("recall@2",))
 
 
 @ours()
@@ -126,29 +91,9 @@ def shipped_training(scale: Scale) -> Iterator[Number]:
         ("machine", "machine.device", 0),
         ("threads", "machine.threads", 0),
     )
-    for stage in (*scale.stages, *GUIDED) if scale.shipped else scale.stages:
+    for stage in (*scale.stages, GUIDED) if scale.shipped else scale.stages:
         cell = Cell("training", variant=main_model(scale), stage=stage)
         yield from entries(f"{stage}.yaml", cell, *columns)
-
-
-@ours()
-def answer_limit(scale: Scale) -> Iterator[Number]:
-    """The shipped model's answers by their limit.
-
-    On COVID-QA the rows K=4 and no memory have 491 questions at 32 tokens and 200 at 64.
-    """
-    rows: dict[str, dict[str, Any]] = {
-        "K=2": {"k": 2}, "K=4": {"k": 4}, "no memory": {"control": "none"}
-    }  # fmt: skip
-    for key in ("hotpotqa", "2wiki", "musique", "qasper"):
-        questions = scale.sets[key]
-        for row, fields in rows.items():
-            more = scale.name == "nano" and key == "qasper" and row != "K=2"
-            few = {"k": 2, **fields, "limit": 500 if more else None}
-            few |= {"max_new_tokens": MAX_NEW_TOKENS}
-            for tokens, changes in ((MAX_NEW_TOKENS, few), (questions.max_new_tokens, fields)):
-                cell = Cell(variant=main_model(scale), questions=key, **changes)
-                yield Number(row, f"{questions.title} F1, {tokens} tokens", None, cell)
 
 
 @ours()
@@ -156,7 +101,7 @@ def slot_types(scale: Scale) -> Iterator[Number]:
     """Answers with slots in fewer bytes."""
     limit, key = scale.limit if scale.stand_in else 300, scale.ablation[0]
     model = Cell(variant=main_model(scale), questions=key, max_new_tokens=32, dtype="float32")
-    for slots in SLOT_TYPES:
+    for slots in ("bfloat16", "int8", "fp8"):
         cell = replace(model, slots=slots, limit=limit)
         yield from entries(slots, cell, ("bytes a token", "bytes_per_token", 0))
         yield from scores(slots, scale.sets[key].title, cell, ("f1", "em", "recall@2"))
@@ -276,54 +221,20 @@ def new_user(scale: Scale) -> Iterator[Number]:
         yield from entries(f"sedem-smol, {way}", cell, *columns, at=f"ways.{way}")
 
 
-@ours(about="Medians over {questions} questions.")
-def answering_times(scale: Scale) -> Iterator[Number]:
-    """Times of quotations.
-
-    Single questions to ten paragraphs, K=4, keys and values of all blocks kept. A quotation comes
-    as a whole.
-    """
-    columns = {"first token, ms": "ttft_ms", "whole answer, ms": "total_ms"}
-    for way in ASKED if SMOL in scale.shipped else ():
-        cell = _asked(scale, MAIN, "answer-times", limit=8, k=4)
-        for column, name in columns.items():
-            of_way, free = (
-                Number(way, column, None, cell, f"times.{one}.{name}", 0) for one in (way, "free")
-            )
-            yield from (of_way, ratio_of(way, f"{column}: times free's", None, [of_way, free]))
-
-
-@ours(about="{questions} questions to {blocks:,} blocks, medians, after one search as a warm-up.")
-def passage_search(scale: Scale) -> Iterator[Number]:
-    """A search for passages."""
-    columns = (
-        ("pass over the question, ms", "pass_ms"),
-        ("search, ms", "search_ms"),
-        ("beyond the pass, ms", "beyond_ms"),
-    )
-    if SMOL in scale.shipped:
-        cell = Cell("passages", variant=guided_model(scale, SMOL))
-        yield from entries("sedem-smol", cell, *columns)
-
-
 @ours(
     about="{questions} questions about {files} papers of {characters:,} characters in all. A "
     "result counts if an accepted answer stands in one of the first k."
 )
 def tool_servers(scale: Scale) -> Iterator[Number]:
-    """Servers of tools on the household papers."""
+    """The server of tools on the household papers."""
     columns = (
         *((f"recall@{k}, %", f"recall.{k}", 1, 0.01) for k in RANKS),
         ("characters of 5", "characters", 0),
         ("start, s", "started_s", 2),
         ("first answer, s", "first_s", 1),
         ("search, s", "search_s", 2),
+        ("after a restart, s", "again_s"),
     )
-    restarted = "after a restart, s", "again_s"
-    cell = Cell("tool-servers", variant=guided_model(scale, SMOL))
     if SMOL in scale.shipped:
-        own = (*columns, restarted)
-        yield from entries("sedem mcp", cell, *own, at="servers.sedem mcp")
-        if not scale.stand_in:
-            label = "attemory 0.1.3, SmolLM2-135M"
-            yield from entries(label, cell, *columns, at="servers.attemory")
+        cell = Cell("tool-servers", variant=guided_model(scale, SMOL))
+        yield from entries("sedem mcp", cell, *columns, at="servers.sedem mcp")

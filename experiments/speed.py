@@ -1,8 +1,8 @@
-"""Speed: times and memory of methods, batches, kept keys and values, and growing banks."""
+"""Speed: times of methods, batches, kept keys and values, and growing banks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from experiments.system import paper
@@ -10,7 +10,6 @@ from experiments.system.bench import (
     BATCHES,
     METHODS,
     PEERS_BESIDE,
-    SLOT_TYPES,
     bench_cells,
     comprexit_times,
     contexts_of,
@@ -19,10 +18,9 @@ from experiments.system.bench import (
     timed_shapes,
 )
 from experiments.system.cells import Cell
-from experiments.system.models import main_model
 from experiments.system.scales import SMOL, Scale
 from experiments.system.tables import Number, entries, mean_of, ours, ratio_of, study
-from experiments.system.timing import GROWN, RATES, WAYS
+from experiments.system.timing import GROWN
 
 OF_BENCH = (
     "Medians of {settings[runs]} runs, with quartiles, and {settings[answer_tokens]} answer tokens."
@@ -31,7 +29,6 @@ ONLINE = "online TTFT, ms", "online_ttft_ms", 0
 PREBUILT = "prebuilt TTFT, ms", "prebuilt_ttft_ms", 1
 DECODING = "decode tok/s", "decode_tok_s", 1
 MEDIAN = "online_ttft_ms.median"
-STORED = "bytes a token", "stored_bytes_per_token", 1
 
 
 def _measured(
@@ -150,45 +147,20 @@ def comprexit_ttft(scale: Scale) -> Iterator[Number]:
             yield beside_comprexit(scale, row["method"], column, row["method"], printed)
 
 
-@ours(about=OF_BENCH, spread="quartiles", drawn=("TTFT",))
+@ours(about=OF_BENCH)
 def performance(scale: Scale) -> Iterator[Number]:
     """Times of every method."""
     columns = (
         ("reads, tokens", "reads_tokens", 0),
         ONLINE,
-        ("online floor, ms", "floor.online_ttft_ms", 0),
         PREBUILT,
-        ("prebuilt floor, ms", "floor.prebuilt_ttft_ms", 1),
         DECODING,
-        ("decode at most", "floor.decode_tok_s", 0),
         ("build tok/s", "build_tok_s", 0),
-        ("build at most", "floor.build_tok_s", 0),
-        ("peak MB", "memory.peak_bytes", 0, 1e6),
-        STORED,
+        ("bytes a token", "stored_bytes_per_token", 1),
     )
     names = (*METHODS[scale.name], *PEERS_BESIDE.get(scale.size, ()))
     own = dict(zip(names, names, strict=True))
     for row, cell, place, *_ in _measured(scale, "bench", own):
-        yield from entries(row, cell, *columns, at=place)
-
-
-@ours(about=OF_BENCH)
-def stages(scale: Scale) -> Iterator[Number]:
-    """Building and answering by stage."""
-    built, named = ("segment", "encode", "compress"), {"encode": "question"}
-    columns = [(f"{stage}, ms", f"build_stages.{stage}_ms") for stage in built]
-    for stage in ("encode", "score", "gather", "prefill"):
-        columns.append((f"{named.get(stage, stage)}, ms", f"stages.{stage}_ms.median"))
-    for row, cell, place, *_ in _measured(scale, "bench", {"sedem": "sedem"}):
-        # Beside Hugging Face's forward of these layers.
-        speeds = [
-            Number(row, column, None, cell, f"{place}.{speed}.median", 0)
-            for column, speed in (
-                ("build tok/s", "build_tok_s"),
-                ("layers alone, tok/s", "layers_tok_s"),
-            )
-        ]
-        yield from (*speeds, ratio_of(row, "ratio", None, speeds))
         yield from entries(row, cell, *columns, at=place)
 
 
@@ -202,36 +174,17 @@ def batches(scale: Scale) -> Iterator[Number]:
         yield from entries(row, cell, *columns, at=place)
 
 
-@ours(about=OF_BENCH)
-def memories(scale: Scale) -> Iterator[Number]:
-    """Times with slots in fewer bytes."""
-    rows = {"sedem" if t == "bfloat16" else f"sedem-{t}": t for t in SLOT_TYPES}
-    for row, cell, place, *_ in _measured(scale, "memories", rows):
-        yield from entries(row, cell, ONLINE, PREBUILT, DECODING, STORED, at=place)
-
-
-READS = "decoder reads", "decoder_tokens", 0
-BANK = "bank, bytes a token", "stored_bytes_per_token", 0
-KEPT = "kept, bytes a token", "kept.bytes_per_token", 0
-
-
 def _beside(
-    scale: Scale,
-    kind: str,
-    rows: Mapping[str, str],
-    without: str,
-    *more: tuple[Any, ...],
+    scale: Scale, kind: str, rows: Mapping[str, str], *more: tuple[Any, ...]
 ) -> Iterator[Number]:
-    """Times of a warm bank, the first of the rows, and of other rows as its multiples.
-
-    Args:
-        without: the method that keeps nothing.
-    """
+    """Times of a warm bank, the first of the rows, and of other rows as its multiples."""
     warm, name = next(iter(rows.items()))
     for row, cell, place, method, tokens in _measured(scale, kind, rows):
-        columns = [READS, PREBUILT, *more]
-        columns += [] if method.startswith(("hf", "llama")) else [BANK]
-        columns += [] if method == without else [KEPT]
+        columns = [("decoder reads", "decoder_tokens", 0), PREBUILT, *more]
+        if method.startswith("sedem"):
+            columns.append(("bank, bytes a token", "stored_bytes_per_token", 0))
+        if method != "sedem":  # which keeps nothing
+            columns.append(("kept, bytes a token", "kept.bytes_per_token", 0))
         yield from entries(row, cell, *columns, at=place)
         both = [
             Number("", "", None, cell, f"results.{one}.{tokens}.{PREBUILT[1]}.median")
@@ -243,49 +196,8 @@ def _beside(
 @ours(about=OF_BENCH)
 def kept(scale: Scale) -> Iterator[Number]:
     """Keys and values that are kept."""
-    rows = {"sedem-warm": "warm", "sedem": "cold"}
-    rows |= {"text-blocks": "text-blocks", "hf-prefix": "hf-prefix"}
-    yield from _beside(scale, "kept", rows, "sedem")
-    # The point from which keeping pays off.
-    first = {"sedem-warm": "warm"}
-    for row, cell, place, _, tokens in _measured(scale, "kept", first):
-        times = [
-            Number(row, column, None, cell, metric, digits)
-            for column, metric, digits in (
-                ("cold", f"results.sedem.{tokens}.{PREBUILT[1]}.median", 1),
-                ("found", f"{place}.{PREBUILT[1]}.median", 1),
-                ("nothing found, ms", f"{place}.missed_ttft_ms.median", 1),
-                ("warming, ms", f"{place}.warm_ms.median", 0),
-            )
-        ]
-        yield from times[2:]
-        for column, computed in (
-            ("hit rate that pays, %", hit_rate),
-            ("questions that pay for warming", paying_questions),
-        ):
-            yield Number(row, column, parts=tuple(times), computed=computed, digits=0)
-
-
-NEVER = "never"
-
-
-def hit_rate(times: Sequence[float]) -> float | str:
-    """The share of blocks found from which keeping is faster, in percent.
-
-    Times of an answer: `cold` if nothing is ever kept, `found` if every block is kept already,
-    `missed` if all blocks are computed and kept. With a share h of found blocks, an answer takes
-    h * found + (1 - h) * missed.
-    """
-    cold, found, missed, _ = times
-    if missed <= cold:
-        return 0.0
-    return 100 * (missed - cold) / (missed - found) if found <= cold else NEVER
-
-
-def paying_questions(times: Sequence[float]) -> float | str:
-    """The number of questions after which warming the whole bank has paid off."""
-    cold, found, _, warming = times
-    return warming / (cold - found) if found < cold else NEVER
+    rows = {"sedem-warm": "warm", "sedem": "cold", "hf-prefix": "hf-prefix"}
+    return _beside(scale, "kept", rows)
 
 
 @ours(about=OF_BENCH)
@@ -293,45 +205,11 @@ def beside_llama_cpp(scale: Scale) -> Iterator[Number]:
     """sedem-smol and llama.cpp."""
     rows = {
         "sedem-warm-int8-weights": "sedem",
-        "hf": "Hugging Face, whole text",
         "hf-prefix": "Hugging Face, prefix cache",
         "llama-cpp": "llama.cpp, prefix cache",
     }
     if SMOL in scale.shipped:
-        kind = "beside-llama-cpp"
-        yield from _beside(scale, kind, rows, "hf", DECODING)
-
-
-@ours(
-    about="{questions} questions with K of 1, 2 or 4 to a context of {tokens:,} tokens, up to "
-    "{rows} at once, seed {seed}; medians of {rounds} rounds, in turn. TTFT is the time from the "
-    "arrival of a question to its first token."
-)
-def arrivals(scale: Scale) -> Iterator[Number]:
-    """Questions that arrive at random."""
-    columns = (
-        ("tokens a second", "tokens_s"),
-        ("median TTFT, ms", "ttft_median_ms", 0),
-        ("p99 TTFT, ms", "ttft_p99_ms", 0),
-        ("mean time to the end, ms", "end_mean_ms", 0),
-    )
-    cell = Cell("arrivals", variant=main_model(scale) if scale.stand_in else None)
-    for rate in RATES[scale.size]:
-        for way in WAYS:
-            yield from entries(f"{rate} a second, {way}", cell, *columns, at=f"rates.{rate}.{way}")
-
-
-@ours(
-    about="{examples} examples of {tokens:,} tokens in all; medians of processor time, the ways in "
-    "turn."
-)
-def preparation(scale: Scale) -> Iterator[Number]:
-    """Preparing questions for stage 2."""
-    cell = Cell("preparation", variant=main_model(scale), questions="hotpotqa")
-    for way in ("one by one", "together", "from disk"):
-        time, ratio = ("ms an example", f"milliseconds.{way}", 2), f"times_sooner.{way}"
-        size = [] if way == "one by one" else [("bytes an example", "bytes", 0)]
-        yield from entries(way, cell, time, ("times sooner", ratio), *size)
+        yield from _beside(scale, "beside-llama-cpp", rows, DECODING)
 
 
 @ours(about="Blocks of {slots} slots, ten a document, {commit_blocks} a commit; processor time.")

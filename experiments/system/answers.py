@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -16,7 +15,7 @@ import torch
 from tqdm.auto import tqdm
 
 from experiments.system.cells import SELECTING, Cell, answer_tokens, checkpoint_of, examples_of
-from experiments.system.models import FORMS, PAPER_FORM, budget, recipe_of
+from experiments.system.models import FORMS, PAPER_FORM, recipe_of
 from experiments.system.scales import ROOT, SHIPPED, Scale
 from experiments.system.stand_in import SHORTER, fitted
 from sedem import SeDeM
@@ -52,7 +51,7 @@ WAY_METRICS = ("f1", "em", *RECALLS, "conditioning")
 
 
 def answers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
-    """The result of the harness of `sedem eval`, and what the model's training cost."""
+    """The result of the harness of `sedem eval`."""
     assert cell.variant is not None
     questions, folder = scale.sets[cell.questions], checkpoint_of(cell, scale, data)
     config = EvaluationConfig(
@@ -82,7 +81,7 @@ def answers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     for name in list(result):
         if ("@" in name or name == "mrr") and name not in COMMITTED:
             del result[name]
-    return {**result, "training": budget(folder)}
+    return result
 
 
 def budgets(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
@@ -209,6 +208,7 @@ def _by_way(
     )
     method = open_sedem(settings)
     assert isinstance(method, SedemMethod)
+    model, second_reading = method.model, method.model.second_reading
     records: dict[str, list[Record]] = {way: [] for way in tried}
     for start in tqdm(range(0, len(examples), BATCH), desc=cell.name, unit="batch"):
         batch = examples[start : start + BATCH]
@@ -221,12 +221,11 @@ def _by_way(
                 if every:
                     own["blocks"] = method.best_that_fit(request.bank, example)
                 requests.append(replace(request, **own))
-            with readings(method.model, again=again):
-                found = method.model.answer_requests(requests, method.decoding)
+            model.second_reading = second_reading if again else None
+            found = model.answer_requests(requests, method.decoding)
             records[way] += [to_record(*pair) for pair in zip(batch, found, strict=True)]
     first = next(iter(records.values()))
     measured = {way: measure(found) for way, found in records.items()}
-    config, guidance = method.model.config, method.model.guidance
     return {
         name: {
             way: {metric: own[metric] for metric in WAY_METRICS if metric in own}
@@ -238,25 +237,14 @@ def _by_way(
             if found is not first
         },
         "form": {
-            **{name: getattr(config, name) for name in FORMS[PAPER_FORM]},
-            "tau": None if guidance is None else float(guidance.tau),
-            "condition": cell.condition or config.condition,
+            **{name: getattr(model.config, name) for name in FORMS[PAPER_FORM]},
+            "tau": None if model.guidance is None else float(model.guidance.tau),
+            "condition": cell.condition or model.config.condition,
             "dtype": dtype,
             "max_new_tokens": limit,
             "examples": len(examples),
         },
     }
-
-
-@contextmanager
-def readings(model: SeDeM, *, again: bool) -> Iterator[None]:
-    """Let a model read the best sentences a second time, if it can, or not."""
-    kept = model.second_reading
-    model.second_reading = kept if again else None
-    try:
-        yield
-    finally:
-        model.second_reading = kept
 
 
 def constant(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:

@@ -1,12 +1,7 @@
-"""The bench of the studies: `sedem_lab.bench` with peers, floors, memory, and building by stage.
-
-It measures times, memory and floors, never quality.
-"""
+"""The bench of the studies: `sedem_lab.bench` with peers. It measures times, never quality."""
 
 from __future__ import annotations
 
-import ctypes
-import gc
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version
@@ -14,26 +9,15 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
 from experiments.system import paper
 from experiments.system.cells import Cell, checkpoint_of
-from experiments.system.floors import Ceilings, floors_of, measure_ceilings
 from experiments.system.models import guided_model, main_model
-from experiments.system.peers import KEEPERS, PEERS, LlamaCpp, PrefixCached
+from experiments.system.peers import PEERS, PrefixCached, WarmSedem
 from experiments.system.scales import SHIPPED, SMOL, Scale
 from experiments.system.stand_in import backbone
-from experiments.system.timing import PROCESS, process_bytes
-from sedem.backbone.decoder import Backbone
-from sedem.backbone.loading import open_backbone
-from sedem.config import SMALL_MODEL, SedemConfig
+from sedem.config import SMALL_MODEL
 from sedem.demo import QUESTIONS
 from sedem.engine.device import Clock
-from sedem.method.segments import segment_text
-from sedem.model import SeDeM
-from sedem.reading.building import batches
-from sedem.types import Document, Reader
 from sedem_lab.baselines.registry import METHODS as EVERY
 from sedem_lab.bench import measure
 from sedem_lab.bench.measure import Trial, spread
@@ -42,7 +26,6 @@ from sedem_lab.evaluation.readers import BoundSedem
 
 # What is measured, by kind and scale
 
-_ALONE = {"stand-in": (64,), "nano": (8192,), "gpu": (32768,), "paper": (32768,)}
 CONTEXTS: dict[str, dict[str, tuple[int, ...]]] = {
     "bench": {
         "stand-in": (64,),
@@ -51,9 +34,7 @@ CONTEXTS: dict[str, dict[str, tuple[int, ...]]] = {
         "paper": (1280, 5120, 32768, 131072, 1048576),
     },
     # SeDeM alone.
-    **dict.fromkeys(("batches", "memories"), _ALONE),
-    # Every method of `sedem eval --list`, trained ones too.
-    "peers": {"nano": (1024,)},
+    "batches": {"stand-in": (64,), "nano": (8192,), "gpu": (32768,), "paper": (32768,)},
     # The first has as much text as the K blocks that SeDeM reads.
     "kept": {
         "stand-in": (64,),
@@ -69,10 +50,8 @@ METHODS = {
     **dict.fromkeys(("nano", "gpu"), ("sedem", "full-context", "bm25")),
     "paper": tuple(EVERY),
 }
-PEERS_BESIDE = {"nano": ("hf", "hf-compiled", "hf-prefix"), "gpu": ("hf", "hf-prefix")}
+PEERS_BESIDE = dict.fromkeys(("nano", "gpu"), ("hf-prefix",))
 """Methods of "bench", and peers of them."""
-SLOT_TYPES = ("bfloat16", "int8", "fp8")
-"""Types of stored slots."""
 BATCHES = {"stand-in": (1, 2)} | dict.fromkeys(("nano", "gpu", "paper"), (1, 8, 64))
 """Numbers of questions asked of one bank together."""
 ANSWER_TOKENS = {"stand-in": 3, "nano": 17, "gpu": 33, "paper": 33}
@@ -132,14 +111,10 @@ def timed_context(cell: Cell, scale: Scale) -> int:
 def bench(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     """Run the bench.
 
-    - bench: times, memory and floors of the scale's methods; with another method than SeDeM, times
-      of both, on random weights.
+    - bench: the scale's methods; with another method than SeDeM, both, on random weights.
     - batches: SeDeM's questions per second.
-    - memories: SeDeM by type of the stored slots.
-    - kept: what is kept of blocks, and when it pays off.
-    - peers: every method.
-    - beside-llama-cpp: a warm bank, and its backbone with the whole text, by Hugging Face's forward
-      and by llama.cpp.
+    - kept: a warm bank and a cold one, and a prefix cache.
+    - beside-llama-cpp: a warm bank, and prefix caches of the whole text.
     """
     kind, size, shape = cell.measure, scale.size, OWN_SHAPES.get(cell.backbone, cell.backbone)
     if cell.backbone and scale.stand_in:
@@ -155,34 +130,25 @@ def bench(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         "max_new_tokens": ANSWER_TOKENS[size],
     }
     peers: tuple[str, ...] = ()
-    trial, again, ceilings = Trial, True, None
+    trial: Callable[..., Trial] = Trial
     match kind:
         case "bench" if rival:
             entries |= {"methods": ("sedem", cell.method), "k": cell.k}
             peers = RIVALS[cell.method]
         case "bench":
             entries["methods"], peers = METHODS[scale.name], PEERS_BESIDE.get(size, ())
-            plan = plan_of(entries)
-            ceilings = measure_ceilings(plan.place, getattr(torch, plan.dtype))
-            trial = partial(Detailed, ceilings=ceilings)
         case "batches":
             trial = partial(Batched, sizes=BATCHES[size])
-        case "memories":
-            peers = tuple(f"sedem-{slots}" for slots in SLOT_TYPES[1:])
-        case "peers":
-            entries["methods"] = tuple(EVERY)
         case "kept":
-            peers = ("sedem", "sedem-warm", "text-blocks", "hf-prefix")
-            trial, again = Keeping, False
+            peers, trial = ("sedem", "sedem-warm", "hf-prefix"), Keeping
             entries |= {"methods": (), "k": 2, "max_new_tokens": 3}
         case "beside-llama-cpp":
-            peers = ("sedem-warm-int8-weights", "hf", "hf-prefix", "llama-cpp")
-            trial, again = Keeping, False
-            # A round reads the longest text anew, which takes half a minute of a CPU.
-            entries |= {"methods": (), "k": cell.k, "runs": min(entries["runs"], 6)}
+            peers = ("sedem-warm-int8-weights", "hf-prefix", "llama-cpp")
+            trial = Keeping
+            entries |= {"methods": (), "k": cell.k}
     plan = plan_of(entries)
     more = {peer: PEERS[peer] for peer in peers}
-    result = measure.run_bench(plan, more, trial=trial, read_again=again)
+    result = measure.run_bench(plan, more, trial=trial, read_again=trial is not Keeping)
     # Folders differ between machines.
     result["settings"] |= {
         "checkpoint": None if checkpoint is None else checkpoint.name,
@@ -192,14 +158,9 @@ def bench(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     }
     if cell.backbone:
         result["notes"] = [n.replace(str(plan.backbone), cell.backbone) for n in result["notes"]]
-    if ceilings is not None:
-        result["ceilings"] = ceilings._asdict()
-    if cell.measure == "beside-llama-cpp" and not result["left_out"]:
+    if kind == "beside-llama-cpp" and not result["left_out"]:
         result["versions"]["llama-cpp-python"] = version("llama-cpp-python")
     return result
-
-
-# Trials that measure more than times
 
 
 class Batched(Trial):
@@ -211,190 +172,29 @@ class Batched(Trial):
 
     def row(self) -> dict[str, Any]:
         """The measurements of the method; each round runs every size."""
-        reader: Any = self.subject.reader
+        reader, place, runs = self.subject.reader, self.plan.place, self.plan.runs
+        assert isinstance(reader, BoundSedem)
         speeds: dict[int, list[float]] = {size: [] for size in self.sizes}
-        for _ in range(measure.WARM_UP + self.plan.runs):
+        for _ in range(measure.WARM_UP + runs):
             for size, measured in speeds.items():
-                questions = list(islice(cycle(QUESTIONS), size))
-                ask = partial(reader.answer_together, self.memory, questions)
-                spent = _ms(self.plan.place, ask)
-                measured.append(1e3 * size / spent)
+                clock = Clock(place)
+                reader.answer_together(self.memory, [*islice(cycle(QUESTIONS), size)])
+                clock.lap("ms")
+                measured.append(1e3 * size / clock.timings["ms"])
         found = {str(n): spread(measured[measure.WARM_UP :]) for n, measured in speeds.items()}
         return {**super().row(), "batches": {n: {"questions_per_s": s} for n, s in found.items()}}
 
 
 class Keeping(Trial):
-    """Also measures what is kept of a memory that is read once, and what it costs."""
-
-    def build(self) -> None:
-        """Read the documents, and compute what the method keeps ahead."""
-        super().build()
-        spent = None
-        if isinstance(reader := self.subject.reader, KEEPERS):
-            # Use a copy, since the first answer has kept its blocks.
-            self.memory = reader.anew(self.memory)
-            spent = _ms(self.plan.place, lambda: reader.warm(self.memory))
-        self.builds[-1]["warm_ms"] = spent
-
-    def ask(self) -> None:
-        """Answer from a memory with nothing kept, then from the warm one."""
-        missed = None
-        if isinstance(reader := self.subject.reader, KEEPERS):
-            missed = reader.answer(reader.anew(self.memory), QUESTIONS[0]).timings["ttft_ms"]
-        super().ask()
-        self.asks[-1]["missed_ttft_ms"] = missed
+    """Also measures the bytes of the keys and values that are kept of a memory."""
 
     def row(self) -> dict[str, Any]:
         """The measurements of the method."""
-        row, reader, tokens = super().row(), self.subject.reader, self.answer.context_tokens
-        size = None
-        if isinstance(reader, KEEPERS):
+        reader, tokens, size = self.subject.reader, self.answer.context_tokens, None
+        if isinstance(reader, WarmSedem):
             size = reader.kept_bytes(self.memory)
-        elif isinstance(reader, PrefixCached | LlamaCpp):
+        elif isinstance(reader, PrefixCached):
             # For a truncated context, only the remaining tokens count.
             size, tokens = self.answer.stored_bytes, self.memory.ids.shape[1] - 1
-        kept = {"bytes_per_token": size / tokens if size and tokens else None}
-        times = {name: row["stages"].pop(name) for name in ("warm_ms", "missed_ttft_ms")}
-        return {**row, **times, "online_ttft_ms": None, "kept": kept if size else None}
-
-
-class Detailed(Trial):
-    """Also measures the peak of memory, the floors, and SeDeM's building by stage."""
-
-    def __init__(self, *given: Any, ceilings: Ceilings) -> None:
-        super().__init__(*given)
-        self.ceilings = ceilings
-
-    def row(self) -> dict[str, Any]:
-        """The measurements of the method."""
-        reader, documents, plan = self.subject.reader, self.documents, self.plan
-        more: dict[str, Any] = {
-            "floor": floors_of(self.subject, self.answer, self.ceilings),
-            "memory": measure_memory(reader, documents, plan.place),
-            "layers_tok_s": None,
-        }
-        if isinstance(reader, BoundSedem):
-            config, name = reader.model.config, reader.model.encoder.name
-            more["build_stages"] = build_stages(reader.model, documents)
-            frozen = open_backbone(name, dtype=getattr(torch, plan.dtype), device=plan.place)
-            layers = EncoderLayers(config, frozen)
-            times = [layers.run_ms(documents) for _ in range(measure.WARM_UP + plan.runs)]
-            tokens = self.answer.context_tokens or 0
-            more["layers_tok_s"] = spread([1e3 * tokens / t for t in times[measure.WARM_UP :]])
-        return {**super().row(), **more}
-
-
-def _ms(device: torch.device, work: Callable[[], object]) -> float:
-    clock = Clock(device)
-    work()
-    clock.lap("ms")
-    return clock.timings["ms"]
-
-
-class EncoderLayers:
-    """The first layers of a backbone as Hugging Face runs them: the reference for building a bank.
-
-    It runs the same segments in the same batches. Tokenization, the compressor and the storage of
-    the bank are left out, which favours this reference.
-
-    Args:
-        config: gives the number of layers and the segmentation.
-        encoder: a frozen backbone without adapters; its upper layers are removed.
-    """
-
-    def __init__(self, config: SedemConfig, encoder: Backbone) -> None:
-        self.config, self.encoder = config, encoder
-        self.trunk = encoder.model.get_decoder()
-        self.trunk.layers = self.trunk.layers[: config.extract_layer]
-        self.trunk.config.num_hidden_layers = config.extract_layer
-        self.trunk.norm = nn.Identity()
-
-    def batches(self, documents: Sequence[Document]) -> list[Tensor]:
-        """Token ids in the batches of `sedem.reading.building`, with the start token."""
-        segmented = [_segments(self.config, self.encoder, d) for d in documents]
-        ids_ST = torch.cat([segments.ids for segments in segmented])
-        lengths_S = torch.cat([segments.lengths for segments in segmented])
-        found = []
-        for batch_B in batches(lengths_S, self.encoder.device):
-            ids_BT = ids_ST[batch_B, : int(lengths_S[batch_B].max())]
-            start_B1 = ids_BT.new_full((len(ids_BT), 1), self.encoder.bos_token_id)
-            found.append(torch.cat([start_B1, ids_BT], dim=1))
-        return found
-
-    @torch.no_grad()
-    def states(self, ids_BP: Tensor) -> Tensor:
-        """Hidden states of a batch after the last layer that is run `[B, P, E]`."""
-        found: Tensor = self.trunk(input_ids=ids_BP.to(self.encoder.device), use_cache=False)[0]
-        return found
-
-    def run_ms(self, documents: Sequence[Document]) -> float:
-        """Milliseconds of the forward over all documents, without segmentation."""
-        batched = self.batches(documents)
-        return _ms(self.encoder.device, lambda: [self.states(ids_BP) for ids_BP in batched])
-
-
-def _segments(config: SedemConfig, encoder: Backbone, document: Document) -> Any:
-    how, shift = config.segmentation, config.segment_shift
-    return segment_text(document.text, encoder, config.segment_length, how, shift)
-
-
-def build_stages(model: SeDeM, documents: Sequence[Document]) -> dict[str, float]:
-    """Milliseconds to build a bank, by stage.
-
-    Segmenting is timed separately, and the compressor by hooks. The encoder's time is the rest of
-    the total, so it includes moving batches to and from the device.
-    """
-    cut = partial(_segments, model.config, model.encoder)
-    segment, calls = _ms(model.device, lambda: [*map(cut, documents)]), list[Clock]()
-    hooks = [
-        model.compressor.register_forward_pre_hook(lambda *_: calls.append(Clock(model.device))),
-        model.compressor.register_forward_hook(lambda *_: calls[-1].lap("call")),
-    ]
-    read = _ms(model.device, lambda: model.read(documents))
-    for hook in hooks:
-        hook.remove()
-    compress = sum(call.timings["call"] for call in calls)
-    encode = max(0.0, read - segment - compress)
-    return {"segment_ms": segment, "encode_ms": encode, "compress_ms": compress}
-
-
-# The peak of memory, in a pass that is not timed. Several methods are open in one process, so its
-# growth is measured, and what the method holds already is added: weights, and caches that stay
-# between answers. Another method's CUDA graphs cannot be separated and are left out.
-
-
-def measure_memory(
-    reader: Reader, documents: Sequence[Document], place: torch.device
-) -> dict[str, int] | None:
-    """The highest use of memory while a method reads and answers, in bytes, as `peak_bytes`.
-
-    On a GPU the allocator reports it. On a CPU it is the resident set of the process; None if the
-    system does not report that.
-    """
-    if place.type != "cuda" and not (PROCESS / "clear_refs").exists():
-        return None
-    if isinstance(reader, BoundSedem):
-        # Drop the engine's caches for other batch sizes, and allocate those of this pass.
-        reader.model.engine.release()
-        reader.answer(reader.read(documents), QUESTIONS[0])
-        held = sum(reader.model.engine.memory().values())
-    else:
-        modules = [value for value in vars(reader).values() if isinstance(value, nn.Module)]
-        tensors = [t for module in modules for t in (*module.parameters(), *module.buffers())]
-        held = sum({t.data_ptr(): t.nbytes for t in tensors}.values())
-        held += int(getattr(reader, "cache_bytes", 0))
-    gc.collect()
-    peak: Callable[[], int]
-    if place.type == "cuda":
-        torch.cuda.synchronize(place)
-        torch.cuda.reset_peak_memory_stats(place)
-        before = torch.cuda.memory_allocated(place)
-        peak = partial(torch.cuda.max_memory_allocated, place)
-    else:
-        # Free pages that the C library keeps would hide growth.
-        if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
-            trim(0)
-        (PROCESS / "clear_refs").write_text("5")
-        before, peak = process_bytes("VmRSS"), partial(process_bytes, "VmHWM")
-    reader.answer(reader.read(documents), QUESTIONS[0])
-    return {"peak_bytes": held + max(0, peak() - before)}
+        kept = {"bytes_per_token": size / tokens} if size and tokens else None
+        return {**super().row(), "online_ttft_ms": None, "kept": kept}

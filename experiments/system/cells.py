@@ -126,7 +126,7 @@ def checkpoint_of(cell: Cell, scale: Scale, data: Path) -> Path:
     """The checkpoint of a cell's method; it is trained first if it is missing."""
     variant = cell.variant
     assert variant is not None, f"{cell.name} needs a variant"
-    asked = {**scale.sets, **scale.held_out}.get(cell.questions)
+    asked = scale.sets.get(cell.questions)
     trained_for = cell.trained_for or (asked.trained_for if asked else "")
     trained_for = trained_for or cell.questions or scale.ablation[0]
     if cell.method not in TRAINED:
@@ -138,7 +138,7 @@ def checkpoint_of(cell: Cell, scale: Scale, data: Path) -> Path:
 
 def train(cell: Cell, scale: Scale, data: Path) -> None:
     """Train the models that a cell is measured on, if they are missing."""
-    if cell.variant is None or cell.measure in ("lengths", "probe", "search"):
+    if cell.variant is None or cell.measure == "lengths":
         return
     if cell.measure in ("memory", "training"):
         run_of_stage(cell.variant, scale, cell.stage or "stage1", data)
@@ -172,7 +172,7 @@ def answer_tokens(cell: Cell, scale: Scale) -> int:
 
 def examples_of(cell: Cell, scale: Scale, data: Path) -> list[Example]:
     """The sample of questions of a cell."""
-    questions = {**scale.sets, **scale.held_out}[cell.questions]
+    questions = scale.sets[cell.questions]
     return sample(questions.examples(data), cell.limit or questions.limit, 0)
 
 

@@ -18,7 +18,7 @@ import typer
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
-from experiments.system import agents, answers, bench, convention, learning, probe, search, timing
+from experiments.system import answers, bench, convention, learning, search, timing
 from experiments.system.cells import Cell, results_of, shareable, train
 from experiments.system.scales import Scale
 from experiments.system.stand_in import records
@@ -28,25 +28,21 @@ from sedem_lab.provenance import provenance
 
 _OWN = (
     *(answers.answers, answers.constant, answers.budgets, answers.ways, answers.hops),
-    *(answers.new_user, answers.lengths, convention.cost, agents.passages, agents.tool_servers),
-    *(learning.memory, learning.loss, learning.losses, learning.rank, learning.training),
-    *(learning.search, search.block_recall, search.large_banks, search.confidence),
-    *(timing.arrivals, timing.condition_times, timing.answer_times, timing.preparation),
-    timing.bank_size,
+    *(answers.new_user, answers.lengths, convention.cost, timing.tool_servers),
+    *(learning.memory, learning.loss, learning.rank, learning.training),
+    *(search.block_recall, search.large_banks, search.confidence),
+    *(timing.condition_times, timing.bank_size),
 )
-BENCH = ("bench", "batches", "memories", "kept", "peers", "beside-llama-cpp")
+BENCH = ("bench", "batches", "kept", "beside-llama-cpp")
 MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
     **{function.__name__.replace("_", "-"): function for function in _OWN},
-    "probe": probe.probe_ends,
     **dict.fromkeys(BENCH, bench.bench),
 }
 """The function that measures each kind of cell; its docstring says what it measures."""
 
-TRAINING = ("search", "probe")
-"""Kinds that train small models of their own, each in a process of its own."""
 TIMED = (
-    *(*BENCH, "arrivals", "condition-times", "answer-times", "passages", "tool-servers"),
-    *("preparation", "bank-size", "large-banks"),
+    *(*BENCH, "condition-times", "tool-servers"),
+    *("bank-size", "large-banks"),
 )
 """Kinds that measure times, so nothing else may run beside them."""
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -121,10 +117,10 @@ def measure_missing(
     if own.num_processes > 1:
         part = own.process_index, own.num_processes
         for cell in missing:
-            if cell.measure in TRAINING or not shareable(cell, scale, data, own.num_processes):
-                alone.add(cell)
-            else:
+            if shareable(cell, scale, data, own.num_processes):
                 attempt("training", cell, partial(train, cell, scale, data))
+            else:
+                alone.add(cell)
     # The parts do not depend on what is missing, which may differ between processes by now.
     quality = [cell for cell in chosen if cell.measure not in TIMED]
     times = [cell for cell in chosen if cell.measure in TIMED]

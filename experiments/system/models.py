@@ -6,7 +6,6 @@ training.json; its model is in `final`.
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Mapping
@@ -27,7 +26,7 @@ from sedem.checkpoint.folder import ADAPTER, EXTRA_ENTRIES, WEIGHTS_FILE, unfini
 from sedem.config import SedemConfig
 from sedem.guidance.scores import Guidance
 from sedem_lab.training.baseline import BaselineRecipe, load_baseline_recipe, train_baseline
-from sedem_lab.training.recipe import Optimization, load_recipe, read_entries
+from sedem_lab.training.recipe import load_recipe, read_entries
 from sedem_lab.training.run_setup import processes
 from sedem_lab.training.shipped_recipes import what_trains
 from sedem_lab.training.stages import STAGES, Stage1Recipe, Stage2Recipe
@@ -41,8 +40,8 @@ FORMS = {
 TAU = "guidance.log_tau"
 WITHOUT_SELECTOR = "-all"
 """Ends the name of a variant that restores every block."""
-GUIDED = ("stage2-guided",)
-"""The recipes that train the main model further, with guided attention, in order."""
+GUIDED = "stage2-guided"
+"""The recipe that trains the main model further, with guided attention."""
 SHORT = ("optimization.steps=200", "run.save_every=100", "run.keep=1")
 """Overrides that set the stage-2 steps of a model that is trained further for a comparison."""
 NEXT_TOKEN_ALONE = (
@@ -67,9 +66,9 @@ class Variant:
         backbone: a backbone of the scale; None means its first.
         k: number of blocks without selection; None means the scale's.
         every_block: stage 2 restores every block and trains no selector; see `without_selector`.
-        further: recipes that train it from the main model in its guided form, in order; empty means
-            the recipes of the study, from the beginning.
-        start: settings of the main model that are changed, with their values, before `further`.
+        further: a recipe that trains it from the main model; empty means the recipes of the study,
+            from the beginning.
+        form: the form of the main model before that, a key of `FORMS`.
     """
 
     name: str
@@ -80,8 +79,8 @@ class Variant:
     backbone: str | None = None
     k: int | None = None
     every_block: bool = False
-    further: tuple[str, ...] = ()
-    start: tuple[tuple[str, Any], ...] = ()
+    further: str = ""
+    form: str = "guided"
 
 
 @dataclass(frozen=True)
@@ -90,12 +89,11 @@ class Planned:
 
     Attributes:
         trained: what is trained: "stage1", "stage2" or a baseline.
-        path: the recipe's file, and `overrides` of it.
+        path: the recipe's file.
     """
 
     trained: str
     path: Path
-    overrides: list[str]
     recipe: Stage1Recipe | Stage2Recipe | BaselineRecipe
 
 
@@ -118,11 +116,10 @@ def guided_model(scale: Scale, backbone: str | None = None) -> Variant:
     return replace(main, name=f"{main.name}-guided", further=GUIDED)
 
 
-def further_trained(scale: Scale, name: str, recipe: str = GUIDED[0], **fields: Any) -> Variant:
+def further_trained(scale: Scale, name: str, recipe: str, **fields: Any) -> Variant:
     """A variant that a short stage 2 trains from the main model; `fields` are others of it."""
     short = SHORT if scale.name == "nano" else ()
-    stage2 = (*short, *fields.pop("stage2", ()))
-    return Variant(name, stage2=stage2, further=(recipe,), **fields)
+    return Variant(name, stage2=short, further=recipe, **fields)
 
 
 def without_selector(scale: Scale, variant: Variant) -> Variant:
@@ -145,46 +142,39 @@ def full_bank(scale: Scale, questions: str, backbone: str | None = None) -> Vari
     return without_selector(scale, base)
 
 
-def equal_budget(scale: Scale, compression: int | None = None) -> Variant:
-    """SeDeM trained on the same windows and questions, and as many, as a trained baseline.
+def equal_budget(scale: Scale) -> Variant:
+    """SeDeM trained on the same windows and questions, and as many, as a trained baseline."""
 
-    C is that of the study recipes if no other is given.
-    """
-    name = "equal-budget"
-    changes: tuple[str, ...] = ()
-    if compression is not None:
-        name, changes = f"equal-c{compression}", (f"model.compression={compression}",)
-    text, questions = (
-        _entries(scale.baseline_recipe("icae", stage, scale.backbones[0]))
-        for stage in ("text", "questions")
-    )
-    return Variant(
-        name,
-        changes,
-        stage1=_as_long(text),
-        stage2=(
-            *_as_long(questions),
-            f"data.training={flow(questions['data']['training'])}",
-            "losses.conditioning=gold-then-selected",
-        ),
-    )
+    def entries(stage: str) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+        """A stage of ICAE, and overrides that give another recipe its steps."""
+        recipe = entries_of(scale.baseline_recipe("icae", stage, scale.backbones[0]))
+        own = {"accumulation": 1, "warmup_ratio": 0, **recipe["optimization"]}
+        names = ("steps", "batch_size", "accumulation", "warmup", "warmup_ratio")
+        return recipe, tuple(f"optimization.{name}={own[name]}" for name in names)
+
+    questions, steps = entries("questions")
+    learned = f"data.training={flow(questions['data']['training'])}"
+    stage2 = (*steps, learned, "losses.conditioning=gold-then-selected")
+    return Variant("equal-budget", stage1=entries("text")[1], stage2=stage2)
 
 
 @cache
-def _entries(recipe: Path, overrides: tuple[str, ...] = ()) -> Mapping[str, Any]:
+def entries_of(recipe: Path, overrides: tuple[str, ...] = ()) -> Mapping[str, Any]:
     """The entries of a recipe; many variants need the same, and YAML is slow to read."""
     return read_entries(recipe, overrides)
-
-
-def _as_long(recipe: Mapping[str, Any]) -> tuple[str, ...]:
-    optimization = {"accumulation": 1, "warmup_ratio": 0, **recipe["optimization"]}
-    names = ("steps", "batch_size", "accumulation", "warmup", "warmup_ratio")
-    return tuple(f"optimization.{name}={optimization[name]}" for name in names)
 
 
 def flow(value: Any) -> str:
     """A value as one line of YAML, for an override."""
     return yaml.safe_dump(value, default_flow_style=True, width=10**6).strip()
+
+
+def recipe_of(variant: Variant, scale: Scale, stage: str, questions: str) -> tuple[Path, list[str]]:
+    """The study recipe of a stage, and the overrides that turn it into one of a variant."""
+    backbone = variant.backbone or scale.backbones[0]
+    recipe = scale.recipe(stage, backbone, questions, variant.every_block)
+    own = (*scale.stage1, *variant.stage1) if stage == "stage1" else variant.stage2
+    return recipe, [*variant.changes, *own]
 
 
 def checkpoint(
@@ -198,11 +188,17 @@ def checkpoint(
         form: a key of `FORMS`. A model that was trained further has the form of its recipes.
     """
     if variant.further:
-        shipped = scale.shipped.get(variant.backbone or scale.backbones[0])
-        if not (variant.main and shipped):
-            return _further(variant, scale, data)
-        changes = dict(variant.start)
-        return with_settings(shipped, changes, scale.runs / variant.name) if changes else shipped
+        if variant.main and (shipped := scale.shipped.get(variant.backbone or scale.backbones[0])):
+            return shipped
+        main, own = main_model(scale, variant.backbone), scale.ablation[0]
+        recipe, overrides = recipe_of(variant, scale, "stage2", own)
+        overrides.append(f"start_from={checkpoint(main, scale, own, data, variant.form)}")
+        overrides += [
+            f"data_root={data}",
+            f"run.output={scale.runs / variant.name / variant.further}",
+        ]
+        path = recipe.with_name(f"{variant.further}.yaml")
+        return run_recipe(path, overrides, scale) / "final"
     if variant.main and scale.shipped:
         folder = run_of_stage(variant, scale, scale.stages[-1], data) / "final"
     else:
@@ -210,18 +206,6 @@ def checkpoint(
     if form == PAPER_FORM:
         return folder  # the recipes keep the paper's form
     return with_settings(folder, FORMS[form], scale.runs / "forms" / form / variant.name)
-
-
-def run_of_stage(variant: Variant, scale: Scale, stage: str, data: Path) -> Path:
-    """The folder of a finished run; `stage` is one of `Scale.stages`, or of `GUIDED`."""
-    if not (variant.main and scale.shipped):
-        return _stage(variant, scale, stage, scale.ablation[0], data).parent
-    # A model is shipped as recipes of its own train it. Each starts from the end of the previous.
-    stages = (*scale.stages, *GUIDED)
-    for name in stages[: stages.index(stage) + 1]:
-        path = ROOT / "recipes" / scale.name / f"{name}.yaml"
-        folder = run_recipe(path, [f"data_root={data}"], scale)
-    return folder
 
 
 def _stage(variant: Variant, scale: Scale, stage: str, questions: str, data: Path) -> Path:
@@ -244,33 +228,16 @@ def _stage(variant: Variant, scale: Scale, stage: str, questions: str, data: Pat
     return output / "final"
 
 
-def recipe_of(variant: Variant, scale: Scale, stage: str, questions: str) -> tuple[Path, list[str]]:
-    """The study recipe of a stage, and the overrides that turn it into one of a variant."""
-    backbone = variant.backbone or scale.backbones[0]
-    recipe = scale.recipe(stage, backbone, questions, variant.every_block)
-    return recipe, _overrides(variant, scale, stage)
-
-
-def _overrides(variant: Variant, scale: Scale, stage: str) -> list[str]:
-    own = [*scale.stage1, *variant.stage1] if stage == "stage1" else variant.stage2
-    return [*variant.changes, *own]
-
-
-def _further(variant: Variant, scale: Scale, data: Path) -> Path:
-    """The checkpoint of a variant that is the main model, trained further."""
-    if variant.further == GUIDED and not (variant.stage2 or variant.start):
-        variant = guided_model(scale)  # trained once
-    folder = scale.runs / variant.name
-    main = main_model(scale, variant.backbone)
-    recipes = scale.recipe("stage2", main.backbone or "", scale.ablation[0]).parent
-    start = checkpoint(main, scale, scale.ablation[0], data, "guided")
-    if variant.start:
-        start = with_settings(start, dict(variant.start), folder / "start")
-    for recipe in variant.further:
-        overrides = [*_overrides(variant, scale, recipe.split("-")[0]), f"data_root={data}"]
-        overrides += [f"start_from={start}", f"run.output={folder / recipe}"]
-        start = run_recipe(recipes / f"{recipe}.yaml", overrides, scale) / "final"
-    return start
+def run_of_stage(variant: Variant, scale: Scale, stage: str, data: Path) -> Path:
+    """The folder of a finished run; `stage` is one of `Scale.stages`, or of `GUIDED`."""
+    if not (variant.main and scale.shipped):
+        return _stage(variant, scale, stage, scale.ablation[0], data).parent
+    # A model is shipped as recipes of its own train it. Each starts from the end of the previous.
+    stages = (*scale.stages, GUIDED)
+    for name in stages[: stages.index(stage) + 1]:
+        path = ROOT / "recipes" / scale.name / f"{name}.yaml"
+        folder = run_recipe(path, [f"data_root={data}"], scale)
+    return folder
 
 
 def run_recipe(path: Path, overrides: list[str], scale: Scale) -> Path:
@@ -286,10 +253,16 @@ def run_recipe(path: Path, overrides: list[str], scale: Scale) -> Path:
         recipe = load_recipe(kind, path, overrides)
     else:
         recipe, train = load_baseline_recipe(trained, path, overrides), train_baseline
-    recipe = recipe.with_changes(optimization=divided(recipe.optimization))
+    # The same steps in batches that the processes of a launcher share; `start_run` refuses others.
+    own = recipe.optimization
+    together = math.lcm(own.accumulation, processes().num_processes)
+    rest, left = divmod(own.batch_size * own.accumulation, together)
+    if not left:
+        own = own.with_changes(batch_size=rest, accumulation=together)
+    recipe = recipe.with_changes(optimization=own)
     folder, planned = Path(recipe.run.output), PLANNED.get()
     if planned is not None:
-        planned[folder] = Planned(trained, path, overrides, recipe)
+        planned[folder] = Planned(trained, path, recipe)
         return folder
     # No other process trains in this folder, unless a launcher started it for that.
     taken: AbstractContextManager[Any] = nullcontext()
@@ -300,15 +273,6 @@ def run_recipe(path: Path, overrides: list[str], scale: Scale) -> Path:
         if not (folder / "training.json").is_file():
             train(recipe)
     return folder
-
-
-def divided(optimization: Optimization) -> Optimization:
-    """The same steps in batches that the processes of a launcher can share, if there are any."""
-    together = math.lcm(optimization.accumulation, processes().num_processes)
-    examples = optimization.batch_size * optimization.accumulation
-    if examples % together:
-        return optimization  # `start_run` says why not
-    return optimization.with_changes(batch_size=examples // together, accumulation=together)
 
 
 def with_settings(checkpoint: Path, settings: Mapping[str, Any], folder: Path) -> Path:
@@ -403,28 +367,3 @@ def supervision(baseline: Path, sedem: Path) -> list[str]:
     if "k" in own["model"]:
         result.append(f"model.k={theirs['model']['k']}")
     return result
-
-
-def budget(folder: Path) -> dict[str, Any]:
-    """The cost of training the checkpoint `folder`, as reported with a result.
-
-    `before` is the same for the run that it started from. `all_tokens_seen` counts the tokens of
-    all runs; it is None if one run did not count them.
-    """
-    path = folder.parent / "training.json"
-    if not path.is_file():
-        return {}
-    summary = json.loads(path.read_text(encoding="utf-8"))
-    start = summary["recipe"].get("start_from")
-    before = budget(Path(start)) if start else {}
-    tokens, earlier = summary.get("tokens_seen"), before.get("all_tokens_seen", 0)
-    return {
-        "steps": summary["steps"],
-        "examples_seen": summary["examples_seen"],
-        "tokens_seen": tokens,
-        "all_tokens_seen": None if tokens is None or earlier is None else tokens + earlier,
-        "seconds": summary["seconds"],
-        "trained_parameters": sum(summary["trained_parameters"].values()),
-        "log": summary["log"],
-        "before": before,
-    }

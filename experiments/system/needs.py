@@ -44,7 +44,7 @@ from sedem_lab.evaluation.meta import META, backbone_of
 from sedem_lab.training import baseline
 from sedem_lab.training.baseline import BaselineRecipe
 from sedem_lab.training.memory import ROOM, Step, checkpoint_layers, measure_step
-from sedem_lab.training.recipe import DataSource, TextSource
+from sedem_lab.training.recipe import DataSource
 from sedem_lab.training.selection_losses import ConditionedLosses
 from sedem_lab.training.stage1 import Stage1
 from sedem_lab.training.stage2 import Stage2
@@ -114,7 +114,7 @@ def print_needs(
         new = {folder: run for folder, run in found.items() if folder not in runs}
         runs |= new
         trained = hours(sum(map(training_flops, new.values())))
-        answered = [_answers(cell, scale) for cell in cells]
+        answered = [answers_of(cell, scale) for cell in cells]
         of_answers = hours(sum(flops for flops, _ in answered), sum(s for _, s in answered))
         row = [len(cells), len(new), *trained, *of_answers]
         totals = [total + own for total, own in zip(totals, row, strict=True)]
@@ -143,10 +143,10 @@ def _facts(runs: dict[Path, Planned], cells: Iterable[Cell], scale: Scale) -> It
         size, _ = backbone_size(shape_of(name), 0, ())
         weights += BFLOAT16 * size
         yield f"weights: {name}, {size / 1e9:.2f}B, {bytes_text(BFLOAT16 * size)}; {LICENCE}"
-    named = {_source_of(cell, scale) for cell in cells}
-    named |= {source.path for run in runs.values() for source in _mixed(run)}
+    named = {source_of(cell, scale) for cell in cells}
+    named |= {source.path for run in runs.values() for source in sources_of(run)}
     for source in sorted(named & set(SETS)):
-        counts = _facts_of(source, "tab:dataset_appendix_details")
+        counts = printed_of(source, "tab:dataset_appendix_details")
         size = f"{counts['train']:,} and {counts['val']:,} questions"
         yield f"set: {HOMES[source].repository}, {size}; {SETS[source][1]}"
     read = {}
@@ -163,27 +163,27 @@ def _facts(runs: dict[Path, Planned], cells: Iterable[Cell], scale: Scale) -> It
     )
 
 
-def _source_of(cell: Cell, scale: Scale) -> str:
+def source_of(cell: Cell, scale: Scale) -> str:
     """The public name of the set that a cell's questions come from."""
-    asked = {**scale.sets, **scale.held_out}.get(cell.questions)
+    asked = scale.sets.get(cell.questions)
     return asked.source if asked else ""
 
 
-def _mixed(run: Planned) -> Sequence[DataSource]:
+def sources_of(run: Planned) -> Sequence[DataSource]:
     """The questions that a run learns from; none if it learns from text."""
     mixture = getattr(run.recipe, "data", None)
     return mixture.training if mixture else ()
+
+
+def printed_of(source: str, table: str) -> Mapping[str, Any]:
+    """What a table of the paper says of a set."""
+    return OURS.get(source) or paper.row(table, SETS[source][0])
 
 
 def _backbones(run: Planned) -> list[str]:
     model = run.recipe.model
     own = ("backbone",) if isinstance(run.recipe, BaselineRecipe) else ("encoder", "decoder")
     return [name for part in own if (name := getattr(model, part))]
-
-
-def _facts_of(source: str, table: str) -> Mapping[str, Any]:
-    """What a table of the paper says of a set."""
-    return OURS.get(source) or paper.row(table, SETS[source][0])
 
 
 # Hours and disk
@@ -193,7 +193,7 @@ def training_flops(run: Planned) -> float:
     """The FLOPs of a run, in steps without gradient checkpointing."""
     text = getattr(run.recipe, "text", None)
     examples = examples_of_run(run.recipe, WINDOWS.get(text.path) if text else None)
-    lengths = [_facts_of(one.path, "tab:datasets")["avg_len_tokens"] for one in _mixed(run)]
+    lengths = [printed_of(one.path, "tab:datasets")["avg_len_tokens"] for one in sources_of(run)]
     context, rows = round(mean(lengths)) if lengths else 0, 1
     if not lengths:
         rows = run.recipe.optimization.batch_size
@@ -202,50 +202,45 @@ def training_flops(run: Planned) -> float:
 
 def examples_of_run(recipe: AnyRecipe, of_epoch: int | None = None) -> int:
     """The examples in a run's steps; `of_epoch` is those of an epoch if the recipe is silent."""
-    optimization, count = recipe.optimization, of_epoch or _examples(recipe)
+    optimization, text = recipe.optimization, getattr(recipe, "text", None)
     if optimization.steps is not None:
         return optimization.steps * optimization.batch_size * optimization.accumulation
-    if count is None or optimization.epochs is None:
-        raise ConfigError("the recipe counts epochs; say in it how many examples an epoch has")
-    return math.ceil(optimization.epochs * count)
-
-
-def _examples(recipe: AnyRecipe) -> int | None:
-    """Examples of an epoch; None if the recipe does not say."""
-    text: TextSource | None = getattr(recipe, "text", None)
-    if text is not None:
+    count = of_epoch
+    if count is None and text is not None:
         length = text.context if isinstance(text, baseline.WindowSource) else 0
         if isinstance(recipe, Stage1Recipe):
             length = recipe.model.segment_length
         # An upper bound: windows never span two texts.
         read = text.tokens and text.tokens // (length + text.continuation)
-        return min((n for n in (text.windows, read) if n is not None), default=None)
-    assert not isinstance(recipe, Stage1Recipe) and recipe.data is not None
-    total = 0
-    for source in recipe.data.training:
-        home = HOMES.get(source.path)
-        if home is None or not home.records:  # a file
-            return None
-        chosen = len(range(home.records)[parse_records(source.records)])
-        total += round(home.questions * chosen / home.records) * source.repeat
-    return total
+        count = min((n for n in (text.windows, read) if n is not None), default=None)
+    elif count is None:
+        assert not isinstance(recipe, Stage1Recipe) and recipe.data is not None
+        homes = [(source, HOMES.get(source.path)) for source in recipe.data.training]
+        if all(home is not None and home.records for _, home in homes):  # no file
+            count = 0
+            for source, home in homes:
+                assert home is not None
+                chosen = len(range(home.records)[parse_records(source.records)])
+                count += round(home.questions * chosen / home.records) * source.repeat
+    if count is None or optimization.epochs is None:
+        raise ConfigError("the recipe counts epochs; say in it how many examples an epoch has")
+    return math.ceil(optimization.epochs * count)
 
 
-def _answers(cell: Cell, scale: Scale) -> tuple[float, float]:
+def answers_of(cell: Cell, scale: Scale) -> tuple[float, float]:
     """The FLOPs of the answers of a cell, and the seconds in which they read weights."""
-    source = _source_of(cell, scale)
+    source, method = source_of(cell, scale), cell.method
     if cell.measure not in ("answers", "budgets") or source not in SETS or cell.variant is None:
         return 0.0, 0.0
-    asked, method = scale.sets[cell.questions], cell.method
-    questions = int(_facts_of(source, "tab:dataset_appendix_details")["val"])
+    asked, tokens = scale.sets[cell.questions], answer_tokens(cell, scale)
+    questions = int(printed_of(source, "tab:dataset_appendix_details")["val"])
     questions = min(questions, cell.limit or asked.limit or questions)
-    context = asked.options.get("length") or _facts_of(source, "tab:datasets")["avg_len_tokens"]
-    backbone, k = cell.variant.backbone or scale.backbones[0], cell.k or asked.k
+    context = asked.options.get("length") or printed_of(source, "tab:datasets")["avg_len_tokens"]
+    k = cell.k or asked.k
     blocks = k if isinstance(k, int) else -(-context // SEGMENT)
-    tokens = answer_tokens(cell, scale)
     workload = Workload(int(context), Workload.question, tokens, blocks)
     steps = tokens * questions / (BATCH if method == "sedem" else 1)
-    flops, weights = _of_answer(method, backbone, workload)
+    flops, weights = _of_answer(method, cell.variant.backbone or scale.backbones[0], workload)
     return questions * flops, steps * weights / BANDWIDTH
 
 
@@ -278,9 +273,9 @@ def checkpoint_bytes(run: Planned) -> int:
 
 def longest_question(run: Planned) -> Workload:
     """The longest question of a run; none in a run on text, which has windows of one length."""
-    if not (sources := _mixed(run)):
+    if not (sources := sources_of(run)):
         return Workload(context=0)
-    longest = (_facts_of(source.path, "tab:datasets")["max_len_tokens"] for source in sources)
+    longest = (printed_of(source.path, "tab:datasets")["max_len_tokens"] for source in sources)
     return Workload(max(map(int, longest)), answer=run.recipe.data.answer_limit)
 
 
@@ -345,25 +340,21 @@ def shape_of(name: str) -> PretrainedConfig:
 
 
 def measure(
-    recipe: AnyRecipe,
-    question: Workload,
-    rows: int | None = None,
-    *,
-    checkpointing: bool = False,
-    whole: bool = False,
+    recipe: AnyRecipe, question: Workload, rows: int | None = None, *, checkpointing: bool = False
 ) -> Step:
     """What a batch takes in a recipe's training.
+
+    A baseline runs with few layers: they are alike, and some methods read a context in a hundred
+    passes.
 
     Args:
         question: tokens of every question; K and windows of text are the recipe's.
         rows: examples of the batch; None means the recipe's.
-        whole: run every layer. By default, a baseline runs with few: its layers are alike, and some
-            methods read a context in a hundred passes.
     """
     rows = rows or recipe.optimization.rows(question.context + question.question + question.answer)
-    if whole or not isinstance(recipe, BaselineRecipe) or recipe.method == "rag":
-        return _measured(recipe, question, rows, checkpointing)
-    less, more = (_measured(recipe, question, rows, checkpointing, layers) for layers in FEW)
+    if not isinstance(recipe, BaselineRecipe) or recipe.method == "rag":
+        return step_of(recipe, question, rows, checkpointing)
+    less, more = (step_of(recipe, question, rows, checkpointing, layers) for layers in FEW)
     others = shape_of(recipe.model.backbone).num_hidden_layers - FEW[1]
     return Step(
         more.flops + others * (more.flops - less.flops),
@@ -371,13 +362,10 @@ def measure(
     )
 
 
-def _measured(
-    recipe: AnyRecipe,
-    asked: Workload,
-    rows: int,
-    checkpointing: bool,
-    layers: int | None = None,
+def step_of(
+    recipe: AnyRecipe, asked: Workload, rows: int, checkpointing: bool, layers: int | None = None
 ) -> Step:
+    """What a batch takes, with some layers of a baseline's backbone, or with all."""
     stage = _stage(recipe, layers)
     checkpoint_layers(stage, checkpointing)
     if isinstance(recipe, Stage2Recipe):

@@ -18,16 +18,13 @@ import numpy as np
 from pydantic import Field
 from torch.utils.data import Subset
 
-from experiments.system.cells import Cell
-from experiments.system.scales import Scale
-from experiments.system.stand_in import fitted
 from sedem.backbone.decoder import Backbone
 from sedem.checkpoint.folder import open_named
 from sedem.config import NumberAbove0, SedemConfig, Settings, WholeAbove0, WholeFrom0
 from sedem.errors import ConfigError, DataError
 from sedem.model import SeDeM
 from sedem.modules import check_layers
-from sedem_lab.data.corpus import TOKENIZED_TOGETHER, TokenizedCorpus, hub_id, read_texts
+from sedem_lab.data.corpus import TOKENIZED_TOGETHER, TokenizedCorpus
 from sedem_lab.data.windows import Windows
 from sedem_lab.evaluation.continuation import continuation_losses
 from sedem_lab.evaluation.results import claim, read_json, write_json
@@ -38,8 +35,6 @@ from sedem_lab.training.recipe import (
     Optimization,
     RunSettings,
     TextSource,
-    load_recipe,
-    read_entries,
 )
 from sedem_lab.training.run_setup import backbone_options, start_run
 from sedem_lab.training.stage1 import Stage1, Stage1Losses
@@ -125,6 +120,11 @@ def probe(
     seen = settings.steps * settings.batch_size
     training, held_out = Subset(windows, range(seen)), Subset(windows, range(seen, len(windows)))
 
+    def untrained(config: SedemConfig) -> SeDeM:
+        model = SeDeM(config, backbone, backbone)
+        model.parts().to(backbone.device)
+        return model
+
     def losses(model: SeDeM, *conditions: str) -> dict[str, Any]:
         return continuation_losses(model, held_out, lambda done, total: None, conditions)
 
@@ -143,8 +143,21 @@ def probe(
         file = f"extract-{extract}.inject-{inject}.c{compression}"
 
         def run() -> dict[str, Any]:
-            started = time.time()
-            model = _trained(config, backbone, settings, training, out / f"run-{file}")
+            started, folder = time.time(), out / f"run-{file}"
+            steps = settings.steps
+            recipe = Stage1Recipe(
+                model=config,
+                text=TextSource(path="documents of a probe", continuation=settings.continuation),
+                optimization=settings.optimization,
+                run=RunSettings(output=str(folder), log_every=steps, save_every=steps),
+                losses=LOSSES,
+            )
+            start_run(recipe)
+            model = untrained(config)
+            stage = Stage1(model, LOSSES, SEED)
+            calibrate(stage, training)
+            fit(stage, model, recipe, folder, training, None, progress=lambda step: None)
+            shutil.rmtree(folder)  # no checkpoint is kept
             found = {
                 "extract_layers": [extract],
                 "inject_layer": inject,
@@ -163,7 +176,7 @@ def probe(
     rows += [row(candidate(chosen, compression)) for compression in smaller]
     rows.sort(key=lambda row: (_loss(row), row["bytes_per_token"]))
     # The same for every candidate: losses with the text itself, and with nothing.
-    plain = _untrained(candidate(chosen, largest), backbone)
+    plain = untrained(candidate(chosen, largest))
     ends = kept_in("ends", lambda: losses(plain, "raw_text", "nothing"))
     result = {
         "backbone": {"name": name, "layers": backbone.depth, "digest": backbone.digest},
@@ -236,73 +249,3 @@ def kept(row: dict[str, Any], ends: dict[str, Any]) -> float:
 
 def _loss(row: dict[str, Any]) -> float:
     return float(row["continuation"]["memory"]["mean"])
-
-
-def _untrained(config: SedemConfig, backbone: Backbone) -> SeDeM:
-    model = SeDeM(config, backbone, backbone)
-    model.parts().to(backbone.device)
-    return model
-
-
-def _trained(
-    config: SedemConfig,
-    backbone: Backbone,
-    settings: ProbeSettings,
-    windows: Subset[dict[str, Any]],
-    folder: Path,
-) -> SeDeM:
-    """A candidate after its run, whose checkpoint is not kept."""
-    recipe = Stage1Recipe(
-        model=config,
-        text=TextSource(path="documents of a probe", continuation=settings.continuation),
-        optimization=settings.optimization,
-        run=RunSettings(output=str(folder), log_every=settings.steps, save_every=settings.steps),
-        losses=LOSSES,
-    )
-    start_run(recipe)
-    model = _untrained(config, backbone)
-    stage = Stage1(model, LOSSES, SEED)
-    calibrate(stage, windows)
-    fit(stage, model, recipe, folder, windows, None, progress=lambda step: None)
-    shutil.rmtree(folder)
-    return model
-
-
-# The study
-
-PROBED = {"batch_size": 8, "held_out": 64}
-PROBED_ON_STAND_INS = {"batch_size": 2, "held_out": 2, "segment_length": 32, "continuation": 16}
-
-
-def steps_of(scale: Scale) -> int:
-    """The steps of each run of the study."""
-    return 2 if scale.stand_in else 20
-
-
-def ends_of_grid(scale: Scale) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Layers with the lowest and the highest continuation loss of the depth study at nano."""
-    return (scale.layer(10), scale.layer(10)), (scale.layer(14), scale.layer(16))
-
-
-def probe_ends(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
-    """Losses after a probe of both ends of the depth grid, by pair of layers, such as "4-4".
-
-    They are under the number of steps, such as "20 steps". The text is that of the study's models.
-    """
-    assert cell.variant is not None
-    path = scale.recipe("stage1", cell.variant.backbone or "", scale.ablation[0])
-    overrides = [*scale.stage1]
-    overrides += fitted(read_entries(path, overrides), scale)
-    recipe = load_recipe(Stage1Recipe, path, overrides)
-    steps, text, source = steps_of(scale), recipe.text, recipe.text.path
-    source = source if hub_id(source) else str(data / source)
-    settings = ProbeSettings(
-        layers=ends_of_grid(scale),
-        compressions=(recipe.model.compression,),
-        steps=steps,
-        **(PROBED_ON_STAND_INS if scale.stand_in else PROBED),
-    )
-    texts = read_texts(source, text.exclude_titles, shard_seed=text.shard_seed)
-    result = probe(recipe.model.encoder, texts, settings, scale.runs / "probe" / str(steps))
-    rows = {f"{row['extract_layers'][0]}-{row['inject_layer']}": row for row in result["runs"]}
-    return {f"{steps} steps": {name: result[name] for name in ("settings", "ends")} | rows}

@@ -76,8 +76,6 @@ class Scale:
         studied: the backbone of the depth studies; None means the first.
         sets: evaluation questions by the paper's keys.
         ablation: sets used for the ablations.
-        held_out: questions besides the training questions; choices are made on them, so that the
-            evaluation sets remain unseen.
         disabled: K and control that remove selection from an ablation. The paper restores every
             block instead of selecting, also in training. A small decoder has no positions for all
             blocks, so there the evidence is included among two.
@@ -90,8 +88,6 @@ class Scale:
             and trained baselines.
         slowest_limit: questions of methods that read a context several times.
         stage1: overrides of the study recipe of stage 1.
-        rates: learning rates that are tried for a trained baseline, in ascending order.
-        search: overrides of its recipe, on "text" or "questions", for that search.
         gold_trained: a trained baseline that is given only gold documents was also trained only on
             them, as in the paper. At nano, its training was already close to that.
         dtype: type of the backbones in an evaluation.
@@ -106,7 +102,6 @@ class Scale:
     sets: Mapping[str, Questions]
     ablation: tuple[str, ...]
     disabled: tuple[int | str, str] = (2, "gold")
-    held_out: Mapping[str, Questions] = field(default_factory=dict)
     layers: tuple[int, int] | None = None
     shipped: Mapping[str, Path] = field(default_factory=dict)
     stages: tuple[str, ...] = ("stage1", "stage2")
@@ -117,10 +112,6 @@ class Scale:
     costly_limit: int | None = None
     slowest_limit: int | None = None
     stage1: tuple[str, ...] = ()
-    rates: tuple[float, ...] = (3e-4, 1e-3, 3e-3)
-    search: Mapping[str, tuple[str, ...]] = field(
-        default_factory=lambda: {"text": (), "questions": ()}
-    )
     gold_trained: bool = True
     dtype: str = "bfloat16"
     studied: str | None = None
@@ -233,33 +224,12 @@ NANO = Scale(
         **ruler(HOTPOT, (4096, 8192, 16384), 50),
     },
     ablation=("squad-10", "exact-facts"),
-    held_out={
-        "held-out-squad": Questions(
-            "SQuAD-10, held out", "squad/train-44-articles.json", "squad", "42:", limit=100
-        ),
-        "held-out-facts": Questions(
-            *("exact facts, held out", ARTICLES, "exact-facts", "600:650", 100),
-            split="train",
-            options={"count": 200, "seed": 9},
-        ),
-    },
     layers=(6, 6),
     shipped={"nano": SHIPPED, SMOL: SHIPPED.with_name("sedem-smol")},
     stages=("stage1-regress", "stage1", "stage2", "stage2-more", "stage2-pairs"),
     limit=150,
     costly_limit=100,
     slowest_limit=30,
-    rates=(3e-4, 1e-3, 3e-3, 1e-2, 3e-2),
-    search={
-        "text": ("optimization.steps=20", "optimization.warmup=2", "text.evaluation_windows=64"),
-        "questions": (
-            "optimization.steps=10",
-            "optimization.warmup=1",
-            "data.training=[{path: squad/train-44-articles.json, records: ':3'}, "
-            "{path: hotpotqa/hf-schema-300-a.jsonl}]",
-            "data.evaluation=[{path: musique/native-100.json, records: ':60'}]",
-        ),
-    },
 )
 
 VALIDATION: dict[str, Any] = {"split": "validation"}
@@ -286,13 +256,6 @@ PAPER = Scale(
         **ruler("hotpotqa", LENGTHS, 500, **VALIDATION),
     },
     ablation=("hotpotqa", "qasper"),
-    held_out={
-        "held-out-musique": Questions(
-            *("MuSiQue, training part", "musique", "musique", ":500"),
-            split="train",
-            trained_for="hotpotqa",
-        ),
-    },
     disabled=("all", "selected"),
     segment_lengths=(32, 64, 128, 256, 512, 1024),
     limit=1000,

@@ -45,7 +45,6 @@ from sedem.selecting.select import (
 from sedem.tensors import Quantized
 from sedem_lab.baselines.bm25 import bm25_scores, index_texts
 from sedem_lab.data import labels
-from sedem_lab.data.examples import Example
 from sedem_lab.evaluation import metrics
 from sedem_lab.evaluation.run import sample
 from sedem_lab.training import calibration
@@ -82,8 +81,6 @@ def block_recall(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
 # parts, of which only scores and codes are kept. Texts go into a bank of one number per slot.
 
 TRAINING_PART = Questions("SQuAD, training part", "squad/train-44-articles.json", "squad")
-COUNTS = (128, 512, 1024, 4096)
-"""Numbers of candidates by codes alone."""
 BEST = 2
 """Number of exact best blocks that are looked for."""
 BANK_SIZES = dict.fromkeys(("nano", "gpu", "paper"), (10_000, 100_000, 1_000_000)) | {
@@ -143,7 +140,15 @@ def large_banks(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     model = SeDeM.from_pretrained(SHIPPED)
     texts = dict.fromkeys(d.text for example in examples for d in example.documents)
     real = model.read([Document(str(number), text) for number, text in enumerate(texts)])
-    asked = _asked(model, examples[:limit], real, list(texts))
+    # Queries of the questions, and the blocks with their evidence.
+    questions = [example.question for example in examples[:limit]]
+    states, mask_BQ = encode_questions(model, model.engine, questions)
+    number_of, evidence = {text: number for number, text in enumerate(texts)}, []
+    for example in examples[:limit]:
+        numbers = [number_of[document.text] for document in example.documents]
+        spans = [replace(span, document=numbers[span.document]) for span in example.evidence]
+        evidence.append(set(np.flatnonzero(labels.from_evidence(real.blocks, spans)).tolist()))
+    asked = Asked(questions, model.queries(states), mask_BQ, evidence)
     scores_BN = torch.empty(limit, sizes[-1])
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as place:
@@ -169,18 +174,6 @@ def large_banks(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         "questions": {"data": source, "limit": limit, "seed": 0},
         "checkpoint": SHIPPED.name,
     }
-
-
-def _asked(model: SeDeM, examples: list[Example], real: MemoryBank, texts: list[str]) -> Asked:
-    questions = [example.question for example in examples]
-    states, mask_BQ = encode_questions(model, model.engine, questions)
-    number_of = {text: number for number, text in enumerate(texts)}
-    evidence = []
-    for example in examples:
-        numbers = [number_of[document.text] for document in example.documents]
-        spans = [replace(span, document=numbers[span.document]) for span in example.evidence]
-        evidence.append(set(np.flatnonzero(labels.from_evidence(real.blocks, spans)).tolist()))
-    return Asked(questions, model.queries(states), mask_BQ, evidence)
 
 
 def made_bank(
@@ -238,7 +231,13 @@ def made_bank(
         while done < size:
             count = min(PART, size - done)
             chosen = torch.randint(len(keys_NJRH), (count, RUNS), generator=generator)
-            made = Quantized(_made_keys(keys_NJRH, noise, chosen, generator))
+            # Unit vectors, assembled from runs of the chosen blocks.
+            sources = chosen.repeat_interleave(-(-slots // RUNS), 1)[:, :slots]
+            made_NJRH = keys_NJRH[sources, torch.arange(slots)]
+            made_NJRH += noise[torch.randint(NOISES, (count, slots), generator=generator)]
+            # In place: `F.normalize` would write all keys once more.
+            made_NJRH.div_(torch.linalg.vector_norm(made_NJRH, dim=-1, keepdim=True))
+            made = Quantized(made_NJRH)
             rows = [[runs[block][run] for run, block in enumerate(row)] for row in chosen.tolist()]
             texts.append([" ".join(row) for row in rows])
             means.append(mean_keys(made, none))
@@ -246,16 +245,6 @@ def made_bank(
             if done == size or len(means) >= COMMIT:
                 commit()
             yield slice(done - count, done), made, none
-
-
-def _made_keys(keys_NJRH: Tensor, noise: Tensor, chosen: Tensor, generator: Any) -> Tensor:
-    """Assemble unit vectors `[count, J, R, H]` from runs of the chosen blocks `[count, RUNS]`."""
-    slots = keys_NJRH.shape[1]
-    sources = chosen.repeat_interleave(-(-slots // RUNS), 1)[:, :slots]
-    made = keys_NJRH[sources, torch.arange(slots)]
-    made += noise[torch.randint(len(noise), (len(chosen), slots), generator=generator)]
-    # In place: `F.normalize` would write all keys once more.
-    return made.div_(torch.linalg.vector_norm(made, dim=-1, keepdim=True))
 
 
 def _exact_scores(asked: Asked, keys_NJRH: Quantized, padding_P: Tensor) -> Tensor:
@@ -274,7 +263,7 @@ def _exact_scores(asked: Asked, keys_NJRH: Quantized, padding_P: Tensor) -> Tens
 
 def _measured(model: SeDeM, asked: Asked, bank: MemoryBank, states_BN: Tensor) -> dict[str, Any]:
     """What candidates hold of what the exact search finds, and the costs of finding them."""
-    codes, size = bank_codes(bank, model.selector), len(bank)
+    codes, size, count = bank_codes(bank, model.selector), len(bank), len(asked.questions)
     # What the first question to a bank reads.
     bank.snapshot().views[0].rows_of(np.zeros(1, np.int64))
     found = Counter[str]()
@@ -289,15 +278,12 @@ def _measured(model: SeDeM, asked: Asked, bank: MemoryBank, states_BN: Tensor) -
         with words_spent:
             by_words = best_of(score_words(bank, question, POSTINGS).scores, WORD_CANDIDATES)
         query_E = asked.query_BQRH[row][asked.mask_BQ[row]].mean(0).flatten()
-
-        def nearest(count: int, query_E: Tensor = query_E) -> set[int]:
-            return set(codes.nearest(query_E, min(count, size)).tolist())
-
         with codes_spent:
-            by_codes = nearest(CANDIDATES)
+            by_codes = set(codes.nearest(query_E, min(CANDIDATES, size)).tolist())
+        alone = set(codes.nearest(query_E, min(CANDIDATES_ALONE, size)).tolist())
         both_N = states_N + model.config.word_weight * every
         for how, total_N, held in (
-            ("states", states_N, nearest(CANDIDATES_ALONE)),
+            ("states", states_N, alone),
             ("both", both_N, by_codes | by_words),
         ):
             best = best_of(total_N, BEST)
@@ -306,27 +292,22 @@ def _measured(model: SeDeM, asked: Asked, bank: MemoryBank, states_BN: Tensor) -
             found[f"evidence_{how}"] += bool(evidence)
             found[f"held_{how}"] += bool(evidence & held)
         found["candidates"] += len(by_codes | by_words)
-        for count in COUNTS:
-            found[f"codes_{count}"] += len(best_of(states_N, BEST) & nearest(count))
-    count = len(asked.questions)
     # Memory of a process that searches the bank, beyond the model's.
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         memory = pool.apply(_search_memory, (bank.path, asked.questions))
+    shares = {
+        how: {
+            "evidence": 100 * found[f"evidence_{how}"] / count,
+            "evidence_held": 100 * found[f"held_{how}"] / max(1, found[f"evidence_{how}"]),
+            "best_held": 100 * found[f"best_{how}"] / count / BEST,
+        }
+        for how in ("states", "both")
+    }
+    times = {"words": words_spent.cpu_ms / count, "codes": codes_spent.cpu_ms / count}
     return {
-        **{
-            how: {
-                "evidence": 100 * found[f"evidence_{how}"] / count,
-                "evidence_held": 100 * found[f"held_{how}"] / max(1, found[f"evidence_{how}"]),
-                "best_held": 100 * found[f"best_{how}"] / count / BEST,
-            }
-            for how in ("states", "both")
-        },
-        "best_by_codes": {str(c): 100 * found[f"codes_{c}"] / count / BEST for c in COUNTS},
+        **shares,
         "candidates": found["candidates"] / count,
-        "cpu_ms_per_question": {
-            "words": words_spent.cpu_ms / count,
-            "codes": codes_spent.cpu_ms / count,
-        },
+        "cpu_ms_per_question": times,
         "finding_ms": (words_spent.ms + codes_spent.ms) / count,
         "memory_mb": memory,
         "codes_mb": codes.words_WN.nbytes / 1e6,
@@ -383,8 +364,8 @@ def confidence(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     """Fit a confidence to training questions, and measure it on the questions of a set.
 
     Each question is scored against all its paragraphs, and against all except the one with the
-    evidence. By number of paragraphs: AUROC of the confidence and of each feature alone, the
-    calibration error, and the shares of questions that `THRESHOLD` declines.
+    evidence. By number of paragraphs: AUROC, the calibration error, and the shares of questions
+    that `THRESHOLD` declines.
     """
     folder, limit = checkpoint_of(cell, scale, data), cell.limit
     model = SeDeM.from_pretrained(folder, engine="eager")
@@ -424,28 +405,22 @@ def measure_confidence(part: Confidence, features_BF: Tensor, present_B: Tensor)
     # Both contexts of a question are drawn together.
     drawn = [2 * torch.from_numpy(rng.integers(count, size=count)) for _ in range(RESAMPLES)]
     resamples = [torch.stack([first_B, first_B + 1], 1).flatten() for first_B in drawn]
+    confidence_B, found = part(features_BF), {}
 
-    def summary(metric: Callable[[Tensor, Tensor], float], values_B: Tensor) -> dict[str, Any]:
-        resampled = [metric(values_B[rows_B], present_B[rows_B]) for rows_B in resamples]
-        bounds = [round(float(end), 4) for end in np.percentile(resampled, [2.5, 97.5])]
-        return {"mean": round(metric(values_B, present_B), 4), "interval": bounds, "n": count}
-
-    def declined(present: bool) -> dict[str, Any]:
+    def declined(present: bool) -> Callable[[Tensor, Tensor], float]:
         """Percentage of the questions of one kind whose confidence is below the threshold."""
+        return lambda values_B, of_B: (
+            100 * float((values_B[of_B == present] < THRESHOLD).float().mean())
+        )
 
-        def share(values_B: Tensor, of_B: Tensor) -> float:
-            return 100 * float((values_B[of_B == present] < THRESHOLD).float().mean())
-
-        return summary(share, confidence_B)
-
-    confidence_B = part(features_BF)
-    return {
-        "auroc": summary(metrics.auroc, confidence_B),
-        "calibration_error": summary(metrics.calibration_error, confidence_B),
-        "declined_with_evidence": declined(True),
-        "declined_without_evidence": declined(False),
-        "auroc_of_one_feature": {
-            name: summary(metrics.auroc, features_BF[:, number])
-            for number, name in enumerate(FEATURES)
-        },
-    }
+    for name, metric in (
+        ("auroc", metrics.auroc),
+        ("calibration_error", metrics.calibration_error),
+        ("declined_with_evidence", declined(True)),
+        ("declined_without_evidence", declined(False)),
+    ):
+        resampled = [metric(confidence_B[rows_B], present_B[rows_B]) for rows_B in resamples]
+        bounds = [round(float(end), 4) for end in np.percentile(resampled, [2.5, 97.5])]
+        mean = round(metric(confidence_B, present_B), 4)
+        found[name] = {"mean": mean, "interval": bounds, "n": count}
+    return found

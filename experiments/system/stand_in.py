@@ -58,10 +58,8 @@ def stand_in(scale: Scale) -> Scale:
         scale,
         stand_in=True,
         sets={key: small(asked) for key, asked in scale.sets.items()},
-        held_out={key: small(asked) for key, asked in scale.held_out.items()},
         answer_tokens=ANSWER_TOKENS,
         dtype="float32",
-        rates=scale.rates[:1],
     )
 
 

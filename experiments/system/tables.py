@@ -1,12 +1,8 @@
-"""Studies: each is one table or figure, made from numbers of the paper and numbers of cells.
-
-Pictures show our numbers with intervals, and the paper's in grey.
-"""
+"""Studies: each is one table or figure, made from numbers of the paper and numbers of cells."""
 
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +16,7 @@ from sedem_lab.pictures import pyplot_module, save
 NOT_RUN = "not run"
 NOTHING = "-"
 """Shown for what a method does not have."""
+COLOUR = "#1b6ca8"
 STAND_IN = "stand-in:"
 """Stands before every number that was measured on stand-ins."""
 SCORES = {"f1": "F1", "em": "EM", "rouge_l": "ROUGE-L"}
@@ -158,10 +155,8 @@ class Study:
         note: what a reader must know.
         about: describes what was measured, with entries of the result of a study of times in
             braces. It is shown above the table, with the machine and the notes of the result.
-        spread: what the intervals are.
-        drawn: a column is drawn if its name contains one of these; empty means all columns.
+        drawn: a column is in the picture if its name contains one of these.
         render: writes the block of a page, if it is more than the table of the numbers.
-        draw: draws the picture, if it differs from that of the numbers.
     """
 
     name: str
@@ -169,10 +164,8 @@ class Study:
     numbers: Callable[[Scale], list[Number]]
     note: str = ""
     about: str = ""
-    spread: str = "95 %"
     drawn: tuple[str, ...] = ()
     render: Callable[[Scale], str] | None = None
-    draw: Callable[[Scale, Path], None] | None = None
 
     def cells(self, scale: Scale) -> list[Cell]:
         """The cells that must be measured, without duplicates."""
@@ -202,13 +195,31 @@ class Study:
         return "\n\n".join(filter(None, ["\n".join(above), table]))
 
     def plot(self, scale: Scale, path: Path) -> None:
-        """Draw the picture."""
-        if self.draw is not None:
-            self.draw(scale, path)
-            return
-        shown = [n for n in self.numbers(scale) if n.metric]
-        drawn = [n for n in shown if not self.drawn or any(part in n.column for part in self.drawn)]
-        draw(drawn, scale, self.title, path, self.spread)
+        """Draw one panel for each of the drawn columns: a row has our number with its interval."""
+        pyplot = pyplot_module()
+        shown = [n for n in self.numbers(scale) if any(part in n.column for part in self.drawn)]
+        rows = list(dict.fromkeys(n.row for n in shown))
+        columns = list(dict.fromkeys(n.column for n in shown))
+        size = (2.6 + 2.5 * len(columns), 1.4 + 0.3 * len(rows))
+        figure, (axes,) = pyplot.subplots(1, len(columns), figsize=size, squeeze=False)
+        for axis, column in zip(axes, columns, strict=True):
+            for number in shown:
+                if number.column == column and (ours := number.ours(scale)) is not None:
+                    mean, (low, high) = ours[0], ours[1] or (ours[0], ours[0])
+                    spread = [[max(0.0, mean - low)], [max(0.0, high - mean)]]
+                    place = -rows.index(number.row)
+                    style = {"color": COLOUR, "markersize": 5, "capsize": 2}
+                    axis.errorbar(mean, place, xerr=spread, fmt="o", **style)
+            axis.set_title(column, fontsize=9)
+            # All panels have the same rows, so only the first one names them.
+            names = rows if column == columns[0] else [""] * len(rows)
+            axis.set_yticks([-place for place in range(len(rows))], names, fontsize=8)
+            axis.set_ylim(-len(rows) + 0.4, 0.6)
+            axis.grid(axis="x", alpha=0.3)
+            axis.spines[["top", "right"]].set_visible(False)
+        figure.suptitle(f"{self.title}, {scale.name} scale, 95 %", fontsize=10)
+        figure.tight_layout()
+        save(figure, path)
 
 
 def study(note: str = "", **fields: Any) -> Callable[[Callable[[Scale], Any]], Study]:
@@ -255,154 +266,3 @@ def load_of(result: Mapping[str, Any]) -> str:
     if load is None or isinstance(load, float):
         return "" if load is None else f"Load of the machine: {load:.1f}."
     return f"Load of the machine: {load[0]:.1f} at the start, {load[1]:.1f} at the end."
-
-
-# Pictures
-
-OURS, PAPER = "#1b6ca8", "#9a9a9a"
-SERIES = (OURS, "#d9822b", "#4f9d69", "#8c5fa8", "#9b2c2c", "#4a5568")
-"""Colours of the curves of one panel."""
-ACROSS = 4
-"""Number of panels in a row."""
-BESIDE = 1.07
-"""Distance between two series at one value of a logarithmic axis, as a factor."""
-MAGNITUDES = 20
-"""A curve whose values differ by more than this factor is drawn on a logarithmic axis."""
-_SWEEP = re.compile(r"^(?:(?P<series>.+), )?(?P<knob>[A-Z]|load)=(?P<value>\d+|all)$")
-
-
-def draw(
-    numbers: Sequence[Number], scale: Scale, title: str, path: Path, spread: str = "95 %"
-) -> None:
-    """Draw one panel per column: curves if the rows are like "guided, K=4", else points in rows.
-
-    `spread` says what the intervals are. A column that sweeps two settings becomes two panels.
-    """
-    pyplot = pyplot_module()
-    panels: dict[str, list[Number]] = {}
-    for number in numbers:
-        match = _SWEEP.search(number.row)
-        name = f"{number.column}, by {match['knob']}" if match else number.column
-        panels.setdefault(name, []).append(number)
-    swept = {name: all(_SWEEP.search(n.row) for n in panel) for name, panel in panels.items()}
-    # Row panels come first, because their names need the left edge.
-    order = sorted(panels, key=swept.__getitem__)
-    rows = list(dict.fromkeys(n.row for name in order if not swept[name] for n in panels[name]))
-    series = list(dict.fromkeys(_series(n) for name in order if swept[name] for n in panels[name]))
-    across = min(len(panels), ACROSS)
-    down = -(-len(panels) // across)
-    longest = max((len(panels[name]) for name in order if not swept[name]), default=0)
-    height = max(3.0, 1.4 + 0.3 * longest)
-    size = (2.6 + 2.5 * across, height * down)
-    figure, axes = pyplot.subplots(down, across, figsize=size, squeeze=False)
-    for axis in axes.flat[len(panels) :]:
-        axis.set_visible(False)
-    for place, (axis, name) in enumerate(zip(axes.flat, order, strict=False)):
-        axis.set_title(name, fontsize=9)
-        if swept[name]:
-            _curves(axis, panels[name], scale, series)
-        else:
-            for number in panels[name]:
-                _mark(axis, number, scale, -rows.index(number.row), OURS, horizontal=True)
-            # All panels have the same rows, so only the first of each line shows the row names.
-            names = rows if place % across == 0 else [""] * len(rows)
-            axis.set_yticks([-i for i in range(len(rows))], names, fontsize=8)
-            axis.set_ylim(-len(rows) + 0.4, 0.6)
-            axis.grid(axis="x", alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
-    found = [ours for number in numbers if (ours := number.ours(scale))]
-    suffix = f"{scale.name} scale" + f", {spread}" * any(interval for _, interval in found)
-    marks = [(OURS, "o", f"ours, {suffix}")]
-    if len(series) > 1:
-        marks = [(c, "o", f"{n}, {suffix}") for c, n in zip(SERIES, series, strict=False)]
-    if any(number.paper is not None for number in numbers):
-        marks.append((PAPER, "D", "paper (other backbones and sets)"))
-    handles = [pyplot.Line2D([], [], color=c, marker=m, label=label) for c, m, label in marks]
-    figure.legend(handles=handles, loc="lower center", ncols=2, frameon=False, fontsize=8)
-    figure.suptitle(title, fontsize=10)
-    legend = 0.1 + 0.2 * -(-len(handles) // 2)  # inches, two entries in a row
-    figure.tight_layout(rect=(0, legend / (height * down), 1, 0.98))
-    save(figure, path)
-
-
-def _series(number: Number) -> str:
-    """The part before "K=4" in a row; empty if there is none."""
-    match = _SWEEP.search(number.row)
-    return (match["series"] or "") if match else ""
-
-
-def _curves(axis: Any, panel: list[Number], scale: Scale, series: list[str]) -> None:
-    from matplotlib.ticker import LogLocator
-
-    values = [_SWEEP.search(n.row)["value"] for n in panel]  # type: ignore[index]
-    # "all" is placed one step beyond the largest number.
-    beyond = 2 * max(float(value) for value in values if value != "all")
-    places = [beyond if value == "all" else float(value) for value in values]
-    located = list(zip(places, panel, strict=True))
-    paper = [(place, number.paper) for place, number in located if number.paper is not None]
-    axis.plot([x for x, _ in paper], [y for _, y in paper], color=PAPER, alpha=0.6)
-    for index, (colour, name) in enumerate(zip(SERIES, series, strict=False)):
-        # Shifted sideways, so that no interval hides another.
-        aside = BESIDE ** (index - (len(series) - 1) / 2)
-        own = [(place * aside, number) for place, number in located if _series(number) == name]
-        ours = [(place, found[0]) for place, number in own if (found := number.ours(scale))]
-        axis.plot([x for x, _ in ours], [y for _, y in ours], color=colour, alpha=0.6)
-        for place, number in own:
-            _mark(axis, number, scale, place, colour, horizontal=False)
-    axis.set_xscale("log", base=2)
-    ticks = dict(zip(places, values, strict=True))
-    axis.set_xticks([*ticks], [*ticks.values()])
-    found = [ours for number in panel if (ours := number.ours(scale))]
-    means = [mean for mean, _ in found]
-    if found and min(means) > 0 and max(means) > MAGNITUDES * min(means):
-        axis.set_yscale("log")
-        axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axis.yaxis.set_major_formatter("{x:,.0f}")
-        axis.minorticks_off()
-    elif not any(interval for _, interval in found):
-        axis.set_ylim(bottom=0)  # a cost: start at zero to show how much it grows
-    axis.grid(alpha=0.3)
-
-
-def _mark(
-    axis: Any, number: Number, scale: Scale, place: float, colour: str, *, horizontal: bool
-) -> None:
-    """Mark our number with its interval, and the paper's."""
-    way = 1 if horizontal else -1
-    if number.paper is not None:
-        axis.plot(*(number.paper, place)[::way], "D", color=PAPER, markersize=5)
-    if (ours := number.ours(scale)) is None:
-        return
-    mean, (low, high) = ours[0], ours[1] or (ours[0], ours[0])
-    spread = {"xerr" if horizontal else "yerr": [[max(0.0, mean - low)], [max(0.0, high - mean)]]}
-    at = (mean, place)[::way]
-    axis.errorbar(*at, fmt="o", color=colour, markersize=5, capsize=2, **spread)
-
-
-def draw_training(
-    curves: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]],
-    methods: Sequence[str],
-    path: Path,
-) -> None:
-    """Draw one panel per stage and one line per method.
-
-    Args:
-        curves: examples seen and loss, by stage (such as "text, windows") and method.
-    """
-    pyplot = pyplot_module()
-    figure, axes = pyplot.subplots(1, len(curves), figsize=(9, 3.6))
-    colours = dict(zip(methods, pyplot.get_cmap("tab10").colors, strict=False))
-    for axis, (name, lines) in zip(axes, curves.items(), strict=True):
-        stage, unit = name.split(", ")
-        for method, points in lines.items():
-            axis.plot(*zip(*points, strict=True), color=colours[method], label=method)
-        axis.set_xlabel(f"{unit} seen")
-        axis.set_ylabel("training loss")
-        axis.set_title(f"on {stage}", fontsize=9)
-        axis.grid(alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout(rect=(0, 0.08, 1, 1))
-    # Every method is trained on questions, so the last panel labels them all.
-    shown = axes[-1].get_legend_handles_labels()
-    figure.legend(*shown, loc="lower center", ncols=len(methods), fontsize=8, frameon=False)
-    save(figure, path)

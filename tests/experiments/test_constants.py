@@ -1,4 +1,4 @@
-"""The constant answer is chosen on training questions, and yes/no questions stand apart."""
+"""The constant answer is chosen on training questions alone."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from experiments.controls import yes_no
 from experiments.quality import constant
-from experiments.system import answers, cells
+from experiments.system import answers
 from experiments.system.answers import best_constant, training_questions
 from experiments.system.scales import NANO, ROOT, Questions
 from sedem import Document
@@ -100,19 +99,3 @@ def disjoint(source: dict[str, Any], questions: Questions) -> bool:
         return True
     end, start = str(source["records"]).removeprefix(":"), str(questions.records).removesuffix(":")
     return int(end) <= int(start)
-
-
-def test_rows_have_both_kinds_of_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cells, "RESULTS", tmp_path)
-    kind = {"f1": {"mean": 100.0, "interval": [90.0, 100.0], "n": 28}}
-    other = {"f1": {"mean": 0.0, "interval": [0.0, 0.0], "n": 72}}
-    folder = tmp_path / "nano" / "main_qa"
-    folder.mkdir(parents=True)
-    split = {"f1": {"mean": 28.0}, "yes_no": kind, "other": other}
-    (folder / "constant.2wiki.no.json").write_text(json.dumps(split))
-    (folder / "hmt.sedem-nano.2wiki.n100.json").write_text(json.dumps({"f1": {"mean": 22.0}}))
-    shown = {(n.row, n.column): n.lines(NANO)[0] for n in yes_no.numbers(NANO)}
-    assert shown['always "no"', "2Wiki, yes/no questions: F1"] == "100.0 (90.0-100.0)"
-    assert shown['always "no"', "2Wiki, yes/no questions"] == "28"
-    assert shown['always "no"', "2Wiki, other questions"] == "72"
-    assert ("HMT", "2Wiki, other questions: F1") not in shown

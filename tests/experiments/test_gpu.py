@@ -30,15 +30,6 @@ pathlib.Path("runs/smol", name, "training.json").touch()
 """
 
 
-def test_a_machine_without_a_gpu_is_refused_in_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    result = CliRunner().invoke(app, ["--out", str(tmp_path / "out")])
-    assert result.exit_code == 1 and "this machine has no GPU" in str(result.exception)
-    assert not (tmp_path / "out").exists()
-
-
 def test_training_stops_when_the_time_is_over_and_the_same_command_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

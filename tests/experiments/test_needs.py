@@ -154,26 +154,13 @@ def test_no_training_of_the_paper_is_done_twice(runs: dict[Path, Planned]) -> No
     assert len(set(started)) == len(started)
 
 
-def test_the_memory_of_a_gpu_is_of_a_dry_run_and_not_of_the_commands(
+def test_the_commands_that_are_shown_have_no_memory_of_a_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    words = ["run", "parameters", "--scale", "paper", "--gpu-memory", "1.5"]
-    assert "--gpu-memory is of a dry run" in CliRunner().invoke(app, words).output
-    monkeypatch.setattr("sys.argv", ["experiments", *words, "--dry-run"])
-    found = CliRunner().invoke(app, [*words, "--dry-run"]).output
+    words = ["run", "parameters", "--scale", "paper", "--gpu-memory", "1.5", "--dry-run"]
+    monkeypatch.setattr("sys.argv", ["experiments", *words])
+    found = CliRunner().invoke(app, words).output
     assert "one GPU: python -m experiments run parameters --scale paper\n" in found
-
-
-@pytest.mark.parametrize("option", ["--dry-run", "--stand-in"])
-def test_only_the_paper_has_a_dry_run_and_stand_ins(option: str) -> None:
-    found = CliRunner().invoke(app, ["run", option])
-    assert found.exit_code == 2 and f"{option} is of the scale paper, not of nano" in found.output
-
-
-@pytest.mark.parametrize("part", ["3/2", "0/2", "half"])
-def test_a_part_that_is_none_is_refused(part: str) -> None:
-    found = CliRunner().invoke(app, ["run", "--part", part])
-    assert found.exit_code == 2 and f"part is '{part}'; it must be like 2/8" in found.output
 
 
 # The steps of training, without weights, against torch's count of a real step
@@ -240,9 +227,9 @@ def test_few_layers_say_what_a_step_of_all_takes(
     config = reader_class(method).Config(backbone=tiny_folder(depth=6), **SMALL[method])
     data = QuestionData(training=(DataSource(path="x"),))
     recipe = BaselineRecipe(method=method, model=config, data=data, **SETTINGS)
-    asked, flag = Workload(100, 7, 5), {"checkpointing": checkpointing}
-    few = measure(recipe, asked, **flag)
-    whole = measure(recipe, asked, whole=True, **flag)
+    asked = Workload(100, 7, 5)
+    few = measure(recipe, asked, checkpointing=checkpointing)
+    whole = needs.step_of(recipe, asked, BATCH, checkpointing)
     assert few.flops == whole.flops
     assert few.peak_bytes == pytest.approx(whole.peak_bytes, rel=0.05)
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from experiments.pages import STUDIES
 from experiments.system import models
-from experiments.system.cells import Cell
-from experiments.system.learning import best_rate, search
-from experiments.system.models import baseline_checkpoint, main_model, supervision
-from experiments.system.scales import NANO, PAPER, ROOT
+from experiments.system.models import baseline_checkpoint, supervision
+from experiments.system.scales import PAPER
 from sedem_lab.baselines.registry import TRAINED
 from sedem_lab.training.baseline import BaselineRecipe, load_baseline_recipe
 from sedem_lab.training.recipe import Optimization, load_recipe
@@ -85,43 +81,3 @@ def test_the_paper_scale_trains_a_baseline_for_the_papers_sets(method: str) -> N
         assert asked == {"hotpotqa", "2wiki"}
     else:
         assert asked >= {"hotpotqa", "2wiki", "musique", "qasper"}
-
-
-@pytest.mark.parametrize("method", TRAINED)
-def test_recipes_take_the_rate_that_was_found(method: str) -> None:
-    result = Cell("search", method, main_model(NANO)).read(NANO)
-    if result is None:
-        pytest.skip(f"no rate of {method} has been searched for")
-    found = best_rate(result)
-    for path in sorted((ROOT / "recipes" / "nano").glob(f"{method}-*.yaml")):
-        recipe = load_baseline_recipe(method, path)
-        after_text = recipe.data is not None and recipe.start_from is not None
-        rates = set(recipe.optimization.learning_rates.values())
-        assert rates == {found / 2 if after_text else found}, path.name
-
-
-@pytest.mark.parametrize(
-    ("losses", "tried"),
-    [([3, 2, 4, 1], 3), ([2, 3, 4, 1], 3), ([4, 3, 2, 3, 1], 4), ([5, 4, 3, 2, 1], 5)],
-)
-def test_a_search_goes_on_while_the_highest_rate_is_the_best(
-    losses: list[float], tried: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    scale = replace(NANO, rates=(3e-4, 1e-3, 3e-3, 1e-2, 3e-2)[: len(losses)])
-    by_rate = dict(zip(scale.rates, losses, strict=True))
-
-    def train(recipe: BaselineRecipe) -> None:
-        (rate,) = set(recipe.optimization.learning_rates.values())
-        summary = {
-            "evaluation": {"eval_loss": by_rate[rate]}, "seconds": 1.0, "steps": 20,
-            "examples_seen": 320, "recipe": {"optimization": {"seed": 0}},
-        }  # fmt: skip
-        folder = Path(recipe.run.output)
-        folder.mkdir(parents=True)
-        (folder / "training.json").write_text(json.dumps(summary))
-
-    monkeypatch.setattr("experiments.system.models.train_baseline", train)
-    result = search(Cell("search", "icae", main_model(scale)), scale, tmp_path)
-    assert [entry["loss"] for entry in result["rates"].values()] == losses[:tried]
-    assert best_rate(result) == scale.rates[losses.index(min(losses[:tried]))]

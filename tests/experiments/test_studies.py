@@ -20,14 +20,11 @@ COMMITTED = pytest.mark.parametrize("scale", [NANO, PAPER], ids=lambda scale: sc
 """The scales whose results are committed; the paper's has none yet."""
 OF_SMALL_BACKBONES = (
     "plan",
-    "learning_rates",
     "context_tokens",
     "beside_llama_cpp",
     "real_model",
     "real_selection",
     "second_hop",
-    "answering_times",
-    "passage_search",
     "tool_servers",
     "new_user",
 )

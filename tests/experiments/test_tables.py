@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,28 +42,25 @@ def one_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., S
     return make
 
 
+@pytest.mark.parametrize(
+    ("f1", "printed", "cell"),
+    [
+        ({"mean": 14.84, "interval": [12.9, 16.6]}, 20.0, "14.8 (12.9-16.6)<br>paper 20, -5.2"),
+        ({"median": 1024.0, "q1": 1000.25, "q3": 1100.0}, None, "1,024.0 (1,000.2-1,100.0)"),
+        (None, None, NOTHING),
+    ],
+)
 def test_ours_stands_over_the_papers_with_interval_and_difference(
-    one_cell: Callable[..., Study],
+    f1: Any, printed: float | None, cell: str, one_cell: Callable[..., Study]
 ) -> None:
-    table = one_cell({"f1": {"mean": 14.84, "interval": [12.9, 16.6]}}).markdown(NANO)
-    assert table.splitlines()[2] == "| row | 14.8 (12.9-16.6)<br>paper 20, -5.2 |"
+    study = one_cell({"f1": f1}, printed)
+    assert study.markdown(NANO).splitlines()[2] == f"| row | {cell} |"
+    assert NOT_RUN in study.markdown(PAPER)
 
 
-def test_what_was_not_measured_at_a_scale_shows_no_number(one_cell: Callable[..., Study]) -> None:
+def test_what_was_not_measured_shows_no_number(one_cell: Callable[..., Study]) -> None:
     assert one_cell(None).markdown(NANO).splitlines()[2] == f"| row | {NOT_RUN}<br>paper 20 |"
     assert one_cell(None, None).markdown(NANO).splitlines()[2] == f"| row | {NOT_RUN} |"
-    elsewhere = one_cell({"f1": {"mean": 14.84, "interval": [12.9, 16.6]}})
-    assert NOT_RUN in elsewhere.markdown(PAPER)
-
-
-def test_an_empty_entry_is_shown_as_a_dash(one_cell: Callable[..., Study]) -> None:
-    assert one_cell({"f1": None}, None).markdown(NANO).splitlines()[2] == f"| row | {NOTHING} |"
-
-
-def test_a_median_stands_with_its_quartiles(one_cell: Callable[..., Study]) -> None:
-    spread = {"median": 1024.0, "q1": 1000.25, "q3": 1100.0}
-    shown = one_cell({"f1": spread}, None).markdown(NANO).splitlines()[2]
-    assert shown == "| row | 1,024.0 (1,000.2-1,100.0) |"
 
 
 def test_a_text_stands_as_it_is_and_parts_are_added(one_cell: Callable[..., Study]) -> None:

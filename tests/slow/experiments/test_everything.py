@@ -28,7 +28,7 @@ def test_every_cell_of_the_paper_runs_on_stand_ins(tmp_path: Path) -> None:
     )
     assert first.returncode == 0, first.stdout
     counted = re.search(r"^(\d+) cells, (\d+) ran$", first.stdout.splitlines()[-1])
-    assert counted and int(counted[1]) == int(counted[2]) > 400
+    assert counted and int(counted[1]) == int(counted[2]) > 350
     page = (tmp_path / "runs" / "paper-stand-in" / "tables.md").read_text(encoding="utf-8")
     assert NOT_RUN not in page and "not measured" not in page
     for one in STUDIES.values():
