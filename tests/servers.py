@@ -59,7 +59,7 @@ def serving(settings: ServerSettings, model: SeDeM) -> Iterator[Served]:
         assert service is not None
         yield Served(addresses[0].rstrip("/"), service, server)
     finally:
-        server.stop()
+        server.should_exit = True
         thread.join(SECONDS)
         listening.close()
     assert not thread.is_alive(), "the server did not end"

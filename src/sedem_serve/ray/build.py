@@ -215,11 +215,7 @@ def _encoded_in_order(job: Job, groups: Iterator[Group]) -> Iterator[tuple[Group
 
 
 def received(content: bytes, sha256: str) -> Snapshot:
-    """Return the bank that a worker has sent, in RAM.
-
-    Raises:
-        BankError: it differs from what the worker sent.
-    """
+    """Return the bank that a worker has sent, in RAM."""
     # In RAM, SQLite does not check pages.
     if hashlib.sha256(content).hexdigest() != sha256:
         raise BankError(
@@ -254,10 +250,6 @@ def encode(job: Job, documents: Sequence[Document]) -> tuple[bytes, str] | Entry
 
     Returns:
         The file and its SHA-256, or its entry if it was uploaded as a part.
-
-    Raises:
-        ConfigError: this host cannot be used.
-        SedemError: the documents cannot be read.
     """
     import ray
 

@@ -80,11 +80,7 @@ def connected(address: str) -> Iterator[None]:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Let a new cluster listen on loopback only, with a token that only this process has.
-
-    Raises:
-        ConfigError: Ray, which reads these variables once, was imported without them.
-    """
+    """Let a new cluster listen on loopback only, with a token that only this process has."""
     if "ray" in sys.modules and not _token.cache_info().currsize:
         raise ConfigError(
             "this process has imported Ray, so it cannot start a cluster for itself alone; connect "

@@ -336,11 +336,7 @@ class Distributed:
             return known
 
     def prepare(self, bank: Snapshot) -> None:
-        """Make every part make the keys of a version; waits for one replica of each deployment.
-
-        Raises:
-            SedemError: the bank cannot be read by a replica.
-        """
+        """Make every part make the keys of a version; waits for one replica of each deployment."""
         version, handles = self.version_of(bank), [*self._parts, self._engines]
         try:
             for pending in [handle.prepare.remote(version) for handle in handles]:

@@ -42,9 +42,6 @@ class Machines:
         engines: replicas that answer.
         copies: replicas of each part.
         cpus: CPUs, and threads, of each replica except the HTTP application.
-
-    Raises:
-        ConfigError: a number is below 1.
     """
 
     partitions: int = 1
@@ -107,10 +104,6 @@ def serving(settings: ServerSettings, machines: Machines, keys: KeyRing) -> Iter
 
     Yields:
         The handle of the HTTP application, once questions can be answered.
-
-    Raises:
-        ConfigError: the cluster has too little room.
-        SedemError: the model or a bank cannot be opened.
     """
     serve, gpus = import_module("ray.serve"), _gpus(machines)
     serve.start(
@@ -148,11 +141,7 @@ def serving(settings: ServerSettings, machines: Machines, keys: KeyRing) -> Iter
 
 
 def _gpus(machines: Machines) -> tuple[float, float]:
-    """Return GPUs per engine and selector: one each if there are enough, engines first.
-
-    Raises:
-        ConfigError: the cluster has too few CPUs, so Ray would wait for room without end.
-    """
+    """Return GPUs per engine and selector: one each if there are enough, engines first."""
     has = import_ray().cluster_resources()
     selectors = machines.partitions * machines.copies
     cpus = (selectors + machines.engines) * machines.cpus
@@ -169,11 +158,7 @@ def _gpus(machines: Machines) -> tuple[float, float]:
 def _application(
     settings: ServerSettings, machines: Machines, keys: KeyRing, gpus: tuple[float, float]
 ) -> Any:
-    """Return the deployments, each bound to those that it calls.
-
-    Raises:
-        ConfigError: this process is not on a node of the cluster.
-    """
+    """Return the deployments, each bound to those that it calls."""
     from sedem_serve.ray.replicas import EngineReplica, Ingress, SelectorReplica
 
     ray, serve = import_ray(), import_module("ray.serve")

@@ -16,11 +16,11 @@ from starlette.middleware.cors import CORSMiddleware
 from sedem.errors import cut
 from sedem_serve.server import banks, openai, pages, shapes
 from sedem_serve.server.body_limit import BodyLimit
-from sedem_serve.server.errors import ApiError, bad_request, forbidden, not_found, unavailable
+from sedem_serve.server.errors import ApiError, bad_request
 from sedem_serve.server.guard import Guard, Owner
 from sedem_serve.server.keys import KeyRing, keys_of
 from sedem_serve.server.metrics import Metrics
-from sedem_serve.server.observe import Observe, OpenTelemetry, Tracer
+from sedem_serve.server.observe import Observe, OpenTelemetry
 from sedem_serve.server.service import Lifecycle, OneMachine, OpenAnswerer, lifecycle_of, lifespan
 from sedem_serve.server.settings import ServerSettings
 from sedem_serve.server.tools import add_tools
@@ -50,8 +50,8 @@ def create_app(
     Raises:
         ConfigError: the keys cannot be read, or telemetry is not installed.
     """
-    tracer = OpenTelemetry() if settings.telemetry else Tracer()
-    metrics = Metrics(tracer.answered)
+    tracer = OpenTelemetry() if settings.telemetry else None
+    metrics = Metrics(tracer.answered if tracer else None)
     # FastAPI's documentation pages would load scripts from other sites.
     app = FastAPI(
         title="sedem", version=version("sedem"), lifespan=lifespan, docs_url=None, redoc_url=None
@@ -92,8 +92,7 @@ async def health() -> dict[str, str]:
 @router.get("/ready")
 async def ready(request: Request) -> dict[str, str]:
     """200 if questions are answered now; 503 while the model opens or the server shuts down."""
-    if (reason := lifecycle_of(request).reason()) is not None:
-        raise unavailable(reason)
+    lifecycle_of(request).ready()
     return {"status": "ready"}
 
 
@@ -101,9 +100,10 @@ async def ready(request: Request) -> dict[str, str]:
 def metrics(request: Request, key: Owner) -> Response:
     """Figures of the server in Prometheus' text format; they cover the requests of all keys."""
     if not key.metrics:
-        raise forbidden(
+        raise ApiError(
+            403,
             f"key '{key.name}' may not read metrics; use a key with \"metrics\": true",
-            "no_metrics",
+            code="no_metrics",
         )
     figures: Metrics = request.app.state.metrics
     return Response(figures.text(), media_type=CONTENT_TYPE_LATEST)
@@ -134,6 +134,6 @@ def _rejected(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
         path = cut(request.scope["path"])
-        return not_found(f"there is no route {request.method} {path}").response()
+        return ApiError(404, f"there is no route {request.method} {path}").response()
     headers = dict(error.headers or {})
     return ApiError(error.status_code, str(error.detail).lower(), headers=headers).response()

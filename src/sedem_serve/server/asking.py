@@ -17,15 +17,14 @@ from dataclasses import dataclass, replace
 from sedem.answering.conversation import conversation_request, no_documents
 from sedem.answering.decoding import Decoding
 from sedem.answering.running import Estimate, Selected
-from sedem.bank.memory_bank import Snapshot
 from sedem.method.selector import ALL
 from sedem.selecting.plan import Options, Request
 from sedem.types import Answer
-from sedem_serve.server.errors import bad_request, conflict, not_found, too_large
+from sedem_serve.server.errors import ApiError, bad_request
 from sedem_serve.server.guard import require_bank
 from sedem_serve.server.keys import Key
 from sedem_serve.server.logs import log
-from sedem_serve.server.messages import Conversation, read_conversation, unused_turn
+from sedem_serve.server.messages import read_conversation, unused_turn
 from sedem_serve.server.service import Service
 from sedem_serve.server.settings import ServerSettings
 from sedem_serve.server.shapes import AskBody
@@ -96,12 +95,33 @@ async def to_ask(service: Service, key: Key, body: AskBody) -> ResolvedQuestion:
     )
     if conversation is None:
         raise bad_request("the messages have no text; end them with a user's question", "messages")
-    check_lengths(conversation, settings)
-    unused = conversation.unused
+    # How much of it
+    count, most = len(conversation.question), settings.max_question_characters
+    if count > most:
+        raise bad_request(
+            f"the question has {count:,} characters, this server allows at most {most:,}; put "
+            "long text before the question, with a blank line between them, or into a bank",
+            "messages",
+            "question_too_long",
+        )
+    count, most = len(conversation.documents), settings.max_documents
+    if count > most:
+        raise bad_request(
+            f"the messages hold {count:,} documents, this server allows at most {most:,}",
+            "messages",
+        )
+    count, most = sum(len(d.text) for d in conversation.documents), settings.max_online_characters
+    if count > most:
+        raise ApiError(
+            413,
+            f"the messages hold {count:,} characters, this server reads at most {most:,} with a "
+            "question; upload the text to a bank",
+            "messages",
+        )
     # Without documents, there is a reply that is known, or the model's own.
     if (reply := conversation.reply) is not None:
         request = Request(no_documents(model), "")
-        return ResolvedQuestion(request, decoding, body, name, unused, 0, 0, reply)
+        return ResolvedQuestion(request, decoding, body, name, conversation.unused, 0, 0, reply)
     if name is None and not conversation.documents:
         last = conversation.last
         return await asyncio.to_thread(without_documents, service, body, last, decoding)
@@ -109,13 +129,38 @@ async def to_ask(service: Service, key: Key, body: AskBody) -> ResolvedQuestion:
     if name is None:
         bank, cached = await service.online.bank(key.name, conversation.documents)
     else:
-        bank = await asyncio.to_thread(bank_of, service, name)
-        cached = bank.tokens
+        entry = service.library.get(name)
+        current = await asyncio.to_thread(lambda: entry.current)
+        if current is None or not len(current):
+            raise ApiError(
+                409,
+                f"bank '{name}' holds no documents yet; upload some, or wait until they are read",
+                code="bank_empty",
+            )
+        bank, cached = current, current.tokens
     options: Options = {**body.options, "context": conversation.context}
     request = Request(bank, conversation.question, **options)
-    check_selection(request, settings, model.engine.most_blocks())
+    # How much of the bank
+    if isinstance(request.k, int) and request.k > settings.max_k:
+        told = f"'k' is {request.k}; this server allows at most {settings.max_k}"
+        raise bad_request(f"{told}, or 'all', or 'auto'", "k")
+    if request.documents is not None and len(request.documents) > settings.max_documents:
+        raise bad_request(
+            f"'documents' has {len(request.documents):,} entries, this server allows at most "
+            f"{settings.max_documents:,}",
+            "documents",
+        )
+    room = model.engine.most_blocks()
+    for field, asked in (("k", request.k == ALL), ("ranking", request.ranking)):
+        if asked and room is not None and len(bank) > room:
+            raise bad_request(
+                f"'{field}' asks for every block; the bank has {len(bank):,}, and the memory of "
+                f"this server is enough for {room:,}; ask for fewer, or start it with more "
+                "--memory",
+                field,
+            )
     tokens = len(model.encoder.token_ids(request.question))
-    return ResolvedQuestion(request, decoding, body, name, unused, tokens, cached)
+    return ResolvedQuestion(request, decoding, body, name, conversation.unused, tokens, cached)
 
 
 def without_documents(
@@ -125,10 +170,6 @@ def without_documents(
 
     Args:
         last: index of the last turn that asks.
-
-    Raises:
-        ApiError: 400, documents are asked for, or the decoder has no chat template.
-        ConfigError: the chat template rejects these turns, also folded.
     """
     options = body.options
     needs_documents = options["documents"] is not None or options["min_confidence"] is not None
@@ -165,10 +206,6 @@ async def answering(
         The number of the answer, and its parts: the blocks, how long it takes if that is long, the
         text in pieces, and the complete answer. JSON comes in one piece. Closing the generator
         cancels the question.
-
-    Raises:
-        ApiError, QueueFullError: as in `to_ask`.
-        SedemError: as in `Scheduler.submit`.
     """
     asked, parts = await to_ask(service, key, body), list[Part]()
     for number in range(body.choices):
@@ -235,15 +272,12 @@ def in_json(text: str, field: str) -> str:
 
 
 def bank_name(service: Service, key: Key, body: AskBody) -> str | None:
-    """Return the name of the bank that a body addresses; None if it addresses none.
-
-    Raises:
-        ApiError: there is no such model, or two banks are named.
-    """
+    """Return the name of the bank that a body addresses; None if it addresses none."""
     model, separator, name = body.model.partition(SEPARATOR)
     if model != service.model.name:
         if body.model not in service.library.names(key):
-            raise not_found(
+            raise ApiError(
+                404,
                 f"there is no model '{body.model[:100]}'; this server has '{service.model.name}', "
                 f"and '{service.model.name}{SEPARATOR}BANK' for each bank",
                 "model",
@@ -257,29 +291,11 @@ def bank_name(service: Service, key: Key, body: AskBody) -> str | None:
     return name
 
 
-def bank_of(service: Service, name: str) -> Snapshot:
-    """Return a bank as it is now.
-
-    Raises:
-        ApiError: there is no such bank, or it is empty.
-    """
-    snapshot = service.library.get(name).current
-    if snapshot is None or not len(snapshot):
-        raise conflict(
-            f"bank '{name}' holds no documents yet; upload some, or wait until they are read",
-            "bank_empty",
-        )
-    return snapshot
-
-
 def decoding_of(body: AskBody, settings: ServerSettings, positions: int) -> Decoding:
     """Return the decoding settings of a request, within the limits of the server.
 
     Args:
         positions: number of positions of the decoder.
-
-    Raises:
-        ConfigError: a value cannot be used.
     """
     most = min(settings.max_tokens, max(1, positions // ANSWER_SHARE))
     limit = Decoding.max_new_tokens if body.max_tokens is None else body.max_tokens
@@ -294,55 +310,3 @@ def decoding_of(body: AskBody, settings: ServerSettings, positions: int) -> Deco
         seed=seed,
         logprobs=body.alternatives,
     )
-
-
-def check_lengths(conversation: Conversation, settings: ServerSettings) -> None:
-    """Reject more text than the server accepts with a question, with 400 or 413."""
-    length, most = len(conversation.question), settings.max_question_characters
-    if length > most:
-        raise bad_request(
-            f"the question has {length:,} characters, this server allows at most {most:,}; put "
-            "long text before the question, with a blank line between them, or into a bank",
-            "messages",
-            "question_too_long",
-        )
-    count, most = len(conversation.documents), settings.max_documents
-    if count > most:
-        raise bad_request(
-            f"the messages hold {count:,} documents, this server allows at most {most:,}",
-            "messages",
-        )
-    size = sum(len(document.text) for document in conversation.documents)
-    if size > settings.max_online_characters:
-        raise too_large(
-            f"the messages hold {size:,} characters, this server reads at most "
-            f"{settings.max_online_characters:,} with a question; upload the text to a bank",
-            "messages",
-        )
-
-
-def check_selection(request: Request, settings: ServerSettings, most_blocks: int | None) -> None:
-    """Reject more blocks or documents than the server allows for one answer, with 400.
-
-    Args:
-        most_blocks: how many blocks the memory of the server is enough for; None means any number.
-    """
-    if isinstance(request.k, int) and request.k > settings.max_k:
-        raise bad_request(
-            f"'k' is {request.k}; this server allows at most {settings.max_k}, or 'all', or 'auto'",
-            "k",
-        )
-    if request.documents is not None and len(request.documents) > settings.max_documents:
-        raise bad_request(
-            f"'documents' has {len(request.documents):,} entries, this server allows at most "
-            f"{settings.max_documents:,}",
-            "documents",
-        )
-    for field, asked in (("k", request.k == ALL), ("ranking", request.ranking)):
-        if asked and most_blocks is not None and len(request.bank) > most_blocks:
-            raise bad_request(
-                f"'{field}' asks for every block; the bank has {len(request.bank):,}, and the "
-                f"memory of this server is enough for {most_blocks:,}; ask for fewer, or start it "
-                "with more --memory",
-                field,
-            )

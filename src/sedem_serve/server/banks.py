@@ -18,13 +18,13 @@ from starlette.responses import Response
 
 from sedem.bank.memory_bank import BankReader
 from sedem.reading.documents import unknown_type
-from sedem_serve.server.errors import bad_request, conflict, full_disk, not_found
+from sedem_serve.server.errors import ApiError, bad_request, full_disk
 from sedem_serve.server.events import COMMENT, KEEP_ALIVE_SECONDS, MEDIA_TYPE, event
 from sedem_serve.server.guard import Owner, require_bank, require_write
 from sedem_serve.server.keys import Key
-from sedem_serve.server.library import check_bank_name
 from sedem_serve.server.served import ServedBank, UploadBank
 from sedem_serve.server.service import Served, Service, lifecycle_of
+from sedem_serve.server.settings import BANK_NAME_RULE, is_bank_name
 
 router = APIRouter(prefix="/v1/banks", tags=["banks"])
 
@@ -76,7 +76,8 @@ async def upload(bank: str, request: Request, key: Owner, service: Served) -> Re
     The bank is made if there is none. A file of the name of a document replaces it.
     """
     require_write(key)
-    check_bank_name(bank)
+    if not is_bank_name(bank):
+        raise bad_request(f"'{bank[:100]}' cannot name a bank; {BANK_NAME_RULE}", "bank")
     require_bank(key, bank)
     library = service.library
     if bank in library.names(key):
@@ -105,11 +106,6 @@ def _files_of(form: FormData) -> dict[str, UploadFile]:
 
     A name is text to display, never a path: only its ending has a meaning, the format. Control
     characters become U+FFFD.
-
-    Raises:
-        ApiError: 400, there is no file, or one has a name that is empty, too long or that of
-            another, or the only one is empty or of an unknown type: among others, it does not stop
-            them.
     """
     files: dict[str, UploadFile] = {}
     given = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
@@ -251,7 +247,9 @@ def delete_document(
     service.library.writable(bank)
     found = _with_document(entry, index).documents.name(index)
     if name is not None and name != found:
-        raise conflict(f"document {index} of bank '{bank}' has another name now; list them again")
+        raise ApiError(
+            409, f"document {index} of bank '{bank}' has another name now; list them again"
+        )
     service.library.remove_document(bank, found)
     return {"object": "bank.document", "index": index, "name": found, "deleted": True}
 
@@ -264,7 +262,7 @@ def scores(bank: str, question: Question, key: Owner, service: Served) -> dict[s
     if memory is not None and room is not None and len(memory) > room:
         raise bad_request(
             f"bank '{bank}' has {len(memory):,} blocks, and the memory of this server is enough "
-            f"for scores of {room:,}; ask a smaller bank, or start it with more --memory"
+            f"for scores of {room:,}; ask a smaller bank, or start it with more --memory",
         )
     length, most = len(question.question), service.settings.max_question_characters
     if length > most:
@@ -315,7 +313,8 @@ def _with_document(entry: ServedBank, index: int) -> BankReader:
     memory = entry.current
     count = 0 if memory is None else len(memory.documents)
     if memory is None or not 0 <= index < count:
-        raise not_found(
+        raise ApiError(
+            404,
             f"bank '{entry.name}' has no document {index}; it has {count:,}, counted from 0",
             "index",
             "document_not_found",

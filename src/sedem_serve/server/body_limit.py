@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sedem.durable_files import bytes_text
 from sedem.untrusted import BODY_RATE, BODY_VALUES, HEAD_SECONDS
-from sedem_serve.server.errors import ApiError, bad_request, too_large, too_slow
+from sedem_serve.server.errors import ApiError, bad_request
 from sedem_serve.server.metrics import Metrics
 
 UPLOADS = "multipart/form-data"
@@ -23,9 +23,6 @@ FORM_BYTES = 2**16
 """Bytes that the form around the files of an upload may take."""
 LINGER_SECONDS = 5.0
 """How long the rest of a rejected body is read and discarded."""
-
-SLOW = too_slow().status
-"""Status of a body that does not arrive in time."""
 
 
 def in_time(receive: Receive) -> Receive:
@@ -42,7 +39,8 @@ def in_time(receive: Receive) -> Receive:
             async with asyncio.timeout(left):
                 message = await receive()
         except TimeoutError:
-            raise too_slow() from None
+            told = "the body of this request arrives too slowly; send it again"
+            raise ApiError(408, told) from None
         received += len(message.get("body", b""))
         more = message.get("more_body", False)
         return message
@@ -71,7 +69,7 @@ class BodyLimit:
         upload = headers.get("content-type", "").lower().startswith(UPLOADS)
         limit = self.upload if upload else self.body
         most = bytes_text(limit)
-        over = too_large(f"the body of this request is too large; the limit is {most}")
+        over = ApiError(413, f"the body of this request is too large; the limit is {most}")
         received, more, answered = 0, True, False
         refusal: ApiError | None = None
 
@@ -121,7 +119,7 @@ class BodyLimit:
                 if raised is not refusal or answered:
                     raise
         if refusal is not None and not answered:
-            slow = refusal.status == SLOW
+            slow = refusal.status == 408
             self.metrics.refused.labels("time" if slow else "size").inc()
             await _refuse(refusal, scope, receive, send, linger=more and not slow)
 

@@ -31,6 +31,24 @@ CLIENT_GONE = 499
 INTERNAL = "the server failed to answer; its log has the reason under the id of this request"
 
 
+KINDS = {
+    400: ("invalid_request_error", None),
+    401: ("authentication_error", "invalid_api_key"),
+    403: ("permission_error", "forbidden"),
+    404: ("invalid_request_error", "not_found"),
+    408: ("invalid_request_error", "slow"),
+    409: ("invalid_request_error", "conflict"),
+    413: ("invalid_request_error", "too_large"),
+    429: ("rate_limit_error", "queue_full"),
+    431: ("invalid_request_error", "too_large"),
+    CLIENT_GONE: ("invalid_request_error", "client_gone"),
+    500: ("server_error", "internal_error"),
+    503: ("server_error", "unavailable"),
+    507: ("server_error", "insufficient_storage"),
+}
+"""The type of an error by its status, and its code unless another one is given."""
+
+
 class ApiError(Exception):
     """An error that is reported to the client."""
 
@@ -38,24 +56,22 @@ class ApiError(Exception):
         self,
         status: int,
         message: str,
-        type: str = "invalid_request_error",
-        *,
-        code: str | None = None,
         param: str | None = None,
+        code: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
-        self.status, self.message, self.type = status, shortened(message), type
-        self.code, self.param, self.headers = code, param and cut(param), headers or {}
+        self.status, self.message = status, shortened(message)
+        self.type, usual = KINDS.get(status, KINDS[400])
+        self.code, self.param, self.headers = code or usual, param and cut(param), headers or {}
         super().__init__(self.message)
 
     def body(self) -> dict[str, Any]:
-        """The JSON body."""
+        """The JSON body; it may quote what a client has sent, so what UTF-8 lacks is escaped."""
+        told = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return {
             "error": {
-                "message": _encodable(self.message),
-                "type": self.type,
-                "param": None if self.param is None else _encodable(self.param),
-                "code": self.code,
+                name: text and text.encode("utf-8", "backslashreplace").decode()
+                for name, text in told.items()
             }
         }
 
@@ -66,73 +82,35 @@ class ApiError(Exception):
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     """A request that cannot be served as it is."""
-    return ApiError(400, message, code=code, param=param)
-
-
-def unauthorized(message: str) -> ApiError:
-    """A request without a valid key."""
-    headers = {"WWW-Authenticate": "Bearer"}
-    return ApiError(401, message, "authentication_error", code="invalid_api_key", headers=headers)
-
-
-def too_many_keys(seconds: int) -> ApiError:
-    """A request from an address that tries wrong keys."""
-    message = f"too many wrong keys came from this address; try again in {seconds} s"
-    headers = {"Retry-After": str(seconds)}
-    return ApiError(429, message, "rate_limit_error", code="too_many_wrong_keys", headers=headers)
-
-
-def forbidden(message: str, code: str = "forbidden") -> ApiError:
-    """A request that its key does not allow."""
-    return ApiError(403, message, "permission_error", code=code)
+    return ApiError(400, message, param, code)
 
 
 def foreign_origin() -> ApiError:
     """A request that a browser sends for a page of another site."""
-    return forbidden("this request comes from a page of another site", "foreign_origin")
-
-
-def not_found(message: str, param: str | None = None, code: str = "not_found") -> ApiError:
-    """A thing that does not exist for this key."""
-    return ApiError(404, message, code=code, param=param)
+    message = "this request comes from a page of another site"
+    return ApiError(403, message, code="foreign_origin")
 
 
 def bank_not_found(name: str) -> ApiError:
     """A bank that does not exist, or that is hidden from the key: the two look the same."""
-    return not_found(f"there is no bank '{name[:100]}'", "bank", "bank_not_found")
-
-
-def conflict(message: str, code: str = "conflict") -> ApiError:
-    """A request that conflicts with the state of what it names."""
-    return ApiError(409, message, code=code)
-
-
-def too_large(message: str, param: str | None = None) -> ApiError:
-    """A body or a file over the limit."""
-    return ApiError(413, message, code="too_large", param=param)
+    return ApiError(404, f"there is no bank '{name[:100]}'", "bank", "bank_not_found")
 
 
 def head_too_large() -> ApiError:
     """A request whose head is over a limit."""
     message = f"send at most {HEADERS} headers in {HEAD_BYTES >> 10} KiB"
     message = f"the head of this request is too large; {message}"
-    return ApiError(431, message, code="too_large", headers={"Connection": "close"})
-
-
-def too_slow() -> ApiError:
-    """A request whose body does not arrive in time."""
-    return ApiError(408, "the body of this request arrives too slowly; send it again", code="slow")
-
-
-def unavailable(message: str, retry_after: int = RETRY_SECONDS) -> ApiError:
-    """A server that cannot answer now."""
-    headers = {"Retry-After": str(retry_after)}
-    return ApiError(503, message, "server_error", code="unavailable", headers=headers)
+    return ApiError(431, message, headers={"Connection": "close"})
 
 
 def client_gone() -> ApiError:
     """A request whose client disconnected; nobody sees this error."""
-    return ApiError(CLIENT_GONE, "the client went away", code="client_gone")
+    return ApiError(CLIENT_GONE, "the client went away")
+
+
+def unavailable(message: str, retry_after: int = RETRY_SECONDS) -> ApiError:
+    """A server that cannot answer now."""
+    return ApiError(503, message, headers={"Retry-After": str(retry_after)})
 
 
 def to_api_error(error: Exception) -> ApiError:
@@ -142,24 +120,22 @@ def to_api_error(error: Exception) -> ApiError:
             return error
         case QueueFullError():
             headers = {"Retry-After": str(error.retry_after)}
-            return ApiError(429, str(error), "rate_limit_error", code="queue_full", headers=headers)
+            return ApiError(429, str(error), headers=headers)
         case UnavailableError():
             return unavailable(str(error))
         case ClientDisconnect():
             return client_gone()
         case DataError() | ConfigError():
-            return bad_request(str(error))
+            return ApiError(400, str(error))
         case UnknownDocumentError():
-            return not_found(str(error), "documents", "document_not_found")
+            return ApiError(404, str(error), "documents", "document_not_found")
         case BankMismatchError():
-            return conflict(
-                "another model built this bank; ask it with that model, or build it again",
-                "bank_mismatch",
-            )
+            message = "another model built this bank; ask it with that model, or build it again"
+            return ApiError(409, message, code="bank_mismatch")
         case BankError():
             return unavailable("cannot read the bank; run `sedem bank verify` to find out why")
         case _:
-            return ApiError(500, INTERNAL, "server_error", code="internal_error")
+            return ApiError(500, INTERNAL)
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -169,20 +145,16 @@ class FullDiskError(ApiError):
     """507: the disk has no room."""
 
     def __init__(self) -> None:
-        message = (
+        super().__init__(
+            507,
             "the disk of the server is full, so nothing was stored; delete files or banks, or ask "
-            "its operator for room"
+            "its operator for room",
         )
-        super().__init__(507, message, "server_error", code="insufficient_storage")
 
 
 @contextmanager
 def full_disk() -> Iterator[None]:
-    """Convert all errors that a full disk causes to one error.
-
-    Raises:
-        FullDiskError: the disk is full.
-    """
+    """Convert all errors that a full disk causes to one error."""
     try:
         yield
     except (OSError, BankError) as error:
@@ -196,8 +168,3 @@ def is_full(error: BaseException | None) -> bool:
     if isinstance(error, BankError):
         return is_full(error.__context__)
     return isinstance(error, apsw.FullError) or (isinstance(error, OSError) and error.errno in FULL)
-
-
-def _encodable(text: str) -> str:
-    """Escape what UTF-8 cannot represent; a message may quote what a client has sent."""
-    return text.encode("utf-8", "backslashreplace").decode()

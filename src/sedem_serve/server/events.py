@@ -42,11 +42,7 @@ def event(data: Mapping[str, Any], name: str | None = None) -> bytes:
 
 
 async def cancel_on_disconnect(request: Request, awaited: Awaitable[Value]) -> Value:
-    """Wait for something, but cancel it when the client disconnects.
-
-    Raises:
-        ApiError: the client disconnected and will not see the error.
-    """
+    """Wait for something, but cancel it when the client disconnects."""
 
     async def disconnected() -> None:
         while (await request.receive())["type"] != "http.disconnect":

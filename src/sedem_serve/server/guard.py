@@ -22,12 +22,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from sedem.untrusted import HEAD_BYTES, HEADERS
 from sedem_serve.server.body_limit import in_time
 from sedem_serve.server.errors import (
+    ApiError,
     bank_not_found,
-    forbidden,
     foreign_origin,
     head_too_large,
-    too_many_keys,
-    unauthorized,
 )
 from sedem_serve.server.keys import Key, KeyRing
 from sedem_serve.server.metrics import Metrics
@@ -73,44 +71,40 @@ class Guard:
         self.app, self.metrics, self.wrong_keys = app, metrics, WrongKeys()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or answer it with 401 or 403."""
+        """Pass a request on, or answer it with 401 or 403; an address with wrong keys waits."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
-        elif scope["type"] == "http":
-            receive = in_time(receive)
-            request = Request(scope, receive)
-            response = await self._refusal_in_time(request)
-            await (response or self.app)(scope, receive, send)
-        else:
+            return
+        if scope["type"] != "http":
             # A web socket: no route supports it.
             await send({"type": "websocket.close", "code": 1008})
-
-    async def _refusal_in_time(self, request: Request) -> Response | None:
-        """Do as `_refusal`, but slow an address down that tries wrong keys."""
-        path, address = request.scope["path"], request.client.host if request.client else ""
-        has_key = (
+            return
+        request = Request(scope, in_time(receive))
+        path, address = scope["path"], request.client.host if request.client else ""
+        has_key = (request.method, path) != OPEN and (
             "authorization" in request.headers
             or COOKIE in request.cookies
             or "key" in request.query_params
             or path == "/login"
         )
-        if not has_key or (request.method, path) == OPEN:
-            return await self._refusal(request)
         # No key is compared before the address has waited, or the wait would not slow it down.
-        if (left := self.wrong_keys.left(address)) < 1:
-            self.metrics.refused.labels("key").inc()
-            return too_many_keys(math.ceil((1 - left) / WRONG_KEYS_RATE)).response()
-        response = await self._refusal(request)
-        if response is not None and response.status_code == 401:
-            self.wrong_keys.take(address)
-        return response
+        if has_key and (left := self.wrong_keys.left(address)) < 1:
+            seconds = str(math.ceil((1 - left) / WRONG_KEYS_RATE))
+            told = f"too many wrong keys came from this address; try again in {seconds} s"
+            headers = {"Retry-After": seconds}
+            error = ApiError(429, told, code="too_many_wrong_keys", headers=headers)
+            response: Response | None = self._refused("key", error)
+        else:
+            response = await self._checked(request)
+            if has_key and response is not None and response.status_code == 401:
+                self.wrong_keys.take(address)
+        await (response or self.app)(scope, request.receive, send)
 
-    async def _refusal(self, request: Request) -> Response | None:
+    async def _checked(self, request: Request) -> Response | None:
         """Put the key into the request's state, or return a response instead of passing it on."""
         head = request.scope["headers"]
         if len(head) > HEADERS or sum(len(name) + len(text) for name, text in head) > HEAD_BYTES:
-            self.metrics.refused.labels("size").inc()
-            return head_too_large().response()
+            return self._refused("size", head_too_large())
         # Not of `request.url`, which some versions of Starlette build from the header Host.
         path = request.scope["path"]
         if (request.method, path) == OPEN:
@@ -118,7 +112,7 @@ class Guard:
         keys: KeyRing = request.app.state.keys
         if request.method == "POST" and path in ("/login", "/logout"):
             if not _from_here(request):
-                return self._foreign()
+                return self._refused("origin", foreign_origin())
             return await login(request, keys) if path == "/login" else sign_out()
         if request.method == "GET" and path == "/" and "key" in request.query_params:
             return welcome(request, keys, request.query_params["key"])
@@ -129,23 +123,21 @@ class Guard:
         else:
             key = None if cookie is None else keys.find(cookie)
         if key is None:
-            self.metrics.refused.labels("key").inc()
-            if asks_for_page(request):
-                return login_page()
+            what = "this key is not known; check it, or ask the server's operator"
             if header is None and cookie is None:
                 what = "a key is needed; send it as the header 'Authorization: Bearer KEY'"
-            else:
-                what = "this key is not known; check it, or ask the server's operator"
-            return unauthorized(what).response()
+            error = ApiError(401, what, headers={"WWW-Authenticate": "Bearer"})
+            response = self._refused("key", error)
+            return login_page() if asks_for_page(request) else response
         changes = request.method not in SAFE_METHODS
         if header is None and changes and not _from_here(request):
-            return self._foreign()
+            return self._refused("origin", foreign_origin())
         request.state.key = key
         return None
 
-    def _foreign(self) -> Response:
-        self.metrics.refused.labels("origin").inc()
-        return foreign_origin().response()
+    def _refused(self, reason: str, error: ApiError) -> Response:
+        self.metrics.refused.labels(reason).inc()
+        return error.response()
 
 
 async def key_of(connection: HTTPConnection) -> Key:
@@ -160,9 +152,10 @@ Owner = Annotated[Key, Depends(key_of)]
 def require_write(key: Key) -> None:
     """Reject a key that may only query, with 403."""
     if not key.write:
-        raise forbidden(
+        raise ApiError(
+            403,
             f"key '{key.name}' may ask but change nothing; use a key with \"write\": true",
-            "read_only_key",
+            code="read_only_key",
         )
 
 

@@ -87,11 +87,7 @@ class KeyRing:
 
     @classmethod
     def single(cls, secret: str) -> KeyRing:
-        """Return a ring of one key that may do everything.
-
-        Raises:
-            ConfigError: the secret is too short, or has characters that no header can carry.
-        """
+        """Return a ring of one key that may do everything."""
         if SECRET.fullmatch(secret) is None:
             raise ConfigError(
                 f"the key in {SECRET_VARIABLE} cannot be used; it needs 16 to 512 characters of "
@@ -116,9 +112,6 @@ def keys_of(path: Path | None) -> tuple[KeyRing, str | None]:
 
     Args:
         path: file of keys; None means the key in SEDEM_API_KEY, or one generated for this run.
-
-    Raises:
-        ConfigError: the file or the key cannot be used.
     """
     if path is not None:
         return KeyRing.load(path), None

@@ -7,7 +7,7 @@
       lock                           held by the server
 
 Banks that the operator provides are elsewhere and are only read. Only this module makes paths from
-names given by clients, and only from checked bank names. Answers run between any two batches of
+names given by clients, and its caller has checked these. Answers run between any two batches of
 segments that are read, because the engine takes turns.
 """
 
@@ -32,12 +32,10 @@ from sedem.errors import ConfigError
 from sedem.model import SeDeM
 from sedem.reading.followed import FollowedBank, Follower
 from sedem_serve.server.errors import (
+    ApiError,
     FullDiskError,
-    bad_request,
     bank_not_found,
-    forbidden,
     full_disk,
-    not_found,
 )
 from sedem_serve.server.keys import Key
 from sedem_serve.server.metrics import Metrics
@@ -50,7 +48,7 @@ from sedem_serve.server.served import (
     check_count,
     files_of,
 )
-from sedem_serve.server.settings import BANK_NAME_RULE, ServerSettings, is_bank_name
+from sedem_serve.server.settings import ServerSettings
 from sedem_serve.tools.banks import reader_of
 
 REFRESH_SECONDS = 2.0
@@ -172,16 +170,13 @@ class Library(Follower):
         return entry
 
     def writable(self, name: str) -> UploadBank:
-        """Return a bank that clients may change.
-
-        Raises:
-            ApiError: 404, there is none; 403, the operator provides it.
-        """
+        """Return a bank that clients may change."""
         entry = self.get(name)
         if not isinstance(entry, UploadBank):
-            raise forbidden(
+            raise ApiError(
+                403,
                 f"bank '{name}' was given by the operator and is read-only; use another bank",
-                "read_only_bank",
+                code="read_only_bank",
             )
         return entry
 
@@ -192,10 +187,9 @@ class Library(Follower):
             The bank, and the names of documents that will be replaced.
 
         Raises:
-            ApiError: 400, the name is invalid or there are too many documents; 507, the disk is
-                full; or as in `writable`. Then nothing is changed.
+            ApiError: 400, there are too many documents; 507, the disk is full; or as in `writable`.
+                Then nothing is changed.
         """
-        check_bank_name(name)
         limit = self.settings.max_documents
         paths = {name: self._arriving / f"file-{secrets.token_hex(12)}" for name in files}
         try:
@@ -230,9 +224,6 @@ class Library(Follower):
         """Delete a bank and its files; a build of it stops.
 
         Running answers finish on their snapshot; then `turn` removes its memory.
-
-        Raises:
-            ApiError: as in `writable`.
         """
         with self._changing:
             bank = self.writable(name)
@@ -248,13 +239,9 @@ class Library(Follower):
         self.work.set()
 
     def remove_document(self, name: str, document: str) -> None:
-        """Remove a document from a bank, even one that is still to be read.
-
-        Raises:
-            ApiError: as in `writable`; 404, there is no such document.
-        """
+        """Remove a document from a bank, even one that is still to be read."""
         if not self.writable(name).discard(document):
-            raise not_found(f"bank '{name}' has no document '{document[:100]}'")
+            raise ApiError(404, f"bank '{name}' has no document '{document[:100]}'")
         self.work.set()
 
     # In the thread that reads files
@@ -290,9 +277,3 @@ class Library(Follower):
             self.metrics.built_blocks.inc(max(0, after.blocks - before.blocks))
             self.metrics.build_seconds.observe(time.monotonic() - began)
         return wait
-
-
-def check_bank_name(name: str) -> None:
-    """Reject an invalid bank name, with 400."""
-    if not is_bank_name(name):
-        raise bad_request(f"'{name[:100]}' cannot name a bank; {BANK_NAME_RULE}", "bank")

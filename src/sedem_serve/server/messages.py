@@ -104,9 +104,6 @@ def read_conversation(turns: Sequence[Turn], *, with_bank: bool) -> Conversation
 
     Returns:
         What it asks; None if nobody but the assistant says anything.
-
-    Raises:
-        DataError: a document is not Unicode text.
     """
     said = [i for i, (role, words) in enumerate(turns) if words.strip() and role != "assistant"]
     by_user = [i for i in said if turns[i][0] == "user"]

@@ -22,7 +22,7 @@ class Metrics:
         on_answer: called with each answer and the number of its tokens.
     """
 
-    def __init__(self, on_answer: Callable[[Answer, int], None] = lambda *_: None) -> None:
+    def __init__(self, on_answer: Callable[[Answer, int], None] | None = None) -> None:
         self._on_answer = on_answer
         self.registry = CollectorRegistry()
         self.requests = self._counter("requests", "requests served", "route", "status")
@@ -59,7 +59,8 @@ class Metrics:
         self._answer_tokens.inc(tokens)
         self._prompt_tokens.inc(answer.context_tokens or 0)
         self._blocks.observe(answer.k)
-        self._on_answer(answer, tokens)
+        if self._on_answer is not None:
+            self._on_answer(answer, tokens)
 
     def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
         """Add a gauge that is read whenever the metrics are read."""

@@ -14,7 +14,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -42,31 +42,8 @@ EXPORTERS = {"otlp": ("otlp_proto_http", "otlp_proto_grpc")}
 INSTALL = "pip install 'sedem[telemetry]' opentelemetry-exporter-otlp-proto-http"
 
 
-class Tracer:
-    """Makes spans; this base class makes none."""
-
-    @contextmanager
-    def request(self, scope: Scope, request_id: str) -> Iterator[Callable[[str, int], None]]:
-        """Make a span for a request.
-
-        Yields:
-            Called with the route and the status of the response.
-        """
-        yield lambda route, status: None
-
-    def answered(self, answer: Answer, tokens: int) -> None:
-        """Make a span for an answer of the current request, which has just ended."""
-
-    def close(self) -> None:
-        """Send the spans that have not been sent yet."""
-
-
-class OpenTelemetry(Tracer):
-    """Makes spans with OpenTelemetry.
-
-    Raises:
-        ConfigError: the package or the exporter is not installed.
-    """
+class OpenTelemetry:
+    """Makes spans with OpenTelemetry."""
 
     def __init__(self, exporter: Any = None) -> None:
         try:
@@ -92,7 +69,11 @@ class OpenTelemetry(Tracer):
 
     @contextmanager
     def request(self, scope: Scope, request_id: str) -> Iterator[Callable[[str, int], None]]:
-        """Make a span, inside the client's span if `traceparent` names one."""
+        """Make a span, inside the client's span if `traceparent` names one.
+
+        Yields:
+            Called with the route and the status of the response.
+        """
         from opentelemetry import propagate, trace
 
         method = scope["method"]
@@ -139,7 +120,7 @@ class Observe:
     """Watches requests."""
 
     def __init__(
-        self, app: ASGIApp, metrics: Metrics, lifecycle: Lifecycle, tracer: Tracer
+        self, app: ASGIApp, metrics: Metrics, lifecycle: Lifecycle, tracer: OpenTelemetry | None
     ) -> None:
         self.app, self.metrics, self.lifecycle, self.tracer = app, metrics, lifecycle, tracer
 
@@ -151,63 +132,56 @@ class Observe:
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(8)}"
         scope.setdefault("state", {})["request_id"] = request_id
-        watched = _Watched(send, request_id)
+        status, started = CLIENT_GONE, False
+
+        async def answer(message: Message) -> None:
+            """Send a message to the client with the headers that all responses have."""
+            nonlocal status, started
+            if message["type"] == "http.response.start":
+                status, started = message["status"], True
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-Id"] = request_id
+                for name, value in SECURITY.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
         working = scope["method"] not in ("GET", "HEAD", "OPTIONS")
         began = time.perf_counter()
         self.lifecycle.in_flight += working
+        span = self.tracer.request(scope, request_id) if self.tracer else nullcontext(None)
         try:
-            with self.tracer.request(scope, request_id) as end_span:
-                await self._serve(scope, receive, watched)
-                end_span(_route(scope), watched.status)
+            with span as end_span:
+                try:
+                    await self.app(scope, receive, answer)
+                except Exception as error:
+                    told = to_api_error(error)
+                    if reason := REFUSALS.get(told.status):
+                        self.metrics.refused.labels(reason).inc()
+                    elif told.status >= 500:
+                        # The message of a known one, such as a full disk, says everything.
+                        known = told is error
+                        reason, fields = told.message if known else None, {"request_id": request_id}
+                        log("failed", logging.ERROR, error=not known, reason=reason, **fields)
+                    if not started:
+                        await told.response()(scope, receive, answer)
+                if end_span is not None:
+                    end_span(_route(scope), status)
         finally:
             self.lifecycle.in_flight -= working
             seconds, key = time.perf_counter() - began, scope["state"].get("key")
             # The path of the route, never the values of its parameters
-            self.metrics.requests.labels(_route(scope), str(watched.status)).inc()
+            self.metrics.requests.labels(_route(scope), str(status)).inc()
             self.metrics.request_seconds.labels(_route(scope)).observe(seconds)
             log(
                 "request",
                 request_id=request_id,
                 method=scope["method"],
                 path=cut(scope["path"]),
-                status=watched.status,
+                status=status,
                 ms=round(seconds * 1e3, 1),
                 key=None if key is None else key.name,
                 client=scope["client"][0] if scope.get("client") else None,
             )
-
-    async def _serve(self, scope: Scope, receive: Receive, watched: _Watched) -> None:
-        try:
-            await self.app(scope, receive, watched.send)
-        except Exception as error:
-            answer = to_api_error(error)
-            if reason := REFUSALS.get(answer.status):
-                self.metrics.refused.labels(reason).inc()
-            elif answer.status >= 500:
-                known = answer is error  # such as a full disk; its message says everything
-                reason = answer.message if known else None
-                request_id = watched.request_id
-                log("failed", logging.ERROR, error=not known, request_id=request_id, reason=reason)
-            if not watched.started:
-                await answer.response()(scope, receive, watched.send)
-
-
-class _Watched:
-    """The channel to the client; it adds headers and remembers the status."""
-
-    def __init__(self, send: Send, request_id: str) -> None:
-        self.request_id = request_id
-        self.status, self.started = CLIENT_GONE, False
-        self._send = send
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status, self.started = message["status"], True
-            headers = MutableHeaders(scope=message)
-            headers["X-Request-Id"] = self.request_id
-            for name, value in SECURITY.items():
-                headers.setdefault(name, value)
-        await self._send(message)
 
 
 def _route(scope: Scope) -> str:

@@ -20,7 +20,7 @@ from sedem.answering.decoding import UNFINISHED
 from sedem.answering.running import Estimate, Selected
 from sedem.config import WAYS
 from sedem_serve.server.asking import SEPARATOR, WholeAnswer, answering
-from sedem_serve.server.errors import not_found
+from sedem_serve.server.errors import ApiError
 from sedem_serve.server.events import DONE, Events, cancel_on_disconnect, event, stream
 from sedem_serve.server.guard import Owner
 from sedem_serve.server.keys import Key
@@ -346,7 +346,7 @@ def get_model(model: str, service: Served, key: Owner) -> dict[str, Any]:
     for entry in _models(service, key):
         if model in (entry["id"], entry["sedem"]["bank"]):
             return {**entry, "id": model}
-    raise not_found(f"there is no model '{model[:100]}'", "model", "model_not_found")
+    raise ApiError(404, f"there is no model '{model[:100]}'", "model", "model_not_found")
 
 
 def _models(service: Service, key: Key) -> list[dict[str, Any]]:

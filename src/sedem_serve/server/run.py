@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from threading import Timer
@@ -63,7 +64,8 @@ def run(settings: ServerSettings, announce: Announce) -> None:
     try:
         app = create_app(settings, keys=keys)
         server = Server(app, settings, lambda address: announce(address, secret))
-        app.state.on_failure, server.end_process = server.stop, end_process
+        app.state.on_failure = lambda: setattr(server, "should_exit", True)
+        server.end_process = end_process
         server.run(sockets=[listening])
     finally:
         listening.close()
@@ -99,11 +101,7 @@ class Server(uvicorn.Server):
         self.end_process: Callable[[], None] = lambda: None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._signals = 0
-        self._ending: asyncio.Task[None] | None = None
-
-    def stop(self) -> None:
-        """Stop without waiting for answers."""
-        self.should_exit = True
+        self._ending: Future[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen, and announce the address."""
@@ -123,14 +121,11 @@ class Server(uvicorn.Server):
             self.should_exit = True
             self.force_exit = self._signals > 1
         else:
-            self._loop.call_soon_threadsafe(self._begin_to_end)
-
-    def _begin_to_end(self) -> None:
-        # The last resort, if something cannot be interrupted.
-        watchdog = Timer(self.settings.drain_seconds, self.end_process)
-        watchdog.daemon = True
-        watchdog.start()
-        self._ending = asyncio.create_task(self.end())
+            # The last resort, if something cannot be interrupted.
+            watchdog = Timer(self.settings.drain_seconds, self.end_process)
+            watchdog.daemon = True
+            watchdog.start()
+            self._ending = asyncio.run_coroutine_threadsafe(self.end(), self._loop)
 
     async def end(self) -> None:
         """Finish running answers, refuse others, then close the connections."""
@@ -177,11 +172,7 @@ def _allow_open_files() -> int:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound to an address.
-
-    Raises:
-        ConfigError: the address cannot be used.
-    """
+    """Return a socket that is bound to an address."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -92,8 +92,8 @@ class ServedBank(OpenBank):
         self,
         place: Place,
         name: str,
-        prepare: Prepare = lambda snapshot: None,
-        fingerprint: str | None = None,
+        prepare: Prepare,
+        fingerprint: str,
         **more: Any,
     ) -> None:
         super().__init__(place=place, name=name, **more)
@@ -105,8 +105,7 @@ class ServedBank(OpenBank):
     @property
     def current(self) -> Snapshot | None:
         """The bank as it was loaded last; None until the first document was read."""
-        bank = self.bank
-        return None if bank is None else bank.snapshot()
+        return None if (bank := self.bank) is None else bank.snapshot()
 
     @property
     def created_at(self) -> int:
@@ -127,24 +126,19 @@ class ServedBank(OpenBank):
         """
         if not is_remote(self.place):
             self._refresh()
-        elif self._looking.acquire(blocking=False):
-            threading.Thread(target=self._refresh_and_release, daemon=True).start()
-
-    def _refresh_and_release(self) -> None:
-        try:
-            self._refresh()
-        finally:
-            self._looking.release()
+        elif not self._looking.locked():
+            threading.Thread(target=self._refresh, daemon=True).start()
 
     def _refresh(self) -> None:
-        try:
-            self.newest()
-            made_by = None if self.bank is None else self.bank.fingerprint
-            self.error = None if self._fingerprint in (None, made_by) or not made_by else FOREIGN
-        except BankError as error:
-            if self.error is None:
-                logger.warning("bank '%s' cannot be read: %s", self.name, error)
-            self.error = UNREADABLE
+        with self._looking:
+            try:
+                self.newest()
+                foreign = self.bank is not None and self.bank.fingerprint != self._fingerprint
+                self.error = FOREIGN if foreign else None
+            except BankError as error:
+                if self.error is None:
+                    logger.warning("bank '%s' cannot be read: %s", self.name, error)
+                self.error = UNREADABLE
 
     def snapshot(self) -> Snapshot | None:
         """Return it as of its newest commit; None before the first one."""
@@ -215,9 +209,6 @@ class UploadBank(ServedBank, FollowedBank):
 
         Returns:
             Names of documents that will be replaced.
-
-        Raises:
-            ApiError: 400, the bank would have too many documents; then nothing is moved.
         """
         with self._state:
             known = {*self._known(), *(self._waiting or ())}

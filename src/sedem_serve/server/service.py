@@ -12,13 +12,14 @@ from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Protocol
 
 from fastapi import Depends, FastAPI
+from starlette.datastructures import State
 from starlette.requests import HTTPConnection
 from torch import Tensor
 
 from sedem.answering.decoding import GREEDY, Decoding
 from sedem.answering.scheduler import AsyncReply, Scheduler
 from sedem.bank.memory_bank import BankReader, MemoryBank, Snapshot
-from sedem.errors import ConfigError
+from sedem.errors import ConfigError, UnavailableError
 from sedem.selecting.plan import Request
 from sedem_serve.server.errors import unavailable
 from sedem_serve.server.library import Library
@@ -135,13 +136,13 @@ class Lifecycle:
         """Whether the model is being opened."""
         return self.service is None and self.failed is None and not self.draining
 
-    def reason(self) -> str | None:
-        """Why the server cannot serve now; None if it can."""
+    def ready(self) -> Service:
+        """Return the service, or raise an UnavailableError that says why it cannot serve now."""
         if self.draining:
-            return "the server is shutting down; ask again in a moment"
+            raise UnavailableError("the server is shutting down; ask again in a moment")
         if self.service is None:
-            return "the server is opening its model; ask again in a moment"
-        return None
+            raise UnavailableError("the server is opening its model; ask again in a moment")
+        return self.service
 
 
 def lifecycle_of(connection: HTTPConnection) -> Lifecycle:
@@ -155,37 +156,26 @@ async def service_of(connection: HTTPConnection) -> Service:
 
     It is a coroutine, like `key_of`: FastAPI runs plain functions in a thread, which costs more
     than refusing a request.
-
-    Raises:
-        ApiError: 503, the model is not opened in time or the server is shutting down.
     """
     lifecycle = lifecycle_of(connection)
     until = time.monotonic() + OPENING_SECONDS
     while lifecycle.opens and time.monotonic() < until:
         await asyncio.sleep(LOOK_SECONDS)
-    reason = lifecycle.reason()
-    if reason is not None or lifecycle.service is None:
-        raise unavailable(reason or "the server is not ready", retry_after=5)
-    return lifecycle.service
+    try:
+        return lifecycle.ready()
+    except UnavailableError as error:
+        raise unavailable(str(error), retry_after=5) from None
 
 
 Served = Annotated[Service, Depends(service_of)]
 
 
-def open_service(
-    settings: ServerSettings,
-    metrics: Metrics,
-    model: SeDeM | None = None,
-    open_answerer: OpenAnswerer = OneMachine,
-) -> Service:
-    """Open the model, the scheduler and the banks; this takes seconds.
-
-    Raises:
-        SedemError: the model or a bank cannot be opened, or another server uses the folder.
-    """
-    model = model or open_model(settings)
+def open_service(state: State) -> Service:
+    """Open the model, the scheduler and the banks of an application; this takes seconds."""
+    settings, metrics = state.settings, state.metrics
+    model = state.model or open_model(settings)
     with ExitStack() as opened:
-        scheduler = open_answerer(settings, model)
+        scheduler = state.open_answerer(settings, model)
         opened.callback(scheduler.close, at_once=True)
         library = Library(settings, model, metrics, scheduler.prepare)
         opened.callback(library.close)
@@ -200,11 +190,8 @@ def open_service(
         gauge("answers_running", "Answers that are being generated.", lambda: scheduler.running)
         gauge("rows", "Maximum answers at once.", lambda: scheduler.rows)
         gauge("online_banks", "Temporary banks of texts that came with questions.", online.__len__)
-        gauge(
-            "online_waiting",
-            "Texts that wait to be read or are being read.",
-            lambda: online.waiting,
-        )
+        told = "Texts that wait to be read or are being read."
+        gauge("online_waiting", told, lambda: online.waiting)
         gauge("banks", "Banks that can be asked.", lambda: len(banks()))
         gauge("blocks", "Blocks of these banks.", lambda: sum(map(len, banks())))
         if kept is not None:
@@ -231,8 +218,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     def work() -> None:
         with suppress(InvalidStateError):  # cancelled meanwhile
             try:
-                given = state.settings, state.metrics, state.model, state.open_answerer
-                opened.set_result(open_service(*given))
+                opened.set_result(open_service(state))
             except Exception as error:
                 opened.set_exception(error)
 
@@ -260,7 +246,8 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         task.cancel()
         if lifecycle.service is not None:
             await asyncio.to_thread(lifecycle.service.close)
-        state.tracer.close()
+        if state.tracer is not None:
+            state.tracer.close()
 
 
 def open_model(settings: ServerSettings) -> SeDeM:

@@ -188,7 +188,11 @@ IN_JSON: dict[str, Any] = {
 
 # Type checkers see no fields that are made, so these are read as `AskBody.options`.
 if TYPE_CHECKING:
-    Asked = Body
+
+    class Asked(Body):
+        """Every body has this field, each under a name of its own."""
+
+        answer_field: str | None
 else:
     usual = {one.name: one.default for one in fields(Request)}
     Asked = create_model(
@@ -229,11 +233,6 @@ class AskBody(Asked, ABC):
         """The conversation."""
 
     @property
-    @abstractmethod
-    def answer_field(self) -> str | None:
-        """The field of the JSON that the answer is wanted in; None for plain text."""
-
-    @property
     def options(self) -> Options:
         """The options of the question, without its context."""
         options: Any = {name: getattr(self, name) for name in IN_JSON}
@@ -271,17 +270,12 @@ class ChoicesBody(AskBody):
 
     stream_options: StreamOptions | None = None
     n: int | None = None
-    response_format: AnswerField = None
+    answer_field: Annotated[AnswerField, Field(validation_alias="response_format")] = None
 
     @property
     def choices(self) -> int:
         """How many answers are asked for."""
         return min(max(self.n or 1, 1), MAX_CHOICES)
-
-    @property
-    def answer_field(self) -> str | None:
-        """The field of the JSON that the answer is wanted in."""
-        return self.response_format
 
 
 class ChatBody(ChoicesBody):
@@ -344,7 +338,7 @@ class ResponsesBody(AskBody):
         BeforeValidator(_messages, json_schema_input_type=str | list[Message]),
     ]
     instructions: Echoed | None = None
-    text: AnswerField = None
+    answer_field: Annotated[AnswerField, Field(validation_alias="text")] = None
     previous_response_id: Absent = None
     conversation: Absent = None
     prompt: Absent = None
@@ -354,8 +348,3 @@ class ResponsesBody(AskBody):
         """The instructions and the input."""
         first = [("system", self.instructions)] if self.instructions else []
         return [*first, *((one.role, one.content) for one in self.input)]
-
-    @property
-    def answer_field(self) -> str | None:
-        """The field of the JSON that the answer is wanted in."""
-        return self.text

@@ -15,10 +15,10 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sedem.errors import SedemError, UnavailableError
+from sedem.errors import SedemError
 from sedem_serve.server.errors import ApiError, foreign_origin, to_api_error
 from sedem_serve.server.keys import Key
-from sedem_serve.server.service import Answerer, Lifecycle, Service
+from sedem_serve.server.service import Answerer, Lifecycle
 from sedem_serve.server.settings import ServerSettings
 from sedem_serve.tools import Limits
 from sedem_serve.tools.toolbox import Toolbox
@@ -98,7 +98,7 @@ class ServedBackend:
 
     def toolbox(self, request: Any) -> Toolbox:
         """Return the tools for a key."""
-        service, key = self._service(), request.state.key
+        service, key = self._lifecycle.ready(), request.state.key
         assert isinstance(key, Key)
         settings = service.settings
         return Toolbox(
@@ -110,19 +110,11 @@ class ServedBackend:
 
     def asker(self) -> Answerer | None:
         """Return what answers questions; None until the model is open."""
-        if self._lifecycle.draining:
-            self._service()
-        service = self._lifecycle.service
-        return None if service is None else service.scheduler
+        opens = self._lifecycle.service is None and not self._lifecycle.draining
+        return None if opens else self._lifecycle.ready().scheduler
 
     def told(self, error: BaseException | None) -> str | None:
         """Return what a client is told about an error, without the server's folders."""
         if isinstance(error, ApiError | SedemError):
             return to_api_error(error).message
         return None
-
-    def _service(self) -> Service:
-        reason, service = self._lifecycle.reason(), self._lifecycle.service
-        if reason is not None or service is None:
-            raise UnavailableError(reason or "the server is not ready")
-        return service

@@ -30,9 +30,6 @@ def banks_at(places: Sequence[str], home: Path, model: str) -> list[OpenBank]:
     Args:
         home: where the banks of folders are kept.
         model: name of the model that reads them; each model has its own bank of a folder.
-
-    Raises:
-        DataError: a place does not exist.
     """
     banks: dict[str, OpenBank] = {}
     for place in places:

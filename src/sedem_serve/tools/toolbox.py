@@ -338,12 +338,7 @@ class Toolbox:
         return found[:k], max(sure, default=None), all(one.declined for one in selections)
 
     def _chosen(self, scope: str) -> tuple[list[Chosen], list[str]]:
-        """Return what is in a scope, and notes on banks that are incomplete.
-
-        Raises:
-            BankError: no bank can be read.
-            DataError: nothing is in the scope, and nothing is still read.
-        """
+        """Return what is in a scope, and notes on banks that are incomplete."""
         parts = [part.strip() for part in scope.split(";") if part.strip()]
         if len(parts) > MOST_PATTERNS:
             raise DataError(
@@ -379,11 +374,7 @@ class Toolbox:
         return chosen, notes
 
     def _located(self, document: str) -> tuple[Chosen, int, tuple[int, int] | None]:
-        """Find a document by its name, its address, or the id of a passage, with its span.
-
-        Raises:
-            UnknownDocumentError: there is none, or several have the name.
-        """
+        """Find a document by its name, its address, or the id of a passage, with its span."""
         chosen, notes = self._chosen("")
         known, names = _known(chosen)
         found, span = names.named(document)

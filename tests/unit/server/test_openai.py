@@ -597,7 +597,7 @@ def test_a_full_queue_refuses_before_anything_is_prepared(
     scheduler = client.app.state.lifecycle.service.scheduler  # type: ignore[attr-defined]
     monkeypatch.setattr(scheduler, "limit", 0)
     monkeypatch.setattr(scheduler.short.pace, "seconds", lambda count: 7 + count)
-    monkeypatch.setattr("sedem_serve.server.asking.bank_of", None)  # cannot be called
+    monkeypatch.setattr("sedem_serve.server.asking.read_conversation", None)  # cannot be called
     response = client.post(CHAT, json=asks(stream=streamed))
     assert (response.status_code, response.headers["Retry-After"]) == (429, "7")
     assert response.json()["error"]["code"] == "queue_full"
