@@ -32,7 +32,7 @@ from sedem.errors import BankError, ConfigError, SedemError, UnavailableError, f
 from sedem.modules import SedemModules
 from sedem.reading.building import Report, Taken, add_documents, begin, commits, finish
 from sedem.types import Document
-from sedem_serve.ray.cluster import connected, import_ray
+from sedem_serve.ray.cluster import connected
 from sedem_serve.ray.sources import Sources
 
 if TYPE_CHECKING:
@@ -69,7 +69,9 @@ class Workers:
 
     def room(self) -> tuple[int, bool]:
         """Return how many workers the cluster has room for, and whether they use its GPUs."""
-        hosts = [node["Resources"] for node in import_ray().nodes() if node["Alive"]]
+        import ray
+
+        hosts = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         gpus = int(sum(host.get("GPU", 0) for host in hosts))
         return gpus or sum(int(host.get("CPU", 0) // self.cpus) for host in hosts), gpus > 0
 
@@ -113,35 +115,27 @@ def build_on_ray(
         job = Job(workers, version("sedem"), meta, place)
     with connected(workers.address):
         started, tokens = time.monotonic(), 0
-        for group, made in _encoded_in_order(job, _groups(taken, sources)):
+        for documents, done, made in _encoded_in_order(job, _groups(taken, sources)):
             if isinstance(store, BankFile):
                 part = received(*made)
                 append_to(store, part) if exists else copy_to(store, part, meta)
                 tokens += part.tokens
             else:
-                replaced = [one.name for one in group.documents if one.name in stored]
+                replaced = [one.name for one in documents if one.name in stored]
                 store.commit([made], replaced) if exists else store.start([made])
                 tokens += made.head.tokens
             exists = True
             if progress is not None:
                 speed = tokens / (time.monotonic() - started)
-                progress(group.done, max(sources.total, group.done), speed)
+                progress(done, max(sources.total, done), speed)
     return finish(model, store, keys, taken)
 
 
 # On this machine
 
 
-@dataclass(frozen=True)
-class Group:
-    """Documents that one task reads; `done` counts the bytes of all documents up to their end."""
-
-    documents: list[Document]
-    done: int
-
-    def __str__(self) -> str:
-        names = [f"'{document.name}'" for document in self.documents]
-        return ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
+Group = tuple[list[Document], int]
+"""Documents that one task reads, and the bytes of all documents up to their end."""
 
 
 def _groups(taken: Taken, sources: Sources) -> Iterator[Group]:
@@ -157,15 +151,19 @@ def _groups(taken: Taken, sources: Sources) -> Iterator[Group]:
     for documents in commits(counted()):
         given += sum(sources.sizes[document.name] for document in documents)
         # Without a long document that was already taken but comes in the next group.
-        yield Group(documents, taken.total - (changed - given))
+        yield documents, taken.total - (changed - given)
 
 
-def _encoded_in_order(job: Job, groups: Iterator[Group]) -> Iterator[tuple[Group, Any]]:
+def _encoded_in_order(
+    job: Job, groups: Iterator[Group]
+) -> Iterator[tuple[list[Document], int, Any]]:
     """Yield each group with what `encode` made of it, in order; few are in memory at a time.
 
     If taking a group fails, those before it are yielded before the error is raised.
     """
-    ray, workers = import_ray(), job.workers
+    import ray
+
+    workers = job.workers
     room, on_gpus = workers.room()
     if not room:
         raise ConfigError(
@@ -185,14 +183,14 @@ def _encoded_in_order(job: Job, groups: Iterator[Group]) -> Iterator[tuple[Group
         if taking and len(pending) < (workers.most or AHEAD * max(workers.room()[0], 1)):
             try:
                 group = next(groups)
-                pending.append((group, task.remote(job, group.documents)))
+                pending.append((group, task.remote(job, group[0])))
             except StopIteration:
                 taking = False
             except Exception as error:
                 failure, taking = error, False
             continue
         # Wait for the oldest, while the cluster has workers or may get them back.
-        (group, reference), seen = pending.popleft(), time.monotonic()
+        ((documents, done), reference), seen = pending.popleft(), time.monotonic()
         try:
             while not ray.wait([reference], timeout=LOOK)[0]:
                 seen = time.monotonic() if workers.room()[0] else seen
@@ -205,11 +203,14 @@ def _encoded_in_order(job: Job, groups: Iterator[Group]) -> Iterator[tuple[Group
         except ray.exceptions.RayTaskError as error:
             raise (error.cause if isinstance(error.cause, SedemError) else error) from None
         except ray.exceptions.RayError as error:
+            names = [f"'{document.name}'" for document in documents]
+            named = ", ".join(names[:3])
+            named += f" and {len(names) - 3:,} more" if len(names) > 3 else ""
             raise UnavailableError(
-                f"{RETRIES + 1} workers died while they read {group} ({first_line(error)}); give "
+                f"{RETRIES + 1} workers died while they read {named} ({first_line(error)}); give "
                 "them more memory, or leave that out"
             ) from None
-        yield group, made
+        yield documents, done, made
     if failure is not None:
         raise failure
 

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -28,21 +27,6 @@ _FORMS = (
 )
 
 
-def check_installed() -> None:
-    """Raise a ConfigError if Ray is not installed; this does not import it."""
-    if find_spec("ray") is None:
-        raise ConfigError(
-            "many machines are joined by Ray, which is not installed; run "
-            "pip install 'sedem[scale]'"
-        )
-
-
-def import_ray() -> Any:
-    """Return the module `ray`, or raise as `check_installed`."""
-    check_installed()
-    return import_module("ray")
-
-
 @contextmanager
 def connected(address: str) -> Iterator[None]:
     """Connect to a cluster; a process that is already connected keeps its connection.
@@ -56,18 +40,38 @@ def connected(address: str) -> Iterator[None]:
     Raises:
         ConfigError: Ray is not installed, there is no such cluster, or it has no token.
     """
-    check_installed()
-    if "ray" in sys.modules and import_ray().is_initialized():
+    if find_spec("ray") is None:
+        raise ConfigError(
+            "many machines are joined by Ray, which is not installed; run "
+            "pip install 'sedem[scale]'"
+        )
+    if "ray" in sys.modules and sys.modules["ray"].is_initialized():
         yield
         return
-    options: dict[str, Any] = {"log_to_driver": False}
-    if address == LOCAL:
-        options["include_dashboard"] = False
-    else:
-        _check_cluster(address)
-        options = {"address": address} | (options if not address.startswith(CLIENT) else {})
+    # Refuse an address where nothing listens, and a cluster that anyone may use.
+    if address not in (LOCAL, AUTO):
+        host, colon, port = address.removeprefix(CLIENT).rpartition(":")
+        if not colon or not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+            raise ConfigError(f"'{address}' is not a Ray cluster address; {_FORMS}")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), SECONDS).close()
+        except OSError as error:
+            raise ConfigError(
+                f"no Ray cluster answers at '{address}' ({error.strerror or error}); start one "
+                f"with 'ray start --head', or correct the address: {_FORMS}"
+            ) from None
+    if address != LOCAL and MODE not in os.environ:  # unless the user has decided so
+        raise ConfigError(
+            f"a Ray cluster runs the code of anyone who reaches it, so '{address}' needs a token: "
+            f"start its nodes with {MODE}=token and {TOKEN}=SECRET, and set both here; "
+            f"{MODE}=disabled uses a cluster without a token"
+        )
+    # Connect
+    options: dict[str, Any] = {} if address.startswith(CLIENT) else {"log_to_driver": False}
+    options |= {"include_dashboard": False} if address == LOCAL else {"address": address}
     with _alone() if address == LOCAL else nullcontext():
-        ray = import_ray()
+        import ray
+
         try:
             ray.init(logging_level=logging.ERROR, **options)
         except Exception as error:
@@ -99,27 +103,6 @@ def _alone() -> Iterator[None]:
 @cache
 def _token() -> str:
     return secrets.token_hex(32)
-
-
-def _check_cluster(address: str) -> None:
-    """Refuse an address where nothing listens, and a cluster that anyone may use."""
-    if address != AUTO:
-        host, colon, port = address.removeprefix(CLIENT).rpartition(":")
-        if not colon or not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-            raise ConfigError(f"'{address}' is not a Ray cluster address; {_FORMS}")
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), SECONDS).close()
-        except OSError as error:
-            raise ConfigError(
-                f"no Ray cluster answers at '{address}' ({error.strerror or error}); start one "
-                f"with 'ray start --head', or correct the address: {_FORMS}"
-            ) from None
-    if MODE not in os.environ:  # unless the user has decided so
-        raise ConfigError(
-            f"a Ray cluster runs the code of anyone who reaches it, so '{address}' needs a token: "
-            f"start its nodes with {MODE}=token and {TOKEN}=SECRET, and set both here; "
-            f"{MODE}=disabled uses a cluster without a token"
-        )
 
 
 def _reason(address: str, error: Exception) -> str:

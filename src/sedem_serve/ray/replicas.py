@@ -172,12 +172,7 @@ class SelectorReplica:
         """Make the keys of this part of a version."""
         await asyncio.to_thread(self._versions.get, version)
 
-    async def scores(self, *given: Any) -> NDArray[np.float32]:
-        """Do as `score`, in a thread."""
-        return await asyncio.to_thread(self.score, *given)
-
-    @torch.no_grad()
-    def score(
+    async def scores(
         self,
         version: Version,
         query_QRH: NDArray[np.float32],
@@ -190,17 +185,22 @@ class SelectorReplica:
             every: as in `score_questions`.
             also: more candidates, as indices into the whole bank.
         """
-        part = self._versions.get(version)
-        if not len(part):
-            return np.zeros(0, np.float32)
-        query_1QRH = torch.tensor(query_QRH, device=self._selector.w_key.weight.device)[None]
-        mask_1Q = torch.ones(query_1QRH.shape[:2], dtype=torch.bool)
-        own = also[(also >= part.held.start) & (also < part.held.stop)] - part.held.start
-        with self._scoring:
-            wanted: Any = {"every": every, "also": [torch.from_numpy(own)]}
-            found = score_questions(self._selector, part, query_1QRH, mask_1Q, **wanted)
-        scores_n: NDArray[np.float32] = found[0].numpy()
-        return scores_n
+
+        @torch.no_grad()
+        def score() -> NDArray[np.float32]:
+            part = self._versions.get(version)
+            if not len(part):
+                return np.zeros(0, np.float32)
+            query_1QRH = torch.tensor(query_QRH, device=self._selector.w_key.weight.device)[None]
+            mask_1Q = torch.ones(query_1QRH.shape[:2], dtype=torch.bool)
+            own = also[(also >= part.held.start) & (also < part.held.stop)] - part.held.start
+            with self._scoring:
+                wanted: Any = {"every": every, "also": [torch.from_numpy(own)]}
+                found = score_questions(self._selector, part, query_1QRH, mask_1Q, **wanted)
+            scores_n: NDArray[np.float32] = found[0].numpy()
+            return scores_n
+
+        return await asyncio.to_thread(score)
 
 
 class EngineReplica:
@@ -365,13 +365,17 @@ class Distributed:
         loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
         task = loop.create_task(self._answer(request, decoding, events.put_nowait))
         self._live.add(task)
-        task.add_done_callback(self._ended)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._live.discard(task)
+            self._pace.left()
 
         def cancel() -> None:
             # A reply may be dropped by any thread, and after its loop has ended.
             if not task.done() and not loop.is_closed():
                 loop.call_soon_threadsafe(task.cancel)
 
+        task.add_done_callback(ended)
         return AsyncReply(cancel, events)
 
     def scores(self, bank: BankReader, question: str) -> Tensor:
@@ -394,10 +398,6 @@ class Distributed:
             loop = task.get_loop()
             if not loop.is_closed():
                 loop.call_soon_threadsafe(task.cancel)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._live.discard(task)
-        self._pace.left()
 
     async def _answer(
         self, request: Request, decoding: Decoding, send: Callable[[Event], None]

@@ -12,12 +12,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 from sedem.checkpoint import folder as checkpoint
 from sedem.errors import ConfigError, first_line
-from sedem_serve.ray.cluster import check_installed, connected, import_ray
+from sedem_serve.ray.cluster import connected
 from sedem_serve.server import logs
 from sedem_serve.server.keys import KeyRing, keys_of, reload_keys
 from sedem_serve.server.run import Announce, address_of, listen
@@ -41,13 +40,11 @@ class Machines:
         partitions: parts of each bank's blocks.
         engines: replicas that answer.
         copies: replicas of each part.
-        cpus: CPUs, and threads, of each replica except the HTTP application.
     """
 
     partitions: int = 1
     engines: int = 1
     copies: int = 1
-    cpus: int = 1
 
     def __post_init__(self) -> None:
         for name, number in vars(self).items():
@@ -66,7 +63,6 @@ def run(settings: ServerSettings, machines: Machines, address: str, announce: An
         ConfigError: there is no such cluster, or it has too little room.
         SedemError: the model or a bank cannot be opened.
     """
-    check_installed()
     checkpoint.locate(settings.model, None)
     keys, secret = keys_of(settings.key_file)
     logs.configure(settings.log_format, log_text=settings.log_text)
@@ -105,7 +101,20 @@ def serving(settings: ServerSettings, machines: Machines, keys: KeyRing) -> Iter
     Yields:
         The handle of the HTTP application, once questions can be answered.
     """
-    serve, gpus = import_module("ray.serve"), _gpus(machines)
+    import ray
+    from ray import serve
+
+    # Ray would wait for CPUs without end. GPUs are one each if there are enough, engines first.
+    has, selectors = ray.cluster_resources(), machines.partitions * machines.copies
+    cpus = selectors + machines.engines
+    if cpus > has.get("CPU", 0):
+        raise ConfigError(
+            f"{machines.partitions} partitions of {machines.copies} copies and {machines.engines} "
+            f"engines need {cpus} CPUs, the cluster has {has.get('CPU', 0):g}; add nodes, or give "
+            "fewer"
+        )
+    free = has.get("GPU", 0)
+    gpus = float(free >= machines.engines), float(free >= machines.engines + selectors)
     serve.start(
         proxy_location="EveryNode",
         http_options={"host": settings.host, "port": settings.port},
@@ -140,28 +149,15 @@ def serving(settings: ServerSettings, machines: Machines, keys: KeyRing) -> Iter
             serve.shutdown()
 
 
-def _gpus(machines: Machines) -> tuple[float, float]:
-    """Return GPUs per engine and selector: one each if there are enough, engines first."""
-    has = import_ray().cluster_resources()
-    selectors = machines.partitions * machines.copies
-    cpus = (selectors + machines.engines) * machines.cpus
-    if cpus > has.get("CPU", 0):
-        raise ConfigError(
-            f"{machines.partitions} partitions of {machines.copies} copies and {machines.engines} "
-            f"engines need {cpus} CPUs, the cluster has {has.get('CPU', 0):g}; add nodes, or give "
-            "fewer"
-        )
-    free = has.get("GPU", 0)
-    return float(free >= machines.engines), float(free >= machines.engines + selectors)
-
-
 def _application(
     settings: ServerSettings, machines: Machines, keys: KeyRing, gpus: tuple[float, float]
 ) -> Any:
     """Return the deployments, each bound to those that it calls."""
+    import ray
+    from ray import serve
+
     from sedem_serve.ray.replicas import EngineReplica, Ingress, SelectorReplica
 
-    ray, serve = import_ray(), import_module("ray.serve")
     if ray.util.client.ray.is_connected():
         raise ConfigError(
             "the server's folder must be on a node of the cluster; start the server there, and "
@@ -178,18 +174,17 @@ def _application(
             graceful_shutdown_timeout_s=settings.drain_seconds,
         )
 
-    cpus, count = machines.cpus, machines.partitions
+    copies, count, room = machines.copies, machines.partitions, {"num_cpus": 1, "num_gpus": gpus[1]}
     parts = [
-        deployment(
-            SelectorReplica, f"selector-{part}", machines.copies, SEARCHES,
-            num_cpus=cpus, num_gpus=gpus[1],
-        ).bind(settings, part, count)
+        deployment(SelectorReplica, f"selector-{part}", copies, SEARCHES, **room).bind(
+            settings, part, count
+        )
         for part in range(count)
-    ]  # fmt: skip
+    ]
     # More than its rows and its queue hold; a full queue refuses by itself.
     most = 2 * (settings.waiting + (settings.rows or 64))
     engines = deployment(
-        EngineReplica, "engine", machines.engines, most, num_cpus=cpus, num_gpus=gpus[0]
+        EngineReplica, "engine", machines.engines, most, num_cpus=1, num_gpus=gpus[0]
     ).bind(settings, *parts)
     here = {f"node:{ray.util.get_node_ip_address()}": 0.001}
     http = deployment(serve.ingress()(Ingress), "http", 1, ONGOING, num_cpus=0, resources=here)

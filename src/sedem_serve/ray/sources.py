@@ -10,8 +10,9 @@ import os
 import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -100,25 +101,19 @@ class Sources:
         return sum(file.size for file in self.files)
 
     def __iter__(self) -> Iterator[Document]:
-        """Read the documents."""
-        for document, size in self._rows():
-            if isinstance(document, str):
-                self._fail(document)
-                continue
-            self.sizes[document.name] = size
-            self.notes += document.notes
-            yield document
-
-    def _rows(self) -> Iterator[Row]:
-        """Read the rows of all files in their order, of several files at once."""
-        pending: deque[Future[Iterable[Row]]] = deque()
+        """Read the documents, of several files at once."""
         with ThreadPoolExecutor(AHEAD) as pool:
-            for file in self.files:
-                pending.append(pool.submit(rows_of, file, self.encoding))
-                if len(pending) == AHEAD:
-                    yield from pending.popleft().result()
+            begun = (pool.submit(rows_of, file, self.encoding) for file in self.files)
+            pending = deque(islice(begun, AHEAD))
             while pending:
-                yield from pending.popleft().result()
+                for document, size in pending.popleft().result():
+                    if isinstance(document, str):
+                        self._fail(document)
+                        continue
+                    self.sizes[document.name] = size
+                    self.notes += document.notes
+                    yield document
+                pending.extend(islice(begun, 1))
 
     def _local_files(self, source: str) -> Iterator[SourceFile]:
         found = files.files_in(

@@ -194,22 +194,11 @@ class ToolServer(MCPServer[None]):
         )
         self.backend = backend
         self._request: ContextVar[Any] = ContextVar("request", default=None)
-        own: dict[str, Any] = {"search": self._search, "ask": self._ask}
         for name, (function, result) in TOOLS.items():
-            run = own.get(name) or partial(self._run, name)
+            run = self._ask if name == "ask" else partial(self._run, name)
             told = getdoc(self._ask if name == "ask" else function)
             kind = REPLACES if name in WRITING else READS
             self.add_tool(_tool(name, function, result, run), description=told, annotations=kind)
-
-    async def _search(self, ctx: Context, given: dict[str, Any]) -> Passages:
-        """Search, and wait a little for the first documents of a folder."""
-        until = anyio.current_time() + PATIENCE
-        while True:
-            found: Passages = await self._run("search", ctx, given)
-            if found.status != "still reading" or anyio.current_time() > until:
-                return found
-            await ctx.report_progress(anyio.current_time(), message="; ".join(found.notes))
-            await anyio.sleep(0.5)
 
     async def _ask(self, ctx: Context, given: dict[str, Any]) -> Answered:
         """Let a small local model answer a question from the documents, with its sources.
@@ -235,11 +224,21 @@ class ToolServer(MCPServer[None]):
         return await _in_thread(partial(toolbox.unanswered, *asked, late))
 
     async def _run(self, name: str, ctx: Context, given: dict[str, Any]) -> Any:
-        """Call a function of the toolbox, once the model is open if it needs that."""
-        toolbox = self._toolbox()
-        if name in NEED_MODEL:
-            await self._opened(ctx)
-        return await _in_thread(partial(getattr(toolbox, name), **given))
+        """Call a function of the toolbox, once the model is open if it needs that.
+
+        A search waits a little for the first documents of a folder.
+        """
+        until = anyio.current_time() + PATIENCE
+        while True:
+            toolbox = self._toolbox()
+            if name in NEED_MODEL:
+                await self._opened(ctx)
+            found = await _in_thread(partial(getattr(toolbox, name), **given))
+            reading = name == "search" and found.status == "still reading"
+            if not reading or anyio.current_time() > until:
+                return found
+            await ctx.report_progress(anyio.current_time(), message="; ".join(found.notes))
+            await anyio.sleep(0.5)
 
     # What the SDK calls
 
@@ -270,14 +269,25 @@ class ToolServer(MCPServer[None]):
                 if name == "search" and "question" not in given and "query" in given:
                     given["question"] = given.pop("query")  # as ChatGPT's connectors call it
                 if unknown := [key for key in given if key not in known]:
-                    told = f"{name} has no argument '{unknown[0][:100]}'; it has {', '.join(known)}"
+                    lacks = f"{name} has no argument '{unknown[0][:100]}'"
+                    lacks = f"{lacks}; it has {', '.join(known)}"
                     if "notes" not in kind.model_fields:
-                        raise ToolError(told)
-                    notes = [printable(told)]
+                        raise ToolError(lacks)
+                    notes = [printable(lacks)]
                     given = {key: value for key, value in given.items() if key in known}
             result = await super().call_tool(name, given, context)
         except ToolError as error:
-            raise ToolError(self._sentence(name, error)) from None
+            match error.__cause__:
+                case None:
+                    told: str | None = str(error)
+                case ValidationError() as invalid:
+                    first = invalid.errors()[0]
+                    place, problem = ".".join(map(str, first["loc"])), first["msg"]
+                    told = f"'{place}' is not valid: {problem[:1].lower()}{problem[1:]}"
+                case cause:
+                    if (told := self.backend.told(cause)) is None:
+                        logger.error("tool '%s' failed", name, exc_info=cause)
+            raise ToolError(_clean(told or "the tool failed; the log has the reason")) from None
         if isinstance(result, CallToolResult) and result.structured_content is not None:
             result.structured_content.get("notes", []).extend(notes)
             text = json_text(result.structured_content)
@@ -330,20 +340,6 @@ class ToolServer(MCPServer[None]):
             await ctx.report_progress(anyio.current_time(), message="opening the model")
             await anyio.sleep(0.1)
         return asker
-
-    def _sentence(self, tool: str, error: ToolError) -> str:
-        """Return what a model reads of an error."""
-        cause = error.__cause__
-        if isinstance(cause, ValidationError):
-            first = cause.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            return _clean(f"'{place}' is not valid: {first['msg'][:1].lower()}{first['msg'][1:]}")
-        if cause is None:
-            return _clean(str(error))
-        told = self.backend.told(cause)
-        if told is None:
-            logger.error("tool '%s' failed", tool, exc_info=cause)
-        return _clean(told or "the tool failed; the log has the reason")
 
 
 def _clean(text: str) -> str:

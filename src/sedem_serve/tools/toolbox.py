@@ -149,7 +149,20 @@ class Toolbox:
         Give the name of a document with `start`, or with a `page` from 1; or the id of a passage,
         to see what is around it. `before` and `next` are the calls that return the neighbours.
         """
-        (bank, snapshot, _), index, span = self._located(document)
+        # Which document, by its name, its address, or the id of a passage
+        chosen, notes = self._chosen("")
+        known, names = _known(chosen)
+        found, span = names.named(document)
+        full = [own[0] for own in names.names]
+        if len(found) > 1:
+            same = _some([full[index] for index in found])
+            raise UnknownDocumentError(f"'{document}' is the name of {same}; give one")
+        if not found:
+            near = difflib.get_close_matches(document[:NAME_CHARACTERS], full, 5, 0.3) or full
+            told = "; ".join([f"there is no document '{document}'", *notes])
+            raise UnknownDocumentError(f"{told}; there are {_some(near)}")
+        (bank, snapshot, _), index = known[found[0]]
+        # Which part of it
         documents = snapshot.documents
         pages, characters = documents.pages(index), documents.characters(index)
         length = min(max(length, 1), MOST - LEAST)
@@ -372,21 +385,6 @@ class Toolbox:
             told = "; ".join([f"no document is in the scope '{scope}'", *notes])
             raise DataError(f"{told}; documents() lists their names")
         return chosen, notes
-
-    def _located(self, document: str) -> tuple[Chosen, int, tuple[int, int] | None]:
-        """Find a document by its name, its address, or the id of a passage, with its span."""
-        chosen, notes = self._chosen("")
-        known, names = _known(chosen)
-        found, span = names.named(document)
-        if len(found) == 1:
-            return *known[found[0]], span
-        full = [own[0] for own in names.names]
-        if found:
-            same = _some([full[index] for index in found])
-            raise UnknownDocumentError(f"'{document}' is the name of {same}; give one")
-        near = difflib.get_close_matches(document[:NAME_CHARACTERS], full, 5, 0.3) or full
-        told = "; ".join([f"there is no document '{document}'", *notes])
-        raise UnknownDocumentError(f"{told}; there are {_some(near)}")
 
     def _check_question(self, question: str) -> None:
         if len(question) > self.limits.question:

@@ -26,6 +26,7 @@ from scale.serving import (
     streamed,
     under_load,
 )
+from serving import KEYS
 from synthetic import synthetic_bank
 from typer.testing import CliRunner
 
@@ -35,6 +36,7 @@ from sedem.cli.main import app
 from sedem.errors import ConfigError
 from sedem_serve.ray import serving
 from sedem_serve.ray.serving import Machines
+from sedem_serve.server.settings import ServerSettings
 
 SECONDS = 120.0
 clustered = pytest.mark.slow
@@ -117,10 +119,13 @@ def test_a_replica_is_killed_under_load_and_no_answer_is_wrong(server: Server, n
     assert compare(server, 2) == Counts(asked=2, same=2)
 
 
-def test_more_replicas_than_cpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_replicas_than_cpus_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 4.0})
     with pytest.raises(ConfigError, match="need 10 CPUs, the cluster has 4"):
-        serving._gpus(Machines(partitions=4, engines=2, copies=2))
+        machines = Machines(partitions=4, engines=2, copies=2)
+        serving.serving(ServerSettings(folder=tmp_path), machines, KEYS).__enter__()
     with pytest.raises(ConfigError, match="engines is 0"):
         Machines(engines=0)
 
