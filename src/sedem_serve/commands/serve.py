@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -141,14 +141,24 @@ def serve(
         for name, value in context.params.items()
         if name in ServerSettings.model_fields and value is not None
     }
-    given |= {"banks": _banks(bank or ()), "folder": folder.expanduser(), "key_file": keys}
-    settings = ServerSettings(**given | limits)
-    if settings.banks:
-        from sedem.bank.parts import store_at
+    from sedem.bank.parts import is_remote, store_at
 
-        for place in settings.banks.values():
-            store_at(place).meta()  # refused here, not after the model is open
-    if not _is_loopback(host):
+    banks: dict[str, Place] = {}
+    for entry in bank or ():
+        name, equals, path = entry.partition("=")
+        if not (name and equals and path):
+            raise ConfigError(f"bank '{entry}' is not of the form NAME=PLACE")
+        if name in banks:
+            raise ConfigError(f"2 banks are named '{name}'; give each a name of its own")
+        banks[name] = path if is_remote(path) else Path(path).expanduser()
+    given |= {"banks": banks, "folder": folder.expanduser(), "key_file": keys}
+    settings = ServerSettings(**given | limits)
+    for place in settings.banks.values():
+        store_at(place).meta()  # refused here, not after the model is open
+    loopback = host == "localhost"
+    with suppress(ValueError):
+        loopback = ipaddress.ip_address(host).is_loopback
+    if not loopback:
         output.note(
             f"{host} can be reached from elsewhere, and keys travel in the clear; put a proxy with "
             "TLS in front"
@@ -170,24 +180,3 @@ def _announce(address: str, secret: str | None) -> None:
     output.write(f"the API:  {address}v1")
     if secret is not None:
         output.write(f"the key:  {secret} (for this run; see --keys)")
-
-
-def _banks(entries: Sequence[str]) -> dict[str, Place]:
-    from sedem.bank.parts import is_remote
-
-    banks: dict[str, Place] = {}
-    for entry in entries:
-        name, equals, path = entry.partition("=")
-        if not (name and equals and path):
-            raise ConfigError(f"bank '{entry}' is not of the form NAME=PLACE")
-        if name in banks:
-            raise ConfigError(f"2 banks are named '{name}'; give each a name of its own")
-        banks[name] = path if is_remote(path) else Path(path).expanduser()
-    return banks
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -462,7 +462,13 @@ class Ingress:
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Make the application; the model is opened in the background."""
         logs.configure(self._settings.log_format, log_text=self._settings.log_text)
-        self._app = create_app(self._settings, keys=self._keys, open_answerer=self._answerer)
+
+        def answerer(settings: ServerSettings, model: SeDeM) -> Distributed:
+            rows, waiting = settings.rows or model.engine.batch_size, settings.waiting
+            (engines, *parts), count = self._handles, self._engines
+            return Distributed(engines, parts, rows=rows * count, waiting=waiting * count)
+
+        self._app = create_app(self._settings, keys=self._keys, open_answerer=answerer)
         return self._app
 
     async def opened(self) -> SedemError | None:
@@ -475,8 +481,3 @@ class Ingress:
     async def change_keys(self, keys: KeyRing) -> None:
         """Use other keys from now on."""
         self._app.state.keys = keys
-
-    def _answerer(self, settings: ServerSettings, model: SeDeM) -> Distributed:
-        rows = (settings.rows or model.engine.batch_size) * self._engines
-        engines, *parts = self._handles
-        return Distributed(engines, parts, rows=rows, waiting=settings.waiting * self._engines)

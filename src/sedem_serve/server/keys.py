@@ -85,16 +85,6 @@ class KeyRing:
             raise ConfigError(f"'{path}' has 2 keys named '{min(repeated)}'; remove one")
         return cls(keys)
 
-    @classmethod
-    def single(cls, secret: str) -> KeyRing:
-        """Return a ring of one key that may do everything."""
-        if SECRET.fullmatch(secret) is None:
-            raise ConfigError(
-                f"the key in {SECRET_VARIABLE} cannot be used; it needs 16 to 512 characters of "
-                "A-Z, a-z, 0-9 and ._~+/=-"
-            )
-        return cls([Key(name="default", sha256=digest_of(secret), write=True, metrics=True)])
-
     def find(self, secret: str) -> Key | None:
         """Return the key of a secret.
 
@@ -111,14 +101,20 @@ def keys_of(path: Path | None) -> tuple[KeyRing, str | None]:
     """Return the keys of a server, and the secret if one was generated.
 
     Args:
-        path: file of keys; None means the key in SEDEM_API_KEY, or one generated for this run.
+        path: file of keys; None means one key that may do everything: the one in SEDEM_API_KEY, or
+            one generated for this run.
     """
     if path is not None:
         return KeyRing.load(path), None
-    if secret := os.environ.get(SECRET_VARIABLE):
-        return KeyRing.single(secret), None
-    secret = new_secret()
-    return KeyRing.single(secret), secret
+    given = os.environ.get(SECRET_VARIABLE)
+    secret = given or new_secret()
+    if SECRET.fullmatch(secret) is None:
+        raise ConfigError(
+            f"the key in {SECRET_VARIABLE} cannot be used; it needs 16 to 512 characters of "
+            "A-Z, a-z, 0-9 and ._~+/=-"
+        )
+    key = Key(name="default", sha256=digest_of(secret), write=True, metrics=True)
+    return KeyRing([key]), None if given else secret
 
 
 def reload_keys(path: Path, use: Callable[[KeyRing], object]) -> None:

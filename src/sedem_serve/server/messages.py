@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sedem.backbone.prompts import Turn
@@ -206,7 +206,14 @@ def _labelled(text: str) -> tuple[str, str] | None:
     """Split a message whose question has a label, before or after a labelled context."""
     cue = _cue(text)
     body = text[: cue.start()] if cue else text
-    labels = sorted(_labels(body))
+    # The labels near both ends: where they start and end, and their kind
+    ranges = [(0, EDGE), (len(body) - EDGE, len(body))]
+    labels = sorted(
+        (label.start(), label.end(), kind)
+        for kind, pattern in _LABELS.items()
+        for edge in ([(0, len(body))] if len(body) <= 2 * EDGE else ranges)
+        for label in pattern.finditer(body, *edge)
+    )
     kinds = [*(kind for _, _, kind in labels), "", ""]
     asks = [at for at, kind in enumerate(kinds) if kind == "asks"]
     if not asks:
@@ -229,15 +236,6 @@ def _labelled(text: str) -> tuple[str, str] | None:
 def _cue(text: str) -> re.Match[str] | None:
     """Find the label at the end of a text where a template waits for the answer."""
     return _CUE.search(text, max(0, len(text) - 100))
-
-
-def _labels(text: str) -> Iterator[tuple[int, int, str]]:
-    """Find the labels near both ends of a text: where they start and end, and their kind."""
-    ranges = [(0, EDGE), (len(text) - EDGE, len(text))]
-    for start, stop in [(0, len(text))] if len(text) <= 2 * EDGE else ranges:
-        for kind, pattern in _LABELS.items():
-            for label in pattern.finditer(text, start, stop):
-                yield label.start(), label.end(), kind
 
 
 def _context(text: str) -> str:

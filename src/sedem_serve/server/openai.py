@@ -126,7 +126,14 @@ def logprobs_of(answered: WholeAnswer, chat: bool) -> dict[str, Any] | None:
     if places is None:
         return None
     if chat:
-        told = [[_token(*one) for one in place] for place in places]
+        # A token may be a part of a character.
+        told = [
+            [
+                {"token": t, "logprob": p, "bytes": None if UNFINISHED in t else [*t.encode()]}
+                for t, p in place
+            ]
+            for place in places
+        ]
         return {"content": [{**one, "top_logprobs": top} for one, *top in told], "refusal": None}
     texts = [place[0][0] for place in places]
     return {
@@ -134,15 +141,6 @@ def logprobs_of(answered: WholeAnswer, chat: bool) -> dict[str, Any] | None:
         "token_logprobs": [place[0][1] for place in places],
         "top_logprobs": [dict(place[1:]) for place in places],
         "text_offset": [*accumulate(map(len, texts[:-1]), initial=0)],
-    }
-
-
-def _token(text: str, value: float) -> dict[str, Any]:
-    # A token may be a part of a character.
-    return {
-        "token": text,
-        "logprob": value,
-        "bytes": None if UNFINISHED in text else [*text.encode()],
     }
 
 

@@ -27,6 +27,8 @@ TYPES = {
     ".svg": "image/svg+xml",
 }
 """Media type of a file of the page, by its ending."""
+OWN_PATHS = {"/": "index.html", "/favicon.ico": "icon.svg"}
+"""Files of the page that have a path of their own."""
 LOGIN = "login.html"
 COOKIE = "sedem_key"
 FORM_BYTES = 4096
@@ -117,25 +119,14 @@ async def login(request: Request, keys: KeyRing) -> Response:
 
 
 @router.get("/")
-def index(request: Request) -> Response:
-    """The page."""
-    return _file("index.html", request)
-
-
 @router.get("/favicon.ico")
-def icon(request: Request) -> Response:
-    """The icon, where browsers look for one by themselves."""
-    return _file("icon.svg", request)
-
-
 @router.get("/page/{name}")
-def part(name: str, request: Request) -> Response:
-    """A script, the styles or the icon of the page; a name is never part of a path."""
-    return _file(name, request)
+def page(request: Request) -> Response:
+    """Return a file of the page, or 304 if the browser has it; a name is never part of a path.
 
-
-def _file(name: str, request: Request) -> Response:
-    """Return a file, or 304 if the browser has it; browsers ask every time, so none is stale."""
+    Browsers ask every time, so none is stale, and they look for the icon by themselves.
+    """
+    name = OWN_PATHS.get(request.scope["path"]) or request.path_params["name"]
     known = files().get(name)
     if known is None or name == LOGIN:
         return Response("The page has no such file.", 404, headers(), "text/plain")
