@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from commands import error_of
-from unit.server.test_tools import VERSIONS, message
+from unit.server.test_tools import ABOUT, VERSIONS, message
 
 from sedem_serve.commands import mcp
 
@@ -43,8 +43,7 @@ def test_raw_messages_of_every_version(version: str, tmp_path: Path) -> None:
     first = message(version, "server/discover")
     begun: list[dict[str, Any]] = []
     if version != VERSIONS[-1]:
-        about = {"clientInfo": {"name": "raw", "version": "1"}, "capabilities": {}}
-        first = message(version, "initialize", protocolVersion=version, **about)
+        first = message(version, "initialize", protocolVersion=version, **ABOUT)
         begun = [{"jsonrpc": "2.0", "method": "notifications/initialized"}]
     listing = {**message(version, "tools/list"), "id": 2}
     found = answers(tmp_path, first, *begun, listing)
@@ -67,8 +66,7 @@ def test_the_end_of_input_ends_the_process_while_the_model_opens(
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdin is not None and process.stdout is not None
-    about = {"clientInfo": {"name": "raw", "version": "1"}, "capabilities": {}}
-    begin = message(VERSIONS[0], "initialize", protocolVersion=VERSIONS[0], **about)
+    begin = message(VERSIONS[0], "initialize", protocolVersion=VERSIONS[0], **ABOUT)
     process.stdin.write(f"{json.dumps(begin)}\n")
     process.stdin.flush()
     assert json.loads(process.stdout.readline())["id"] == 1

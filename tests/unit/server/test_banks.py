@@ -6,8 +6,7 @@ import errno
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -133,11 +132,9 @@ def test_documents_are_replaced_and_deleted(lease: TestClient, settings: ServerS
     assert [*(settings.folder / "banks").glob("*.files")] == []
 
 
-@contextmanager
-def held(
-    monkeypatch: pytest.MonkeyPatch, client: TestClient, bank: str, texts: Mapping[str, str]
-) -> Iterator[None]:
-    """Upload texts; the thread that reads them waits until the block ends."""
+def test_a_deleted_bank_stops_being_built(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, settings: ServerSettings
+) -> None:
     reading, go, read = threading.Event(), threading.Event(), building.encode
 
     def slow(*args: Any) -> Any:
@@ -147,34 +144,15 @@ def held(
         return read(*args)
 
     monkeypatch.setattr(building, "encode", slow)
-    send(client, bank, texts)
+    send(client, "flat", {"lease.txt": LEASE})
     assert reading.wait(20)
-    yield
+    assert client.delete("/v1/banks/flat").status_code == 200
     monkeypatch.setattr(building, "encode", read)
     go.set()
-
-
-def test_a_deleted_bank_stops_being_built(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch, settings: ServerSettings
-) -> None:
-    with held(monkeypatch, client, "flat", {"lease.txt": LEASE}):
-        assert client.delete("/v1/banks/flat").status_code == 200
     send(client, "other", {"lease.txt": LEASE})
     assert read_all(client, "other")["status"] == "ready"
     assert [bank["name"] for bank in client.get("/v1/banks").json()["data"]] == ["other"]
     assert len(list((settings.folder / "banks").glob("*.bank"))) == 1
-
-
-def test_a_document_deleted_while_it_is_read_does_not_come_back(
-    lease: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with held(monkeypatch, lease, "flat", {"lease.txt": RECIPE, "recipe.txt": RECIPE}):
-        assert lease.delete("/v1/banks/flat/documents/0?name=lease.txt").status_code == 200
-    read_all(lease, "flat")
-    send(lease, "flat", {"last.txt": LEASE})
-    read_all(lease, "flat")
-    listed = lease.get("/v1/banks/flat/documents").json()["data"]
-    assert [one["name"] for one in listed] == ["recipe.txt", "last.txt"]
 
 
 def test_scores_of_every_block(lease: TestClient, model: SeDeM) -> None:
@@ -221,11 +199,8 @@ FORM = {"Content-Type": "multipart/form-data; boundary=edge"}
 PART = b'--edge\r\nContent-Disposition: form-data; name="file"; filename="a.txt"\r\n\r\n'
 
 
-def left(settings: ServerSettings) -> list[Path]:
-    return list((settings.folder / "uploads").iterdir())
-
-
 def test_what_is_no_upload_leaves_nothing(client: TestClient, settings: ServerSettings) -> None:
+    uploads = settings.folder / "uploads"
     for headers, body, words in [
         (FORM, PART + b"half of a f", "no file"),
         (FORM, PART.replace(b"edge", b"other") + b"text", "invalid multipart"),
@@ -238,8 +213,7 @@ def test_what_is_no_upload_leaves_nothing(client: TestClient, settings: ServerSe
         answer = client.post(URL, content=body, headers=headers)
         assert answer.status_code == 400
         assert words in answer.json()["error"]["message"]
-        assert left(settings) == []
-        assert client.get("/v1/banks").json()["data"] == []
+        assert [*uploads.iterdir()] == client.get("/v1/banks").json()["data"] == []
 
 
 def test_a_full_disk_is_reported_and_one_line_of_the_log(
@@ -255,7 +229,7 @@ def test_a_full_disk_is_reported_and_one_line_of_the_log(
     answer = client.post(URL, files={"file": ("a.txt", b"text")})
     assert answer.status_code == 507
     assert answer.json()["error"]["code"] == "insufficient_storage"
-    assert left(settings) == []
+    assert [*(settings.folder / "uploads").iterdir()] == []
     # What the server writes at its own times meets the full disk, too.
     lines = [record for record in caplog.records if record.getMessage() == "failed"]
     told = [str(line.fields.get("reason")) for line in lines]  # type: ignore[attr-defined]
@@ -271,7 +245,9 @@ NAMES = [
 ]  # fmt: skip
 
 
-def test_every_name_is_one_file_of_the_folder() -> None:
+def test_every_name_is_one_file_of_the_folder_and_no_path(
+    client: TestClient, settings: ServerSettings
+) -> None:
     files = [file_name(name) for name in NAMES]
     assert [document_name(file) for file in files] == NAMES
     places = [Path("folder", file) for file in files]
@@ -281,11 +257,7 @@ def test_every_name_is_one_file_of_the_folder() -> None:
     for file in files:
         for part in file.split("/"):
             assert part.isascii() and len(part) < 250 and part.strip(".") and part[0] != "/"
-
-
-def test_names_that_are_no_paths_are_read_and_deleted(
-    client: TestClient, settings: ServerSettings
-) -> None:
+    # Those that are no paths are read and deleted.
     named = [f"{name.removesuffix('.txt')}.txt" for name in NAMES if "\\" not in name]
     named = [name for name in dict.fromkeys(named) if "/" not in name]
     send(client, "odd", {name: f"The text of file {n}." for n, name in enumerate(named)})
@@ -318,9 +290,7 @@ def test_a_file_that_is_put_into_the_folder_is_read_and_one_that_is_taken_leaves
         time.sleep(0.05)
 
 
-def test_a_failed_replacement_leaves_the_document(
-    lease: TestClient, settings: ServerSettings
-) -> None:
+def test_a_failed_replacement_leaves_the_document(lease: TestClient) -> None:
     send(lease, "flat", {"lease.txt": b"\0\1\2"})
     progress = read_all(lease, "flat")
     assert [one["filename"] for one in progress["failed"]] == ["lease.txt"]

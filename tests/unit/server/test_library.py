@@ -86,19 +86,6 @@ def test_a_stopped_build_goes_on_within_a_long_document(
         assert spans == [(b.start, b.end) for b in whole.blocks]
 
 
-def test_what_was_not_acknowledged_is_removed_at_the_next_start(
-    settings: ServerSettings, model: SeDeM
-) -> None:
-    build(settings, model)
-    stray = settings.folder / "uploads" / ("file-" + "0" * 24)
-    stray.write_text("never acknowledged")
-    foreign = settings.folder / "uploads" / "notes of the operator"
-    foreign.write_text("stay")
-    with opened(settings, model) as library:
-        assert not stray.exists() and foreign.exists()
-        assert library.get("flat").progress().status == "ready"
-
-
 @pytest.mark.parametrize("held", [True, False])
 def test_a_document_that_is_deleted_while_it_is_read_is_never_seen(
     settings: ServerSettings, model: SeDeM, monkeypatch: pytest.MonkeyPatch, held: bool

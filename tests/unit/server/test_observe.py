@@ -123,29 +123,17 @@ def test_requests_that_work_are_counted_while_they_do(app: FastAPI, client: Test
     assert app.state.lifecycle.in_flight == 0
 
 
+OF_TIMES = "request time_to_first_token time_per_token wait select build"
+COUNTED = (
+    "requests refused answers cancelled_answers context_tokens answer_tokens built_blocks "
+    "build_failures"
+)
+GAUGED = "questions_waiting answers_running rows banks blocks online_banks online_waiting"
 NAMES = {
-    "sedem_requests_total": "counter",
-    "sedem_request_seconds": "histogram",
-    "sedem_refused_total": "counter",
-    "sedem_answers_total": "counter",
-    "sedem_cancelled_answers_total": "counter",
-    "sedem_time_to_first_token_seconds": "histogram",
-    "sedem_time_per_token_seconds": "histogram",
-    "sedem_wait_seconds": "histogram",
-    "sedem_select_seconds": "histogram",
+    **{f"sedem_{name}_seconds": "histogram" for name in OF_TIMES.split()},
+    **{f"sedem_{name}_total": "counter" for name in COUNTED.split()},
+    **{f"sedem_{name}": "gauge" for name in GAUGED.split()},
     "sedem_selected_blocks": "histogram",
-    "sedem_context_tokens_total": "counter",
-    "sedem_answer_tokens_total": "counter",
-    "sedem_built_blocks_total": "counter",
-    "sedem_build_seconds": "histogram",
-    "sedem_build_failures_total": "counter",
-    "sedem_questions_waiting": "gauge",
-    "sedem_answers_running": "gauge",
-    "sedem_rows": "gauge",
-    "sedem_banks": "gauge",
-    "sedem_blocks": "gauge",
-    "sedem_online_banks": "gauge",
-    "sedem_online_waiting": "gauge",
 }
 """What dashboards rely on; of an engine that keeps keys and values, there are kept_* too."""
 
@@ -197,33 +185,33 @@ def logged(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return capsys.readouterr().err.splitlines()
 
 
-def test_a_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
+VALUES = {
+    "/v1/banks": "/v1/banks", "a b": '"a b"', "a\nevent=fake": '"a\\nevent=fake"',
+    "\x1b[2J": '"\\u001b[2J"', "\u202eevil": '"\\u202eevil"', 'say "no"': '"say \\"no\\""',
+    "": '""', 7: "7",
+}  # fmt: skip
+
+
+def test_a_line_is_json_or_text_and_no_value_forges_one(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("json")
     logs.log("request", path="/v1", status=200, key=None)
     [line] = logged(capsys)
     fields = json.loads(line)
     assert fields.pop("time").endswith("Z")
     assert fields == {"level": "info", "event": "request", "path": "/v1", "status": 200}
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        ("/v1/banks", "/v1/banks"),
-        ("a b", '"a b"'),
-        ("a\nevent=fake", '"a\\nevent=fake"'),
-        ("\x1b[2J", '"\\u001b[2J"'),
-        ("\u202eevil", '"\\u202eevil"'),
-        ('say "no"', '"say \\"no\\""'),
-        ("", '""'),
-        (7, "7"),
-    ],
-)
-def test_no_value_forges_a_line(value: Any, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("text")
-    logs.log("request", path=value)
-    [line] = logged(capsys)
-    assert line.split(" ", 1)[1] == f"info request path={shown}"
+    for value in VALUES:
+        logs.log("request", path=value)
+    shown = [line.split(" ", 1)[1] for line in logged(capsys)]
+    assert shown == [f"info request path={text}" for text in VALUES.values()]
+    # Warnings of uvicorn are shown, and its chatter is not.
+    uvicorn = logging.getLogger("uvicorn.error")
+    uvicorn.info("Started server process")
+    uvicorn.warning("Invalid HTTP request received.")
+    uvicorn.warning("one\n\x1b[2Jtwo")
+    first, second = logged(capsys)
+    assert first.endswith("warning Invalid HTTP request received.")
+    assert second.endswith('warning "one\\n\\u001b[2Jtwo"')
 
 
 @pytest.mark.parametrize("log_text", [True, False])
@@ -239,18 +227,6 @@ def test_an_error_shows_where_and_its_message_only_if_texts_may_be_logged(
     [line] = logged(capsys)
     assert "req-1" in line and "KeyError" in line and "test_observe.py" in line
     assert (QUESTION in line) is log_text
-
-
-def test_warnings_of_uvicorn_are_shown_and_its_chatter_is_not(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    logs.configure("text")
-    logging.getLogger("uvicorn.error").info("Started server process")
-    logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
-    logging.getLogger("uvicorn.error").warning("one\n\x1b[2Jtwo")
-    first, second = logged(capsys)
-    assert first.endswith("warning Invalid HTTP request received.")
-    assert second.endswith('warning "one\\n\\u001b[2Jtwo"')
 
 
 @pytest.fixture
@@ -281,7 +257,7 @@ def test_a_span_for_each_request_inside_that_of_the_client(
     }
 
 
-def test_a_span_for_an_answer_holds_its_times_and_no_text() -> None:
+def test_spans_have_times_and_errors_and_no_text() -> None:
     exporter = InMemorySpanExporter()
     tracer = OpenTelemetry(exporter)
     answer = Answer(QUESTION, (), 2, 9, {"ttft_ms": 20.0, "total_ms": 50.0}, "end", "sedem-nano")
@@ -289,8 +265,14 @@ def test_a_span_for_an_answer_holds_its_times_and_no_text() -> None:
     with tracer.request(scope, "req-1") as end_span:
         tracer.answered(replace(answer, confidence=0.5), 7)
         end_span("/v1/chat/completions", 200)
+    with pytest.raises(KeyError), tracer.request(scope, "req-1"):
+        raise KeyError(QUESTION)
+    with tracer.request(scope, "req-2") as end_span:
+        end_span("/x", 500)
     tracer.close()
-    inner, outer = exporter.get_finished_spans()
+    inner, outer, raised, failed = exporter.get_finished_spans()
+    assert not raised.events and QUESTION not in raised.to_json()
+    assert failed.status.status_code.name == "ERROR"
     assert inner.parent is not None and inner.parent.span_id == outer.context.span_id
     assert inner.start_time is not None and inner.end_time is not None
     assert inner.end_time - inner.start_time == 50_000_000
@@ -303,21 +285,6 @@ def test_a_span_for_an_answer_holds_its_times_and_no_text() -> None:
         "sedem.ttft_ms": 20.0,
         "sedem.total_ms": 50.0,
     }
-
-
-def test_an_error_marks_the_span_and_its_message_is_not_recorded() -> None:
-    exporter = InMemorySpanExporter()
-    tracer = OpenTelemetry(exporter)
-    scope = {"method": "POST", "headers": []}
-    with pytest.raises(KeyError), tracer.request(scope, "req-1"):
-        raise KeyError(QUESTION)
-    with tracer.request(scope, "req-2") as end_span:
-        end_span("/x", 500)
-    tracer.close()
-    raised, failed = exporter.get_finished_spans()
-    assert not raised.events
-    assert QUESTION not in raised.to_json()
-    assert failed.status.status_code.name == "ERROR"
 
 
 def test_a_package_or_exporter_that_is_not_installed_is_named(

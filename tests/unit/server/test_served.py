@@ -18,7 +18,6 @@ from sedem.reading import building as building_module
 from sedem.untrusted import StoppedError
 from sedem_serve.server.errors import FullDiskError
 from sedem_serve.server.library import Library
-from sedem_serve.server.metrics import Metrics
 from sedem_serve.server.settings import ServerSettings
 
 TEXTS = {"lease.txt": LEASE, "recipe.txt": RECIPE, "long.txt": 16 * LEASE}
@@ -214,8 +213,12 @@ def test_the_next_server_removes_what_a_killed_one_left(
     for name in ("a-00000000.bank", *beside):
         (folder / name).write_bytes(b"of a deleted bank")
     (folder / "converted.bank").write_bytes(b"of the operator")
+    # What was never acknowledged goes, too.
+    arriving = settings.folder / "uploads"
+    for name in (f"file-{0:024}", "notes of the operator"):
+        (arriving / name).write_text("a text")
     library.close()
-    again = Library(settings, model, Metrics())
-    assert banks(settings) - kept == {"converted.bank"}
-    assert again.get("flat").progress().status == "ready"
-    again.close()
+    with opened(settings, model) as again:
+        assert banks(settings) - kept == {"converted.bank"}
+        assert [path.name for path in arriving.iterdir()] == ["notes of the operator"]
+        assert again.get("flat").progress().status == "ready"

@@ -27,6 +27,7 @@ from sedem_serve.server.settings import ServerSettings
 QUESTION = "What is the rent?"
 READING = {"search", "ask", "read", "documents", "fetch"}
 VERSIONS = ["2025-06-18", "2025-11-25", "2026-07-28"]
+ABOUT = {"clientInfo": {"name": "raw", "version": "1"}, "capabilities": {}}
 LOCAL = {"Host": "127.0.0.1:8000", "Accept": "application/json, text/event-stream"}
 
 
@@ -62,8 +63,7 @@ class Raw:
         self.client, self.version = client, version
         self.headers = {**LOCAL, "MCP-Protocol-Version": version}
         if version != VERSIONS[-1]:
-            about = {"clientInfo": {"name": "raw", "version": "1"}, "capabilities": {}}
-            begun = self.send("initialize", protocolVersion=version, **about)
+            begun = self.send("initialize", protocolVersion=version, **ABOUT)
             assert begun["protocolVersion"] == version
             body = {"jsonrpc": "2.0", "method": "notifications/initialized"}
             assert client.post("/mcp", json=body, headers=self.headers).status_code == 202
@@ -229,8 +229,7 @@ async def test_a_client_that_leaves_stops_its_answer(
 
 def test_a_session_belongs_to_the_key_that_made_it(client: TestClient) -> None:
     version = VERSIONS[0]
-    about = {"clientInfo": {"name": "raw", "version": "1"}, "capabilities": {}}
-    body = message(version, "initialize", protocolVersion=version, **about)
+    body = message(version, "initialize", protocolVersion=version, **ABOUT)
     begun = client.post("/mcp", json=body, headers={**LOCAL, **bearer(SECRET)})
     session = {"Mcp-Session-Id": begun.headers["mcp-session-id"], **LOCAL}
     listing = message(version, "tools/list")
@@ -245,8 +244,7 @@ def test_the_number_of_sessions_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tools, "SESSIONS", 2)
-    client, version = make_client(banks=banks), VERSIONS[0]
-    about = {"clientInfo": {"name": "raw", "version": "1"}, "capabilities": {}}
-    body = message(version, "initialize", protocolVersion=version, **about)
+    client = make_client(banks=banks)
+    body = message(VERSIONS[0], "initialize", protocolVersion=VERSIONS[0], **ABOUT)
     codes = [client.post("/mcp", json=body, headers=LOCAL).status_code for _ in range(3)]
     assert codes == [200, 200, 503]
