@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from browser.visitor import PHONE, Opener, Served, ask, fold, upload
+from browser.visitor import PHONE, Opener, Served, ask, delete_bank, fold, upload
 from playwright.sync_api import Locator, Page, Route, expect
 
 from sedem import Document
@@ -39,8 +39,7 @@ def test_a_document_is_read_and_can_be_asked(visit: Opener, served: Served, tmp_
     [source] = page.evaluate("[...document.querySelectorAll('mark')].map((m) => m.textContent)")
     assert _marked(document.text, page.locator(".source").first) == source
 
-    page.get_by_role("button", name="Delete this bank").click()
-    page.get_by_role("button", name="Delete", exact=True).click()
+    delete_bank(page)
     expect(page.get_by_role("button", name="cellar-note")).to_have_count(0)
     assert page.evaluate("location.hash") == "#bank=demo"
 
@@ -251,8 +250,7 @@ def test_asking_goes_on_while_documents_are_read(
     page.get_by_role("button", name="Show it").click()
     expect(page.locator("#asked-bank")).to_have_text("later")
     expect(page.locator("#text")).to_have_text(file.read_text())
-    page.get_by_role("button", name="Delete this bank").click()
-    page.get_by_role("button", name="Delete", exact=True).click()
+    delete_bank(page)
 
 
 @pytest.mark.parametrize(
@@ -279,8 +277,7 @@ def test_a_file_is_read_again_in_the_encoding_that_is_chosen(
     expect(page.locator("#text")).to_have_text(text)
     expect(page.locator("#encodings")).to_be_hidden()
     expect(page.locator("#document-select option")).to_have_count(1)
-    page.get_by_role("button", name="Delete this bank").click()
-    page.get_by_role("button", name="Delete", exact=True).click()
+    delete_bank(page)
 
 
 def test_the_model_decides_what_to_select_by_unless_the_visitor_does(page: Page) -> None:

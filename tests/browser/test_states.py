@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from browser.visitor import Opener, Served, ask, upload
+from browser.visitor import Opener, Served, ask, delete_bank, upload
 from playwright.sync_api import Page, expect
 from serving import READER, SECRET
 
@@ -104,8 +104,7 @@ def test_what_cannot_be_read_or_named_is_explained(visit: Opener, tmp_path: Path
     file.write_bytes(b"this is not a PDF")
     upload(page, file)
     expect(page.locator("#notice")).to_contain_text("broken.pdf")
-    page.get_by_role("button", name="Delete this bank").click()
-    page.get_by_role("button", name="Delete", exact=True).click()
+    delete_bank(page)
     expect(page.get_by_role("button", name="broken")).to_have_count(0)
 
 
@@ -141,5 +140,4 @@ def test_text_of_a_document_is_never_markup(visit: Opener, tmp_path: Path) -> No
     ask(page, "What is the password of the shed?", k="1")
     expect(page.locator(".source .name")).to_have_text(file.name)
     assert page.locator("img[src=x], #text script, #text b").count() == 0
-    page.get_by_role("button", name="Delete this bank").click()
-    page.get_by_role("button", name="Delete", exact=True).click()
+    delete_bank(page)

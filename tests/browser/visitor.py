@@ -47,6 +47,12 @@ def fold(page: Page, *, is_open: bool) -> None:
     page.locator(".settings").evaluate(f"(one) => {{ one.open = {str(is_open).lower()}; }}")
 
 
+def delete_bank(page: Page) -> None:
+    """Delete the bank that is shown."""
+    page.get_by_role("button", name="Delete this bank").click()
+    page.get_by_role("button", name="Delete", exact=True).click()
+
+
 def upload(page: Page, *files: Path) -> None:
     """Choose files and read them into a new bank of the name that the dialog proposes."""
     page.locator("#files").set_input_files([str(file) for file in files])

@@ -104,6 +104,8 @@ def serving(settings: ServerSettings, machines: Machines, keys: KeyRing) -> Iter
     import ray
     from ray import serve
 
+    from sedem_serve.ray.replicas import EngineReplica, Ingress, SelectorReplica
+
     # Ray would wait for CPUs without end. GPUs are one each if there are enough, engines first.
     has, selectors = ray.cluster_resources(), machines.partitions * machines.copies
     cpus = selectors + machines.engines
@@ -114,7 +116,19 @@ def serving(settings: ServerSettings, machines: Machines, keys: KeyRing) -> Iter
             "fewer"
         )
     free = has.get("GPU", 0)
-    gpus = float(free >= machines.engines), float(free >= machines.engines + selectors)
+    to_engine = {"num_cpus": 1, "num_gpus": float(free >= machines.engines)}
+    to_selector = {"num_cpus": 1, "num_gpus": float(free >= machines.engines + selectors)}
+
+    def deployment(kind: Any, name: str, replicas: int, ongoing: int, actor: Any) -> Any:
+        return serve.deployment(
+            kind,
+            name=name,
+            num_replicas=replicas,
+            max_ongoing_requests=ongoing,
+            ray_actor_options=dict(actor),
+            graceful_shutdown_timeout_s=settings.drain_seconds,
+        )
+
     serve.start(
         proxy_location="EveryNode",
         http_options={"host": settings.host, "port": settings.port},
@@ -122,8 +136,30 @@ def serving(settings: ServerSettings, machines: Machines, keys: KeyRing) -> Iter
     )
     try:
         try:
-            application = _application(settings, machines, keys, gpus)
-            ingress = serve.run(application, name=APPLICATION, route_prefix="/")
+            if ray.util.client.ray.is_connected():
+                raise ConfigError(
+                    "the server's folder must be on a node of the cluster; start the server there, "
+                    "and give HOST:PORT instead of ray://"
+                )
+            # The deployments, each bound to those that it calls
+            parts = [
+                deployment(
+                    SelectorReplica, f"selector-{part}", machines.copies, SEARCHES, to_selector
+                ).bind(settings, part, machines.partitions)
+                for part in range(machines.partitions)
+            ]
+            # More than its rows and its queue hold; a full queue refuses by itself.
+            most = 2 * (settings.waiting + (settings.rows or 64))
+            engine = deployment(EngineReplica, "engine", machines.engines, most, to_engine)
+            engines = engine.bind(settings, *parts)
+            here = {"num_cpus": 0, "resources": {f"node:{ray.util.get_node_ip_address()}": 0.001}}
+            http = deployment(serve.ingress()(Ingress), "http", 1, ONGOING, here)
+            own = settings.with_changes(device="cpu") if settings.device is None else settings
+            ingress = serve.run(
+                http.bind(own, keys, machines.engines, engines, *parts),
+                name=APPLICATION,
+                route_prefix="/",
+            )
         except Exception as error:
             raise ConfigError(
                 f"the server did not start on the cluster ({first_line(error)}); the logs of Ray "
@@ -147,46 +183,3 @@ def serving(settings: ServerSettings, machines: Machines, keys: KeyRing) -> Iter
         serve.delete(APPLICATION)
         if not serve.status().applications:
             serve.shutdown()
-
-
-def _application(
-    settings: ServerSettings, machines: Machines, keys: KeyRing, gpus: tuple[float, float]
-) -> Any:
-    """Return the deployments, each bound to those that it calls."""
-    import ray
-    from ray import serve
-
-    from sedem_serve.ray.replicas import EngineReplica, Ingress, SelectorReplica
-
-    if ray.util.client.ray.is_connected():
-        raise ConfigError(
-            "the server's folder must be on a node of the cluster; start the server there, and "
-            "give HOST:PORT instead of ray://"
-        )
-
-    def deployment(kind: Any, name: str, replicas: int, ongoing: int, **actor: Any) -> Any:
-        return serve.deployment(
-            kind,
-            name=name,
-            num_replicas=replicas,
-            max_ongoing_requests=ongoing,
-            ray_actor_options=actor,
-            graceful_shutdown_timeout_s=settings.drain_seconds,
-        )
-
-    copies, count, room = machines.copies, machines.partitions, {"num_cpus": 1, "num_gpus": gpus[1]}
-    parts = [
-        deployment(SelectorReplica, f"selector-{part}", copies, SEARCHES, **room).bind(
-            settings, part, count
-        )
-        for part in range(count)
-    ]
-    # More than its rows and its queue hold; a full queue refuses by itself.
-    most = 2 * (settings.waiting + (settings.rows or 64))
-    engines = deployment(
-        EngineReplica, "engine", machines.engines, most, num_cpus=1, num_gpus=gpus[0]
-    ).bind(settings, *parts)
-    here = {f"node:{ray.util.get_node_ip_address()}": 0.001}
-    http = deployment(serve.ingress()(Ingress), "http", 1, ONGOING, num_cpus=0, resources=here)
-    own = settings.with_changes(device="cpu") if settings.device is None else settings
-    return http.bind(own, keys, machines.engines, engines, *parts)

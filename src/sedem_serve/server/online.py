@@ -108,8 +108,6 @@ class OnlineBanks:
                 reading = self._parts[part] = Reading(document)
                 long = len(document.text) > LONG_CHARACTERS
                 reading.future = (self._long if long else self._short).submit(self._read, reading)
-                # The exception is retrieved here, because nothing else may do so.
-                reading.future.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._parts.move_to_end(part)
             reading.waiting += 1
             readings.append(reading)

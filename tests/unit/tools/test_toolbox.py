@@ -73,11 +73,6 @@ def test_scripts_without_spaces_are_found(
         assert "words" in best.reason
 
 
-def test_a_scope_without_documents_is_refused(toolbox: Toolbox) -> None:
-    with pytest.raises(DataError, match=r"no document is in the scope 'attic/'; documents\(\)"):
-        toolbox.search(QUESTION, "attic/")
-
-
 def test_a_large_result_is_cut_counts_what_it_omits_and_leads_on(
     make_toolbox: Callable[..., Toolbox],
 ) -> None:
@@ -122,6 +117,8 @@ def test_nothing_found_and_still_reading_differ(
     MemoryBank.open(lease).remove("lease.txt", "kitchen/recipe.txt")
     assert toolbox.search(QUESTION).status == "nothing found"
     assert toolbox.documents().status == "nothing found"
+    assert toolbox.request(QUESTION) is None
+    assert toolbox.unanswered(QUESTION).status == "nothing found"
     monkeypatch.setattr(OpenBank, "reading", lambda self: "still reading 3 files of 'lease'")
     found = toolbox.search(QUESTION)
     assert found.status == "still reading" and found.notes == ["still reading 3 files of 'lease'"]
@@ -167,9 +164,7 @@ def test_a_document_can_be_walked_in_both_directions(toolbox: Toolbox) -> None:
     while back.before:
         back = call(toolbox, back.before)
     assert back == parts[0]
-
-
-def test_around_a_passage_are_its_neighbours(toolbox: Toolbox) -> None:
+    # Around a passage are its neighbours.
     passage = toolbox.search(QUESTION, "lease.txt", k=1, per_document=1).results[0]
     around = toolbox.read(passage.id, length=passage.end - passage.start + 60)
     assert passage.text in around.text and len(around.text) > len(passage.text)
@@ -189,13 +184,6 @@ def test_a_page_is_read_by_its_number(make_toolbox: Callable[..., Toolbox]) -> N
 @pytest.mark.parametrize("name", ["lease.txt", "lease/lease.txt", "sedem:///lease/lease.txt"])
 def test_a_document_has_several_names(toolbox: Toolbox, name: str) -> None:
     assert toolbox.read(name).text == LEASE
-    with pytest.raises(DataError, match=r"it has no pages; give start instead"):
-        toolbox.read(name, page=1)
-
-
-def test_an_unknown_name_is_answered_with_near_ones(toolbox: Toolbox) -> None:
-    with pytest.raises(UnknownDocumentError, match=r"no document 'leese.txt'; .*'lease/lease.txt'"):
-        toolbox.read("leese.txt")
 
 
 def test_a_text_full_of_escapes_stays_within_the_largest_result(
@@ -236,12 +224,6 @@ def test_a_question_goes_to_the_bank_that_knows_most(
     assert only is not None and only[0].name == "other"
 
 
-def test_a_question_to_nothing_has_no_request(toolbox: Toolbox, lease: Path) -> None:
-    MemoryBank.open(lease).remove("lease.txt", "kitchen/recipe.txt")
-    assert toolbox.request(QUESTION) is None
-    assert toolbox.unanswered(QUESTION).status == "nothing found"
-
-
 # Notes
 
 
@@ -258,37 +240,50 @@ def test_a_note_is_committed_and_found_by_another_process(toolbox: Toolbox, leas
     assert toolbox.remember("Call after seven.", "lease/landlord.note").done == "replaced"
     assert toolbox.forget("landlord").done == "forgotten"
     assert MemoryBank.open(lease).documents.names == ["lease.txt", "kitchen/recipe.txt"]
-
-
-def test_a_note_without_a_name_gets_the_time(toolbox: Toolbox) -> None:
+    # Without a name, it gets the time.
     names = {toolbox.remember(f"Note {number}.").document for number in range(3)}
     assert len(names) == 3
     for name in names:
         datetime.strptime(name, "lease/%Y-%m-%d %H.%M.%S.%f.note")
 
 
-def test_only_notes_are_forgotten(toolbox: Toolbox, lease: Path) -> None:
-    with pytest.raises(DataError, match=r"'lease\.txt' was read from a file; forget removes only"):
-        toolbox.forget("lease.txt")
-    with pytest.raises(UnknownDocumentError, match="there is no note 'x'; there are none"):
-        toolbox.forget("x")
-    assert len(MemoryBank.open(lease).documents) == 2
+# Refusals
 
 
-@pytest.mark.parametrize("name", ["a\nb", " ", "x" * 500, "\x1b[0m"])
-def test_an_unusable_name_is_refused(toolbox: Toolbox, name: str) -> None:
-    with pytest.raises(DataError, match="the name of a note must have 1 to 195 printable"):
-        toolbox.remember("Text.", name)
+PATTERNS = [";".join(f"*{n}*" for n in range(count)) for count in (101, 5_000, 100_000)]
+NAMED = "the name of a note must have 1 to 195 printable"
+REFUSED: list[tuple[str, tuple[Any, ...], type[Exception], str]] = [
+    ("search", (QUESTION, "attic/"), DataError, r"no document is in the scope 'attic/'; documents"),
+    *(("search", ("rent", one), DataError, "patterns, at most 100 are com") for one in PATTERNS),
+    *(("documents", (one,), DataError, f"{one.count(';') + 1:,} patterns") for one in PATTERNS),
+    ("read", ("leese.txt",), UnknownDocumentError, r"no document 'leese.txt'; .*'lease/lease.txt'"),
+    ("read", ("lease.txt", 0, 9, 1), DataError, "it has no pages; give start instead"),
+    (
+        "forget",
+        ("lease.txt",),
+        DataError,
+        r"'lease\.txt' was read from a file; forget removes only",
+    ),
+    ("forget", ("x",), UnknownDocumentError, "there is no note 'x'; there are none"),
+    *(
+        ("remember", ("Text.", one), DataError, NAMED)
+        for one in ("a\nb", " ", "x" * 500, "\x1b[0m")
+    ),
+    ("remember", ("x" * 200_001,), DataError, "the note has 200,001 characters"),
+]
 
 
-def test_notes_need_a_bank_that_may_be_written(toolbox: Toolbox, lease: Path) -> None:
-    before = lease.read_bytes()
-    with pytest.raises(DataError, match="the note has 200,001 characters"):
-        toolbox.remember("x" * 200_001)
+def test_what_cannot_be_done_is_refused_in_one_sentence(toolbox: Toolbox, lease: Path) -> None:
+    before, began = lease.read_bytes(), time.monotonic()
+    for tool, arguments, kind, words in REFUSED:
+        with pytest.raises(kind, match=words):
+            getattr(toolbox, tool)(*arguments)
+    assert time.monotonic() - began < 10, "many patterns are not compared"
+    assert toolbox.documents(";".join(["lease.txt"] * 100)).total == 1
     toolbox.writable = False
-    for write in (lambda: toolbox.remember("Text."), lambda: toolbox.forget("x")):
+    for tool in ("remember", "forget"):
         with pytest.raises(ConfigError, match="there is no bank for notes"):
-            write()
+            getattr(toolbox, tool)("x")
     assert lease.read_bytes() == before
 
 
@@ -339,13 +334,3 @@ def test_the_same_name_in_two_banks_needs_the_banks_name(
         both.read("lease.txt")
     assert both.read("other/lease.txt").text == "Another lease."
     assert both.names(2) == ["lease/lease.txt", "lease/kitchen/recipe.txt"]
-
-
-@pytest.mark.parametrize("count", [101, 5_000, 100_000])
-def test_a_scope_of_too_many_patterns_is_refused(toolbox: Toolbox, count: int) -> None:
-    scope, began = ";".join(f"*{n}*" for n in range(count)), time.monotonic()
-    for call in (toolbox.documents, lambda scope: toolbox.search("rent", scope)):
-        with pytest.raises(DataError, match=f"has {count:,} patterns, at most 100 are compared"):
-            call(scope)
-    assert time.monotonic() - began < 5
-    assert toolbox.documents(";".join(["lease.txt"] * 100)).total == 1
