@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from campaign import Result
 from load.target import BANK, Target
 
 from sedem.demo import QUESTIONS
@@ -105,6 +106,13 @@ async def _read(response: httpx.Response, began: float) -> Reply:
     if error is None and not ended:
         error = "the stream ended without [DONE]"
     return Reply(200, began, (first or now) - began, now - began, text, error)
+
+
+def judge(result: Result, replies: Sequence[Reply], told: str) -> None:
+    """Require that each question was answered, or refused because the queue was full."""
+    for reply in replies:
+        fine = reply.answered or reply.status == QUEUE_FULL
+        result.require(fine, f"{told}: {reply.status} {reply.error}")
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import httpx
 from campaign import Result
-from load.client import QUEUE_FULL, Reply, ask, bodies, clients, milliseconds, percentile
+from load.client import Reply, ask, bodies, clients, judge, milliseconds, percentile
 from load.disconnects import settle
 from load.target import TEXTS, Target
 
@@ -130,11 +130,7 @@ async def _end(target: Target, end: Callable[[], float], result: Result) -> None
 
 
 def _judge(result: Result, alone: list[Reply], beside: list[Reply], peak: int) -> None:
-    for reply in (*alone, *beside):
-        result.require(
-            reply.answered or reply.status == QUEUE_FULL,
-            f"a short question failed: {reply.status} {reply.error}",
-        )
+    judge(result, [*alone, *beside], "a short question failed")
     first, then = (percentile([one.seconds for one in x], 0.95) for x in (alone, beside))
     result.figures |= {
         "p95 alone": milliseconds(first),

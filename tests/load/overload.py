@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 from campaign import Result
-from load.client import QUEUE_FULL, Reply, ask, bodies, clients, milliseconds, percentile
+from load.client import QUEUE_FULL, Reply, ask, bodies, clients, judge, milliseconds, percentile
 from load.target import Target
 
 READERS = (1, 2, 4)
@@ -41,11 +41,7 @@ async def overload(target: Target, points: int, seed: int) -> Result:
             loops = await asyncio.gather(*(reader() for _ in range(readers * rows)))
             replies = [reply for loop in loops for reply in loop]
             result.cases["closed loop"] += len(replies)
-            for reply in replies:
-                result.require(
-                    reply.answered or reply.status == QUEUE_FULL,
-                    f"an answer failed: {reply.status} {reply.error}",
-                )
+            judge(result, replies, "an answer failed")
             peak = max(peak, _rate([r.began + r.seconds for r in replies if r.answered]))
         began = time.perf_counter()
         replies, late = await _open(client, questions, points, TIMES * peak, seed)
@@ -99,11 +95,7 @@ def _judge(
         "answer p99": milliseconds(percentile(waited, 0.99)),
         "questions sent late by p99": milliseconds(percentile(late, 0.99)),
     }
-    for reply in replies:
-        result.require(
-            reply.answered or reply.status == QUEUE_FULL,
-            f"neither an answer nor 429: {reply.status} {reply.error}",
-        )
+    judge(result, replies, "neither an answer nor 429")
     result.require(
         goodput >= GOODPUT * peak,
         f"{goodput:.1f} answers a second at twice the peak of {peak:.1f}, less than {GOODPUT:.0%}",

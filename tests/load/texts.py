@@ -6,7 +6,7 @@ import asyncio
 from itertools import count
 
 from campaign import Result
-from load.client import QUEUE_FULL, ask, bodies, clients
+from load.client import ask, bodies, clients, judge
 from load.disconnects import settle
 from load.target import TEXTS, Target
 
@@ -32,8 +32,7 @@ async def texts(target: Target, points: int, seed: int) -> Result:
                 body |= {"model": target.model, "messages": [{"role": "user", "content": text}]}
                 reply = await ask(client, body)
                 result.cases["questions"] += 1
-                fine = reply.answered or reply.status == QUEUE_FULL
-                result.require(fine, f"a text failed: {reply.status} {reply.error}")
+                judge(result, [reply], "a text failed")
                 peak = max(peak, target.memory())
 
         await asyncio.gather(*(reader() for _ in range(READERS)))
