@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -36,7 +35,6 @@ def create_app(
     model: SeDeM | None = None,
     *,
     keys: KeyRing | None = None,
-    on_failure: Callable[[], None] = lambda: None,
     open_answerer: OpenAnswerer = OneMachine,
 ) -> FastAPI:
     """Make the application; the model is opened when the server starts.
@@ -44,7 +42,6 @@ def create_app(
     Args:
         model: the model, if it is open already.
         keys: the accepted API keys; None means those that `keys_of` finds.
-        on_failure: called if the model cannot be opened; the reason is in the app's lifecycle.
         open_answerer: opens the answerer, on this machine or on others.
 
     Raises:
@@ -56,7 +53,8 @@ def create_app(
     app = FastAPI(
         title="sedem", version=version("sedem"), lifespan=lifespan, docs_url=None, redoc_url=None
     )
-    app.state.settings, app.state.model, app.state.on_failure = settings, model, on_failure
+    app.state.settings, app.state.model = settings, model
+    app.state.on_failure = lambda: None  # called if the model cannot be opened; lifecycle has why
     app.state.metrics, app.state.tracer = metrics, tracer
     app.state.open_answerer = open_answerer
     app.state.keys = keys or keys_of(settings.key_file)[0]

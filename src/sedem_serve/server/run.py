@@ -174,17 +174,11 @@ def _allow_open_files() -> int:
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket that is bound to an address."""
     try:
-        family, kind, _, _, address = socket.getaddrinfo(
+        family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        listening = socket.socket(family, kind)
-        try:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind(address)
-            listening.listen(BACKLOG)
-        except OSError:
-            listening.close()
-            raise
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        return socket.create_server(address, family=family, backlog=BACKLOG, dualstack_ipv6=both)
     except socket.gaierror:
         raise ConfigError(f"host is '{host}'; it must be an address of this machine") from None
     except OSError as error:
@@ -195,10 +189,11 @@ def listen(host: str, port: int) -> socket.socket:
             case errno.EACCES:
                 why = f"port {port} needs rights that this user lacks; choose one above 1023"
             case _:
-                why = f"{host}:{port} cannot be used: {error.strerror}; choose another"
-                why += " with --host and --port"
+                reason = os.strerror(error.errno or 0)
+                why = (
+                    f"{host}:{port} cannot be used: {reason}; choose another with --host and --port"
+                )
         raise ConfigError(why) from None
-    return listening
 
 
 def address_of(listening: socket.socket) -> str:

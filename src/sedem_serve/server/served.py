@@ -41,14 +41,6 @@ PIECE = 200
 
 
 @dataclass(frozen=True)
-class Failure:
-    """A file that could not be read, and the reason in one sentence."""
-
-    filename: str
-    error: str
-
-
-@dataclass(frozen=True)
 class Progress:
     """Progress of the files that came since the bank last had nothing to read.
 
@@ -58,7 +50,7 @@ class Progress:
         files_done: files that were read or could not be read.
         characters: number of characters; for a file that is not parsed yet, its bytes.
         error: one sentence if a file could not be read.
-        failed: all files that could not be read.
+        failed: all files that could not be read, each with the reason in one sentence.
         notes: what was left out of files that were read, or guessed.
     """
 
@@ -69,7 +61,7 @@ class Progress:
     characters: int
     blocks: int
     error: str | None = None
-    failed: tuple[Failure, ...] = ()
+    failed: tuple[dict[str, str], ...] = ()
     notes: tuple[str, ...] = ()
 
     def to_dict(self, bank: str) -> dict[str, Any]:
@@ -390,7 +382,7 @@ class UploadBank(ServedBank, FollowedBank):
                 characters=read + left,
                 blocks=blocks,
                 error=first or self.error or self._trouble or None,
-                failed=tuple(Failure(*one) for one in failures),
+                failed=tuple({"filename": name, "error": why} for name, why in failures),
                 notes=tuple("; ".join(notes) for notes in self._notes.values() if notes),
             )
 

@@ -139,7 +139,8 @@ def test_a_server_whose_model_cannot_be_opened_says_so(
 ) -> None:
     failed = threading.Event()
     changed = settings.with_changes(model=str(tmp_path / "nothing"))
-    app = create_app(changed, keys=KEYS, on_failure=failed.set)
+    app = create_app(changed, keys=KEYS)
+    app.state.on_failure = failed.set
     with TestClient(app):
         assert failed.wait(60)
     assert isinstance(app.state.lifecycle.failed, CheckpointError)

@@ -142,7 +142,7 @@ def test_banks_of_another_model_are_refused(
         upload(library, "flat", {"recipe.txt": RECIPE})
         finish(library)
         [failed] = library.get("flat").progress().failed
-        assert "was built by another model" in failed.error
+        assert "was built by another model" in failed["error"]
 
 
 def test_names_are_not_shared(settings: ServerSettings, model: SeDeM) -> None:
