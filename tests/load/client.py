@@ -83,29 +83,24 @@ async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> Reply:
                 seconds = time.perf_counter() - began
                 said, retry = response.text[:500], response.headers.get("retry-after")
                 return Reply(response.status_code, began, seconds, seconds, "", said, retry)
-            return await _read(response, began)
+            first, text, ended, error = None, "", False, None
+            async for line in response.aiter_lines():
+                if not line.startswith("data: "):
+                    continue
+                if ended := line == "data: [DONE]":
+                    continue
+                data = json.loads(line[6:])
+                if "error" in data:
+                    error = str(data["error"])
+                elif content := data["choices"] and data["choices"][0]["delta"].get("content"):
+                    first, text = first or time.perf_counter(), text + content
+            now = time.perf_counter()
+            if error is None and not ended:
+                error = "the stream ended without [DONE]"
+            return Reply(200, began, (first or now) - began, now - began, text, error)
     except httpx.HTTPError as error:
         seconds = time.perf_counter() - began
         return Reply(NO_RESPONSE, began, seconds, seconds, error=f"{type(error).__name__}: {error}")
-
-
-async def _read(response: httpx.Response, began: float) -> Reply:
-    first, text, ended, error = None, "", False, None
-    async for line in response.aiter_lines():
-        if not line.startswith("data: "):
-            continue
-        ended = line == "data: [DONE]"
-        if ended:
-            continue
-        data = json.loads(line[6:])
-        if "error" in data:
-            error = str(data["error"])
-        elif content := data["choices"] and data["choices"][0]["delta"].get("content"):
-            first, text = first or time.perf_counter(), text + content
-    now = time.perf_counter()
-    if error is None and not ended:
-        error = "the stream ended without [DONE]"
-    return Reply(200, began, (first or now) - began, now - began, text, error)
 
 
 def judge(result: Result, replies: Sequence[Reply], told: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 from campaign import Result
-from load.client import PATH, QUEUE_FULL, Reply, ask, bodies, clients, milliseconds, percentile
+from load.client import PATH, QUEUE_FULL, ask, bodies, clients, milliseconds, percentile
 from load.target import TEXTS, Target
 
 READERS = 32
@@ -104,7 +104,13 @@ class Readers:
                 result.cases[kind] += 1
                 try:
                     async with asyncio.timeout(self.chance.uniform(0, MOMENTS * self.usual)):
-                        status, error = await _outcome(self.client, body)
+                        if body["stream"]:
+                            reply = await ask(self.client, body)
+                            status, error = reply.status, reply.error
+                        else:
+                            answer = await self.client.post(PATH, json=body)
+                            status = answer.status_code
+                            error = None if answer.is_success else answer.text[:500]
                     result.count("read to the end")
                     result.require(
                         error is None or status == QUEUE_FULL, f"an answer failed: {status} {error}"
@@ -125,14 +131,6 @@ async def _warm_up(target: Target, readers: Readers, size: int) -> int:
         last, made = max(now, last), made + size
     await settle(target, Result("requests"))
     return made
-
-
-async def _outcome(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[int, str | None]:
-    if body["stream"]:
-        reply: Reply = await ask(client, body)
-        return reply.status, reply.error
-    response = await client.post(PATH, json=body)
-    return response.status_code, None if response.is_success else response.text[:500]
 
 
 async def settle(target: Target, result: Result) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
@@ -20,7 +19,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import Unsatisfiable
 from load.mutation import mutated
 from load.target import Target
-from load.wire import Outcome, Shot, Wire
+from load.wire import Shot, Wire
 from schemathesis import GenerationMode
 
 WORKERS = 4
@@ -33,16 +32,31 @@ HANG_SECONDS = 5.0
 
 async def fuzz(target: Target, points: int, start: int) -> Result:
     """Send requests from the OpenAPI document, and mutations of them and of usual requests."""
-    result = Result("requests")
-    shots = _shots(target, points, start)
+    result, chance = Result("requests"), random.Random(start)
+    document = target.get("/openapi.json").raise_for_status().json()
+    described = Described(document, start)
+    shots = (
+        described.next() if number % DESCRIBED == 0 else mutated(chance, described.some)
+        for number in range(points)
+    )
     wires = [Wire(target.url, target.secret) for _ in range(WORKERS)]
     with ThreadPoolExecutor(WORKERS) as executor:
         while batch := list(islice(shots, BATCH)):
             parts = [batch[worker::WORKERS] for worker in range(WORKERS)]
-            for found in executor.map(_send_all, wires, parts):
-                for shot, outcome in found:
-                    _judge(result, shot, outcome)
-            _remove_all(target)
+            outcomes = executor.map(lambda wire, part: [*map(wire.send, part)], wires, parts)
+            for part, found in zip(parts, outcomes, strict=True):
+                for shot, outcome in zip(part, found, strict=True):
+                    result.cases[shot.kind] += 1
+                    result.count(f"status {outcome.status or 'none'}")
+                    told, seconds = f"{shot.kind}: {outcome} for {shot}", outcome.seconds
+                    result.require(seconds <= HANG_SECONDS, f"it took {seconds:.1f} s; {told}")
+                    fine = outcome.status < 500 or outcome.is_stated_503
+                    result.require(fine, f"a failure; {told}")
+                    result.require(bool(outcome.status) or shot.broken, f"no response; {told}")
+            # Delete the banks that were created, so that lists stay short.
+            for bank in target.get("/v1/banks").raise_for_status().json()["data"]:
+                if not bank["read_only"]:
+                    wires[0].send(Shot("tidy", "DELETE", f"/v1/banks/{bank['name']}".encode()))
             health = target.get("/health", with_key=False)
             result.require(health.status_code == 200, f"/health answers {health.status_code}")
     statuses = sorted(what for what in result.counts if what.startswith("status "))
@@ -50,35 +64,6 @@ async def fuzz(target: Target, points: int, start: int) -> Result:
         f"{status.removeprefix('status ')} {result.counts.pop(status):,}" for status in statuses
     )
     return result
-
-
-def _shots(target: Target, points: int, start: int) -> Iterator[Shot]:
-    chance = random.Random(start)
-    document = target.get("/openapi.json").raise_for_status().json()
-    described = Described(document, start)
-    for number in range(points):
-        yield described.next() if number % DESCRIBED == 0 else mutated(chance, described.some)
-
-
-def _send_all(wire: Wire, shots: list[Shot]) -> list[tuple[Shot, Outcome]]:
-    return [(shot, wire.send(shot)) for shot in shots]
-
-
-def _judge(result: Result, shot: Shot, outcome: Outcome) -> None:
-    result.cases[shot.kind] += 1
-    result.count(f"status {outcome.status or 'none'}")
-    told = f"{shot.kind}: {outcome} for {shot}"
-    result.require(outcome.seconds <= HANG_SECONDS, f"it took {outcome.seconds:.1f} s; {told}")
-    result.require(outcome.status < 500 or outcome.is_stated_503, f"a failure; {told}")
-    result.require(bool(outcome.status) or shot.broken, f"no response; {told}")
-
-
-def _remove_all(target: Target) -> None:
-    """Delete the banks that fuzzed requests created, so that lists stay short."""
-    wire = Wire(target.url, target.secret)
-    for bank in target.get("/v1/banks").raise_for_status().json()["data"]:
-        if not bank["read_only"]:
-            wire.send(Shot("tidy", "DELETE", f"/v1/banks/{bank['name']}".encode()))
 
 
 # Requests made from the OpenAPI document

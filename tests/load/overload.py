@@ -6,9 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-import httpx
 from campaign import Result
 from load.client import QUEUE_FULL, Reply, ask, bodies, clients, judge, milliseconds, percentile
 from load.target import Target
@@ -43,41 +41,16 @@ async def overload(target: Target, points: int, seed: int) -> Result:
             result.cases["closed loop"] += len(replies)
             judge(result, replies, "an answer failed")
             peak = max(peak, _rate([r.began + r.seconds for r in replies if r.answered]))
-        began = time.perf_counter()
-        replies, late = await _open(client, questions, points, TIMES * peak, seed)
+        # Ask at random moments, at a rate; late tells how late each question was sent.
+        chance, tasks, late = random.Random(seed), list[asyncio.Task[Reply]](), list[float]()
+        due = began = time.perf_counter()
+        for _ in range(points):
+            due += chance.expovariate(TIMES * peak)
+            await asyncio.sleep(max(due - time.perf_counter(), 0))
+            late.append(time.perf_counter() - due)
+            tasks.append(asyncio.create_task(ask(client, next(questions))))
+        replies = [*await asyncio.gather(*tasks)]
     result.cases["open loop"] = len(replies)
-    _judge(result, replies, began, peak, late)
-    return result
-
-
-def _rate(ends: Sequence[float]) -> float:
-    """Answers a second, without the beginning and the end of the loop."""
-    ordered = sorted(ends)
-    first, last = len(ordered) // 10, len(ordered) - 1 - len(ordered) // 10
-    return (last - first) / (ordered[last] - ordered[first]) if last > first else 0.0
-
-
-async def _open(
-    client: httpx.AsyncClient,
-    questions: Iterator[dict[str, Any]],
-    points: int,
-    rate: float,
-    seed: int,
-) -> tuple[list[Reply], list[float]]:
-    """Ask at random moments, at a rate; also how late each question was sent."""
-    chance, tasks, late = random.Random(seed), list[asyncio.Task[Reply]](), list[float]()
-    due = time.perf_counter()
-    for _ in range(points):
-        due += chance.expovariate(rate)
-        await asyncio.sleep(max(due - time.perf_counter(), 0))
-        late.append(time.perf_counter() - due)
-        tasks.append(asyncio.create_task(ask(client, next(questions))))
-    return [*await asyncio.gather(*tasks)], late
-
-
-def _judge(
-    result: Result, replies: list[Reply], began: float, peak: float, late: list[float]
-) -> None:
     until = max(reply.began for reply in replies)
     since = began + RAMP * (until - began)
     ends = [reply.began + reply.seconds for reply in replies if reply.answered]
@@ -105,3 +78,11 @@ def _judge(
         f"p99 of the time to a refusal is {milliseconds(p99)}, more than "
         f"{milliseconds(REFUSED_SECONDS)}",
     )
+    return result
+
+
+def _rate(ends: Sequence[float]) -> float:
+    """Answers a second, without the beginning and the end of the loop."""
+    ordered = sorted(ends)
+    first, last = len(ordered) // 10, len(ordered) - 1 - len(ordered) // 10
+    return (last - first) / (ordered[last] - ordered[first]) if last > first else 0.0

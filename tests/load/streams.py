@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from typing import Any
 
-import httpx
 from campaign import Result
 from load.client import QUEUE_FULL, Reply, ask, bodies, clients, milliseconds, percentile
 from load.target import Target
@@ -31,8 +29,13 @@ async def streams(target: Target, points: int, seed: int) -> Result:
 
         async def reader(asked: int) -> None:
             for _ in range(asked):
-                began = time.perf_counter()
-                reply = await _admitted(client, next(questions), chance, result)
+                body, began = next(questions), time.perf_counter()
+                while (reply := await ask(client, body)).status == QUEUE_FULL:
+                    result.count("429")
+                    result.require(reply.retry_after is not None, "a 429 came without Retry-After")
+                    # As OpenAI's clients do, so that not all come back at once.
+                    pause = float(reply.retry_after or 1)
+                    await asyncio.sleep(pause * (1 + chance.random() / 4))
                 replies.append(reply)
                 whole.append(reply.began + reply.first - began)
 
@@ -41,23 +44,6 @@ async def streams(target: Target, points: int, seed: int) -> Result:
         await asyncio.gather(*map(reader, shares))
         seconds = time.perf_counter() - began
     result.cases["questions"] = len(replies)
-    _judge(result, replies, whole, seconds)
-    return result
-
-
-async def _admitted(
-    client: httpx.AsyncClient, body: dict[str, Any], chance: random.Random, result: Result
-) -> Reply:
-    """Ask until the answer is no 429."""
-    while (reply := await ask(client, body)).status == QUEUE_FULL:
-        result.count("429")
-        result.require(reply.retry_after is not None, "a 429 came without Retry-After")
-        # As OpenAI's clients do, so that not all come back at once.
-        await asyncio.sleep(float(reply.retry_after or 1) * (1 + chance.random() / 4))
-    return reply
-
-
-def _judge(result: Result, replies: list[Reply], whole: list[float], seconds: float) -> None:
     for reply in replies:
         result.require(reply.answered, f"a stream failed: {reply.status} {reply.error}")
     first = [reply.first for reply in replies if reply.answered]
@@ -75,3 +61,4 @@ def _judge(result: Result, replies: list[Reply], whole: list[float], seconds: fl
         f"p99 of the time to the first token is {milliseconds(p99)}, more than {SPREAD:g} times "
         f"p50, {milliseconds(p50)}",
     )
+    return result

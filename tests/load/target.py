@@ -112,8 +112,22 @@ def serving(
     output, log = folder / "output", folder / "log"
     with output.open("wb") as standard, log.open("wb") as errors:
         process = subprocess.Popen(command, stdout=standard, stderr=errors, env=environment)
+
+    def wait(found: Callable[[], str | None], missing: str) -> str:
+        until = time.monotonic() + SECONDS
+        while time.monotonic() < until and process.poll() is None:
+            if (what := found()) is not None:
+                return what
+            time.sleep(0.05)
+        raise RuntimeError(f"the server {missing}: {_tail(log)}")
+
+    def address() -> str | None:
+        lines = output.read_text("utf-8").splitlines()
+        pages = (line.split()[-1] for line in lines if line.startswith("the page:"))
+        return next(pages, None)
+
     try:
-        url = _address(process, output, log)
+        url = wait(address, "did not listen").rstrip("/")
 
         def fail(what: str) -> None:
             process.send_signal(SIGNALS[what])
@@ -129,7 +143,7 @@ def serving(
             return ended[0]
 
         target = Target(url, secret, MODEL, psutil.Process(process.pid), fail, end)
-        _wait_until_ready(target, process, log)
+        wait(lambda: "" if target.get("/ready").is_success else None, "was not ready")
         yield target
         if process.poll() is not None and not ended:
             raise RuntimeError(f"the server ended by itself: {_tail(log)}")
@@ -142,25 +156,6 @@ def serving(
             raise RuntimeError(f"the server did not end when told to: {_tail(log)}") from None
     if process.returncode:
         raise RuntimeError(f"the server ended with {process.returncode}: {_tail(log)}")
-
-
-def _address(process: subprocess.Popen[bytes], output: Path, log: Path) -> str:
-    until = time.monotonic() + SECONDS
-    while time.monotonic() < until and process.poll() is None:
-        for line in output.read_text("utf-8").splitlines():
-            if line.startswith("the page:"):
-                return line.split()[-1].rstrip("/")
-        time.sleep(0.05)
-    raise RuntimeError(f"the server did not listen: {_tail(log)}")
-
-
-def _wait_until_ready(target: Target, process: subprocess.Popen[bytes], log: Path) -> None:
-    until = time.monotonic() + SECONDS
-    while time.monotonic() < until and process.poll() is None:
-        if target.get("/ready").status_code == 200:
-            return
-        time.sleep(0.1)
-    raise RuntimeError(f"the server was not ready: {_tail(log)}")
 
 
 def _tail(log: Path) -> str:

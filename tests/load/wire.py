@@ -88,26 +88,22 @@ class Wire:
         """Send a request and read the response."""
         began, fresh = time.perf_counter(), self._socket is None
         try:
-            outcome = self._exchange(shot, began)
+            if self._socket is None:
+                self._socket = socket.create_connection(self.address, SECONDS)
+            self._socket.sendall(shot.encoded(self.host, self.secret))
+            if shot.broken:
+                # Nothing more comes: the server need not wait for the rest.
+                self._socket.shutdown(socket.SHUT_WR)
+            with HTTPResponse(self._socket, method=shot.method) as response:
+                response.begin()
+                body, retry = response.read(), response.headers.get("Retry-After")
+                closed = response.will_close or shot.broken
         except (OSError, HTTPException) as error:
             self._close()
             if not fresh and not isinstance(error, TimeoutError):
                 return self.send(shot)  # the server had closed the connection meanwhile
             seconds, told = time.perf_counter() - began, f"{type(error).__name__}: {error}"
             return Outcome(0, seconds, error=told)
-        return outcome
-
-    def _exchange(self, shot: Shot, began: float) -> Outcome:
-        if self._socket is None:
-            self._socket = socket.create_connection(self.address, SECONDS)
-        self._socket.sendall(shot.encoded(self.host, self.secret))
-        if shot.broken:
-            # Nothing more comes: the server need not wait for the rest.
-            self._socket.shutdown(socket.SHUT_WR)
-        with HTTPResponse(self._socket, method=shot.method) as response:
-            response.begin()
-            body, retry = response.read(), response.headers.get("Retry-After")
-            closed = response.will_close or shot.broken
         if closed:
             self._close()
         return Outcome(response.status, time.perf_counter() - began, body[:2000], retry)

@@ -25,7 +25,7 @@ from scale.building import (
     write_checkpoint,
     write_documents,
 )
-from scale.hosts import ATTEMPTS, ENVIRONMENT, hosts, not_permitted
+from scale.hosts import ATTEMPTS, ENVIRONMENT, OBJECTS, hosts, not_permitted
 from scale.serving import Counts, Machines, compare, kill_replica, killed_host, served, under_load
 
 from sedem import SeDeM
@@ -68,32 +68,26 @@ def local_cluster(cpus: int) -> Iterator[str]:
         tempfile.TemporaryDirectory(prefix="sd", dir="/tmp") as folder,
         patch.dict(os.environ, settings),
     ):
+        # Ray gives up after 30 seconds, which busy cores may take.
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                ray.init(
+                    num_cpus=cpus,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level="ERROR",
+                    object_store_memory=OBJECTS,
+                    _temp_dir=folder,
+                )
+                break
+            except Exception:
+                ray.shutdown()
+                if attempt == ATTEMPTS:
+                    raise
         try:
-            _start(cpus, folder)
             yield ray.get_runtime_context().gcs_address
         finally:
             ray.shutdown()
-
-
-def _start(cpus: int, folder: str) -> None:
-    """Start a node; Ray gives up after 30 seconds, which busy cores may take."""
-    import ray
-
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            ray.init(
-                num_cpus=cpus,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level="ERROR",
-                object_store_memory=150_000_000,
-                _temp_dir=folder,
-            )
-            return
-        except Exception:
-            ray.shutdown()
-            if attempt == ATTEMPTS:
-                raise
 
 
 @dataclass

@@ -37,14 +37,13 @@ def preflight(client: TestClient, origin: str) -> Any:
     return client.options("/v1/chat/completions", headers=headers)
 
 
-def test_without_asking_no_other_site_may_read(client: TestClient) -> None:
+def test_only_an_origin_that_was_asked_for_may_call(
+    client: TestClient, make_client: Callable[..., TestClient], tmp_path: Path
+) -> None:
     response = client.get("/ready", headers={"Origin": APP})
     assert not [name for name in response.headers if name.startswith("access-control")]
     assert "access-control-allow-origin" not in preflight(client, APP).headers
-
-
-def test_an_origin_that_was_asked_for_may_call(make_client: Callable[..., TestClient]) -> None:
-    client = make_client(cors=(APP,))
+    client = make_client(cors=(APP,), folder=tmp_path / "other")
     allowed = preflight(client, APP)
     assert allowed.is_success
     assert allowed.headers["access-control-allow-origin"] == APP
@@ -68,6 +67,9 @@ def test_a_request_that_no_route_takes(client: TestClient) -> None:
         assert response.status_code == status
         assert response.json()["error"]["message"] == message
         assert response.json()["error"]["type"] == "invalid_request_error"
+    # No page of the documentation loads scripts from elsewhere.
+    assert client.get("/docs").status_code == client.get("/redoc").status_code == 404
+    assert client.get("/openapi.json").json()["info"]["title"] == "sedem"
 
 
 def test_a_body_that_is_wrong_is_explained_and_not_repeated(client: TestClient) -> None:
@@ -84,11 +86,6 @@ def test_a_body_that_is_wrong_is_explained_and_not_repeated(client: TestClient) 
         assert response.status_code == 400 and "secret text" not in response.text
         error = response.json()["error"]
         assert error["param"] == param and words in error["message"]
-
-
-def test_no_page_of_the_documentation_loads_scripts_from_elsewhere(client: TestClient) -> None:
-    assert client.get("/docs").status_code == client.get("/redoc").status_code == 404
-    assert client.get("/openapi.json").json()["info"]["title"] == "sedem"
 
 
 def test_an_engine_with_graphs_captures_them_before_the_first_question(

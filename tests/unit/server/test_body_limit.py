@@ -50,13 +50,11 @@ def test_a_body_over_the_limit_is_refused(announced: bool, client: TestClient) -
     assert f'sedem_refused_total{{reason="size"}} {count}.0' in client.get("/metrics").text
 
 
-def test_a_body_of_the_limit_is_read(client: TestClient) -> None:
+def test_a_body_of_the_limit_is_read_and_an_upload_may_be_larger(client: TestClient) -> None:
     body = b'{"question": "new"}'.ljust(LIMIT)
     headers = {"Content-Type": "application/json"}
     assert client.post("/v1/banks/any/scores", content=body, headers=headers).status_code == 404
 
-
-def test_an_upload_may_be_larger_than_other_bodies(client: TestClient) -> None:
     def upload(size: int) -> int:
         files = {"file": ("a.txt", b"word " * (size // 5), "text/plain")}
         return client.post("/v1/banks/new/documents", files=files).status_code

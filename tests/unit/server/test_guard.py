@@ -224,19 +224,11 @@ def test_every_digest_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPat
         assert compared == [(key.sha256, digest_of(secret)) for key in ring.keys]
 
 
-@pytest.mark.parametrize(
-    ("banks", "bank", "may"),
-    [
-        (("*",), "any", True),
-        (("a", "b"), "b", True),
-        (("a",), "ab", False),
-        (("team-*",), "team-a", True),
-        (("team-*",), "team", False),
-        ((), "a", False),
-    ],
-)
-def test_scopes(banks: tuple[str, ...], bank: str, may: bool) -> None:
-    assert key("ann", banks=banks).may_read(bank) is may
+def test_scopes() -> None:
+    for banks, bank in ((("*",), "any"), (("a", "b"), "b"), (("team-*",), "team-a")):
+        assert key("ann", banks=banks).may_read(bank)
+    for banks, bank in ((("a",), "ab"), (("team-*",), "team"), ((), "a")):
+        assert not key("ann", banks=banks).may_read(bank)
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,9 @@ def test_an_error_of_a_route_is_an_answer_and_ends_a_stream_that_has_begun(
     assert client.get("/ready").is_success
 
 
-def test_routes_are_counted_by_their_pattern(client: TestClient) -> None:
+def test_requests_are_counted_by_the_pattern_of_their_route(
+    app: FastAPI, client: TestClient
+) -> None:
     for name in ("one", "two", "three"):
         client.get(f"/v1/banks/{name}")
         client.get(f"/made/up/{name}")
@@ -107,9 +109,7 @@ def test_routes_are_counted_by_their_pattern(client: TestClient) -> None:
     assert 'sedem_requests_total{route="/v1/banks/{bank}",status="404"} 3.0' in text
     assert 'sedem_requests_total{route="unknown",status="404"} 3.0' in text
     assert "one" not in re.findall(r'route="([^"]*)"', text)
-
-
-def test_requests_that_work_are_counted_while_they_do(app: FastAPI, client: TestClient) -> None:
+    # Those that work are counted while they do.
     seen: list[int] = []
 
     async def work() -> None:
