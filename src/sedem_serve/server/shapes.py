@@ -189,18 +189,20 @@ IN_JSON: dict[str, Any] = {
 # Type checkers see no fields that are made, so these are read as `AskBody.options`.
 if TYPE_CHECKING:
 
-    class Asked(Body):
+    class WithOptions(Body):
         """Every body has this field, each under a name of its own."""
 
         answer_field: str | None
 else:
     usual = {one.name: one.default for one in fields(Request)}
-    Asked = create_model(
-        "Asked", __base__=Body, **{name: (kind, usual[name]) for name, kind in IN_JSON.items()}
+    WithOptions = create_model(
+        "WithOptions",
+        __base__=Body,
+        **{name: (kind, usual[name]) for name, kind in IN_JSON.items()},
     )
 
 
-class AskBody(Asked, ABC):
+class AskBody(WithOptions, ABC):
     """What every question may say; its options are those of `Request`.
 
     Attributes:
