@@ -184,6 +184,17 @@ def test_an_error_has_a_status(error: Exception, status: int, code: str | None) 
     assert set(answer.body()["error"]) == {"message", "type", "param", "code"}
 
 
+def test_a_status_says_the_type_of_an_error_and_its_usual_code() -> None:
+    types = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+    types |= dict.fromkeys((500, 503, 507), "server_error")
+    codes = {401: "invalid_api_key", 403: "forbidden", 404: "not_found", 408: "slow"}
+    codes |= {409: "conflict", 413: "too_large", 431: "too_large", 507: "insufficient_storage"}
+    for status in (400, 405, 501, *types, *codes):
+        error = ApiError(status, "x").body()["error"]
+        assert error["type"] == types.get(status, "invalid_request_error")
+        assert status in (429, 500, 503) or error["code"] == codes.get(status)
+
+
 def test_nothing_of_an_unexpected_error_is_told() -> None:
     for kind in vars(sedem_errors).values():
         if isinstance(kind, type) and issubclass(kind, SedemError):
