@@ -105,6 +105,7 @@ def test_several_files_are_read_at_once_and_yielded_in_order(
         return together(path, *given)
 
     monkeypatch.setattr(reading, "parse_file", parse_file)
+    monkeypatch.setattr(reading, "AHEAD", 3)
     found = Sources([str(tmp_path)])
     names = [Path(document.name).name for document in found]
     assert names == ["a.txt", *(f"b.jsonl#{n}" for n in range(1, 6)), "c.txt", "d.txt", "e.txt"]
