@@ -72,6 +72,8 @@ class WholeAnswer:
 
 Part = Selected | Estimate | str | WholeAnswer
 """What an answer comes in."""
+AnswerParts = AsyncGenerator[tuple[int, Part], None]
+"""The parts of all answers to a request, each with the number of its answer."""
 
 
 async def to_ask(service: Service, key: Key, body: AskBody) -> ResolvedQuestion:
@@ -197,9 +199,7 @@ def without_documents(
     return ResolvedQuestion(request, decoding, body, None, unused, tokens, 0)
 
 
-async def answering(
-    service: Service, key: Key, body: AskBody
-) -> AsyncGenerator[tuple[int, Part], None]:
+async def answering(service: Service, key: Key, body: AskBody) -> AnswerParts:
     """Answer the body of a request, as many times as it asks for, one after the other.
 
     Yields:

@@ -29,7 +29,7 @@ from sedem_serve.server.errors import (
 )
 from sedem_serve.server.keys import Key, KeyRing
 from sedem_serve.server.metrics import Metrics
-from sedem_serve.server.pages import COOKIE, asks_for_page, login, login_page, sign_out, welcome
+from sedem_serve.server.pages import COOKIE, login, login_page, sign_out, welcome
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 OPEN = ("GET", "/health")
@@ -127,8 +127,9 @@ class Guard:
             if header is None and cookie is None:
                 what = "a key is needed; send it as the header 'Authorization: Bearer KEY'"
             error = ApiError(401, what, headers={"WWW-Authenticate": "Bearer"})
-            response = self._refused("key", error)
-            return login_page() if asks_for_page(request) else response
+            response, accepts = self._refused("key", error), request.headers.get("accept", "")
+            of_page = request.method == "GET" and path == "/" and "text/html" in accepts
+            return login_page() if of_page else response
         changes = request.method not in SAFE_METHODS
         if header is None and changes and not _from_here(request):
             return self._refused("origin", foreign_origin())

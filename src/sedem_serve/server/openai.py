@@ -19,13 +19,13 @@ from starlette.responses import JSONResponse, Response
 from sedem.answering.decoding import UNFINISHED
 from sedem.answering.running import Estimate, Selected
 from sedem.config import WAYS
-from sedem_serve.server.asking import SEPARATOR, WholeAnswer, answering
+from sedem_serve.server.asking import SEPARATOR, AnswerParts, WholeAnswer, answering
 from sedem_serve.server.errors import ApiError
 from sedem_serve.server.events import DONE, Events, cancel_on_disconnect, event, stream
 from sedem_serve.server.guard import Owner
 from sedem_serve.server.keys import Key
 from sedem_serve.server.service import Served, Service
-from sedem_serve.server.shapes import AskBody, ChatBody, ChoicesBody, CompletionBody, ResponsesBody
+from sedem_serve.server.shapes import ChatBody, ChoicesBody, CompletionBody, ResponsesBody
 
 router = APIRouter()
 
@@ -61,11 +61,12 @@ async def _complete(request: Request, body: ChoicesBody, service: Service, key: 
         "model": body.model,
         "system_fingerprint": service.model.fingerprint()[:16],
     }
+    parts = answering(service, key, body)
     if body.stream:
         if chat:
             frame["object"] = "chat.completion.chunk"
-        return await stream(request, _events(service, key, body, frame))
-    answers = await cancel_on_disconnect(request, _whole(service, key, body))
+        return await stream(request, _events(parts, body, frame))
+    answers = await cancel_on_disconnect(request, _whole(parts))
     listed = []
     for index, one in enumerate(answers):
         message = {"role": "assistant", "content": one.answer.text, "refusal": None}
@@ -75,16 +76,14 @@ async def _complete(request: Request, body: ChoicesBody, service: Service, key: 
     return JSONResponse({**frame, "choices": listed, "usage": usage, "sedem": details})
 
 
-async def _events(
-    service: Service, key: Key, body: ChoicesBody, frame: Mapping[str, Any]
-) -> Events:
+async def _events(parts: AnswerParts, body: ChoicesBody, frame: Mapping[str, Any]) -> Events:
     chat, answers = isinstance(body, ChatBody), list[WholeAnswer]()
 
     def chunk(index: int, delta: Mapping[str, Any], **fields: Any) -> bytes:
         choice = _choice(chat, "delta", index, delta, fields.pop("answered", None))
         return event({**frame, "choices": [choice], **fields})
 
-    async with aclosing(answering(service, key, body)) as parts:
+    async with aclosing(parts):
         async for index, part in parts:
             match part:
                 case Selected():
@@ -166,15 +165,14 @@ async def responses(request: Request, body: ResponsesBody, service: Served, key:
         "error": None,
         "incomplete_details": None,
     }
+    parts = answering(service, key, body)
     if body.stream:
-        return await stream(request, _response_events(service, key, body, frame), end=b"")
-    (answered,) = await cancel_on_disconnect(request, _whole(service, key, body))
+        return await stream(request, _response_events(parts, frame), end=b"")
+    (answered,) = await cancel_on_disconnect(request, _whole(parts))
     return JSONResponse(_finished(frame, f"msg_{secrets.token_hex(12)}", answered))
 
 
-async def _response_events(
-    service: Service, key: Key, body: ResponsesBody, frame: Mapping[str, Any]
-) -> Events:
+async def _response_events(parts: AnswerParts, frame: Mapping[str, Any]) -> Events:
     item, numbers = f"msg_{secrets.token_hex(12)}", count()
     place = {"item_id": item, "output_index": 0, "content_index": 0}
     begun = {**frame, "status": "in_progress", "output": [], "usage": None}
@@ -183,7 +181,7 @@ async def _response_events(
         name = f"response.{kind}"
         return event({"type": name, "sequence_number": next(numbers), **fields}, name)
 
-    async with aclosing(answering(service, key, body)) as parts:
+    async with aclosing(parts):
         async for _, part in parts:
             match part:
                 case Selected():
@@ -252,9 +250,9 @@ def _text(text: str, annotations: list[dict[str, Any]]) -> dict[str, Any]:
 # Both
 
 
-async def _whole(service: Service, key: Key, body: AskBody) -> list[WholeAnswer]:
+async def _whole(parts: AnswerParts) -> list[WholeAnswer]:
     """Wait for the complete answers."""
-    async with aclosing(answering(service, key, body)) as parts:
+    async with aclosing(parts):
         return [part async for _, part in parts if isinstance(part, WholeAnswer)]
 
 

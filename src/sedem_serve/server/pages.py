@@ -76,12 +76,6 @@ def login_page(message: str = "") -> HTMLResponse:
     )
 
 
-def asks_for_page(request: Request) -> bool:
-    """Return whether a browser requests the page."""
-    accepts = request.headers.get("accept", "")
-    return request.method == "GET" and request.scope["path"] == "/" and "text/html" in accepts
-
-
 def welcome(request: Request, keys: KeyRing, secret: str) -> Response:
     """Store a key in the browser and go to the page, or show the form again."""
     if keys.find(secret) is None:
