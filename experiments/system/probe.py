@@ -156,7 +156,7 @@ def probe(
             model = untrained(config)
             stage = Stage1(model, LOSSES, SEED)
             calibrate(stage, training)
-            fit(stage, model, recipe, folder, training, None, progress=lambda step: None)
+            fit(stage, model, recipe, training, None, shown=False)
             shutil.rmtree(folder)  # no checkpoint is kept
             found = {
                 "extract_layers": [extract],

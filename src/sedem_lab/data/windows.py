@@ -95,3 +95,8 @@ def collate_windows(windows: Sequence[Mapping[str, NDArray[np.int64]]]) -> dict[
         name: torch.from_numpy(np.stack([window[name] for window in windows]))
         for name in ("context", "continuation")
     }
+
+
+def window_tokens(batch: Mapping[str, Tensor]) -> int:
+    """Count the tokens of contexts and continuations, whatever of them a method's loss uses."""
+    return batch["context"].numel() + batch["continuation"].numel()

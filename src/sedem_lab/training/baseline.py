@@ -19,7 +19,7 @@ from sedem_lab.baselines.rag import RAG
 from sedem_lab.baselines.registry import reader_class
 from sedem_lab.baselines.settings import ReaderConfig
 from sedem_lab.baselines.trained import TrainedReader
-from sedem_lab.data.windows import collate_windows
+from sedem_lab.data.windows import collate_windows, window_tokens
 from sedem_lab.training.block_batch import (
     BlockBatch,
     BlockCollator,
@@ -28,7 +28,7 @@ from sedem_lab.training.block_batch import (
     rows_at,
 )
 from sedem_lab.training.block_dataset import BlockDataset, BlockItem, BlockModel
-from sedem_lab.training.fit import fit
+from sedem_lab.training.fit import Trainable, fit
 from sedem_lab.training.question_dataset import QuestionDataset, collate_questions
 from sedem_lab.training.recipe import (
     Mixture,
@@ -104,24 +104,16 @@ class BaselineRecipe(Recipe):
     new_selector: SelectorStart | None = None
 
     @model_validator(mode="after")
-    def _learns_from_one(self) -> Self:
+    def _can_be_trained(self) -> Self:
         if (self.text is None) == (self.data is None):
             given = "both" if self.text else "neither"
             raise ValueError(
                 f"the recipe has {given} of text and data; a run learns from exactly one"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _evaluates_on_something(self) -> Self:
         if self.text is not None:
             check_evaluation(self.run, self.text.held_out > 0, "text.held_out")
         elif self.data is not None:
             check_evaluation(self.run, bool(self.data.evaluation), "data.evaluation")
-        return self
-
-    @model_validator(mode="after")
-    def _has_no_switch_of_sedem(self) -> Self:
         for name in ("logits_at_once", "compile", "shard_backbone"):
             if value := getattr(self.optimization, name):
                 raise ValueError(
@@ -174,17 +166,13 @@ def open_reader(recipe: BaselineRecipe) -> TrainedReader:
     return reader
 
 
-class BaselineTraining(nn.Module):
+class BaselineTraining(Trainable):
     """Adapter from a baseline to the trainer; only its parameter groups are trained."""
 
     def __init__(self, reader: TrainedReader) -> None:
         super().__init__()
         self.reader = reader
-        self.epoch = 0
-        reader.requires_grad_(False)
-        for parameters in reader.parameter_groups().values():
-            for parameter in parameters:
-                parameter.requires_grad_(True)
+        self.freeze_others()
 
     @property
     def progress(self) -> float:
@@ -202,17 +190,10 @@ class BaselineTraining(nn.Module):
 
 
 class TextTraining(BaselineTraining):
-    """Training on windows of text."""
+    """Training on windows of text, whose tokens are the budget of every method alike."""
 
     collate = staticmethod(collate_windows)
-
-    def tokens(self, batch: Mapping[str, Tensor]) -> int:
-        """Number of tokens of contexts and continuations, which is the training budget.
-
-        All tokens count, even if the method's loss does not use them all, so that the budgets of
-        methods are comparable.
-        """
-        return batch["context"].numel() + batch["continuation"].numel()
+    tokens = staticmethod(window_tokens)
 
     def forward(self, context: Tensor, continuation: Tensor) -> dict[str, Tensor]:
         """The method's losses on text."""
@@ -301,40 +282,6 @@ class RAGTraining(BaselineTraining):
         }
 
 
-def train_rag(recipe: BaselineRecipe, output: Path) -> Path:
-    """Train raw-text RAG on the questions of a recipe; see `train_baseline`.
-
-    Raises:
-        ConfigError: the recipe has no questions, or uses only documents with evidence.
-    """
-    chosen = recipe.data
-    if chosen is None or chosen.documents != "all":
-        raise ConfigError(
-            "rag learns to pick among all documents; give questions (data) with documents: all"
-        )
-    reader = open_reader(recipe)
-    assert isinstance(reader, RAG)
-    if recipe.new_selector:
-        reader.selector.restart(recipe.new_selector, recipe.optimization.seed)
-    losses = recipe.losses or ConditionedLosses()
-    dataset = BlockDataset(blocks_of(reader), chosen.answer_limit, cache=Path(recipe.cache))
-    training, evaluation = read_mixture(
-        dataset, chosen, Path(recipe.data_root), selects=losses.select > 0
-    )
-    collator = BlockCollator(
-        dataset,
-        max_blocks=resolve_budget(chosen.max_paragraphs, dataset.most_blocks),
-        budgets=(resolve_budget(reader.config.k, sys.maxsize),),
-        seed=recipe.optimization.seed,
-        cache=Path(recipe.cache) if chosen.cache_states else None,
-    )
-    stage = RAGTraining(reader, losses, collator, chosen.context_limit)
-    left_out = {"left_out": dict(dataset.dropped)}
-    return fit(
-        stage, reader, recipe, output, training, evaluation, data_summary=left_out, best=True
-    )
-
-
 def blocks_of(reader: RAG) -> BlockModel:
     """Describe the paragraphs of a reader as blocks."""
     return BlockModel(reader.backbone, reader.backbone, reader.config.blocks)
@@ -347,14 +294,20 @@ def train_baseline(recipe: BaselineRecipe) -> Path:
         Folder of the final checkpoint.
 
     Raises:
-        ConfigError: the output folder contains a run with other settings.
+        ConfigError: the output folder contains a run with other settings, or the method cannot
+            learn from what the recipe gives.
     """
-    output = start_run(recipe)
-    if reader_class(recipe.method).has_selection_budget:
-        return train_rag(recipe, output)
-    reader, chosen = open_reader(recipe), recipe.data
+    start_run(recipe)
+    chosen, optimization = recipe.data, recipe.optimization
+    cache, data_root = Path(recipe.cache), Path(recipe.data_root)
+    picks = reader_class(recipe.method).has_selection_budget
+    if picks and (chosen is None or chosen.documents != "all"):
+        raise ConfigError(
+            "rag learns to pick among all documents; give questions (data) with documents: all"
+        )
+    reader = open_reader(recipe)
     of_data = chosen and (chosen.cache_states or chosen.evidence_only)
-    if of_data or recipe.losses is not None or recipe.new_selector:
+    if not picks and (of_data or recipe.losses is not None or recipe.new_selector):
         raise ConfigError(
             "losses, new_selector, data.cache_states and data.evidence_only apply only to methods "
             f"that pick paragraphs, but '{recipe.method}' reads all of them; remove these settings"
@@ -362,23 +315,40 @@ def train_baseline(recipe: BaselineRecipe) -> Path:
     if recipe.text is not None:
         length = recipe.text.context
         windows, held_out = open_windows(recipe.text, recipe, reader.backbone, length)
-        return fit(TextTraining(reader), reader, recipe, output, windows, held_out, best=True)
+        return fit(TextTraining(reader), reader, recipe, windows, held_out, best=True)
     assert chosen is not None
-    dataset = QuestionDataset(
-        reader,
-        chosen.answer_limit,
-        chosen.documents,
-        chosen.context_limit,
-        chosen.max_paragraphs,
-        recipe.optimization.seed,
-        cache=Path(recipe.cache),
-    )
-    training, evaluation = read_mixture(dataset, chosen, Path(recipe.data_root))
-    if not len(training):
-        raise ConfigError(
-            f"no question of data.training can be used (left out: {dict(dataset.dropped)})"
+    stage: BaselineTraining
+    if isinstance(reader, RAG):
+        if recipe.new_selector:
+            reader.selector.restart(recipe.new_selector, optimization.seed)
+        losses = recipe.losses or ConditionedLosses()
+        blocks = BlockDataset(blocks_of(reader), chosen.answer_limit, cache=cache)
+        training, evaluation = read_mixture(blocks, chosen, data_root, selects=losses.select > 0)
+        collator = BlockCollator(
+            blocks,
+            max_blocks=resolve_budget(chosen.max_paragraphs, blocks.most_blocks),
+            budgets=(resolve_budget(reader.config.k, sys.maxsize),),
+            seed=optimization.seed,
+            cache=cache if chosen.cache_states else None,
         )
-    logger.info("contexts: %s", dict(dataset.cut))
-    summary = {"left_out": dict(dataset.dropped), **dataset.cut}
-    stage = QuestionTraining(reader)
-    return fit(stage, reader, recipe, output, training, evaluation, data_summary=summary, best=True)
+        summary: dict[str, Any] = {"left_out": dict(blocks.dropped)}
+        stage = RAGTraining(reader, losses, collator, chosen.context_limit)
+    else:
+        dataset = QuestionDataset(
+            reader,
+            chosen.answer_limit,
+            chosen.documents,
+            chosen.context_limit,
+            chosen.max_paragraphs,
+            optimization.seed,
+            cache=cache,
+        )
+        training, evaluation = read_mixture(dataset, chosen, data_root)
+        if not len(training):
+            raise ConfigError(
+                f"no question of data.training can be used (left out: {dict(dataset.dropped)})"
+            )
+        logger.info("contexts: %s", dict(dataset.cut))
+        summary = {"left_out": dict(dataset.dropped), **dataset.cut}
+        stage = QuestionTraining(reader)
+    return fit(stage, reader, recipe, training, evaluation, data_summary=summary, best=True)

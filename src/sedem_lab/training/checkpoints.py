@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from itertools import chain, count
 from pathlib import Path
 
 from sedem.checkpoint.folder import first_damage, survey
@@ -55,23 +56,17 @@ def last_complete_checkpoint(run: Path) -> Path | None:
     for folder in checkpoints(run):
         if is_complete(folder):
             return folder
-        if (folder / COMPLETE).is_file():
-            _set_aside(folder)
-        else:
+        if not (folder / COMPLETE).is_file():
             logger.warning("checkpoint '%s' is incomplete and is skipped", folder)
             shutil.rmtree(folder)
+            continue
+        # A damaged one may be all that is left of its training.
+        name = f"damaged-{folder.name}"
+        names = chain([name], (f"{name}-{number}" for number in count(2)))
+        place = next(place for name in names if not (place := folder.with_name(name)).exists())
+        folder.rename(place)
+        logger.warning("checkpoint '%s' is damaged; it is kept as '%s' and not used", folder, place)
     return None
-
-
-def _set_aside(folder: Path) -> None:
-    """Rename a damaged checkpoint, which may be all that is left of its training."""
-    place = folder.with_name(f"damaged-{folder.name}")
-    number = 1
-    while place.exists():
-        number += 1
-        place = folder.with_name(f"damaged-{folder.name}-{number}")
-    folder.rename(place)
-    logger.warning("checkpoint '%s' is damaged; it is kept as '%s' and not used", folder, place)
 
 
 def remove(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """Training: one loop over the steps of a run, from its last complete checkpoint to its end.
 
-A trainable method is a module. Its `forward(**batch)` returns a dict with `loss` and its named
-parts, `parameter_groups()` names the trained parameters, and `collate` makes a batch.
+What is trained is a `Trainable`. Its `forward(**batch)` returns a dict with `loss` and its named
+parts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
@@ -63,26 +63,35 @@ COUNTS = ("step", "examples", "tokens", "best", "lines")
 """What a checkpoint keeps of a `Run` in STATE."""
 
 
-class Trainable(Protocol):
-    """A torch module that `fit` can train."""
+class Trainable(nn.Module):
+    """A module that `fit` can train.
 
-    progress: float
-    """Share of the training that is done; set before every step."""
+    Attributes:
+        progress: share of the training that is done; set before every step.
+        epoch: passes over the data before this one; set before every pass.
+    """
 
-    epoch: int
-    """Passes over the data before this one; set before every pass."""
+    progress: float = 0.0
+    epoch: int = 0
 
     def parameter_groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
         """Trained parameters by the name of their learning rate; a part may have none."""
-        ...
+        raise NotImplementedError
 
-    def collate(self, items: list[Any]) -> dict[str, Any]:
+    def collate(self, items: list[Any], /) -> dict[str, Any]:
         """Collate items of the dataset into the arguments of `forward`."""
-        ...
+        raise NotImplementedError
 
-    def tokens(self, batch: Mapping[str, Any]) -> int | Tensor:
+    def tokens(self, batch: Mapping[str, Any], /) -> int | Tensor:
         """Number of tokens of text in a batch, without padding; on the batch's device."""
-        ...
+        raise NotImplementedError
+
+    def freeze_others(self) -> None:
+        """Freeze every parameter that is in no group."""
+        self.requires_grad_(False)
+        for parameters in self.parameter_groups().values():
+            for parameter in parameters:
+                parameter.requires_grad_(True)
 
 
 class Savable(Protocol):
@@ -94,16 +103,15 @@ class Savable(Protocol):
 
 
 def fit(
-    stage: nn.Module,
+    stage: Trainable,
     model: Savable,
     recipe: Recipe,
-    output: Path,
     training: Dataset[Any],
     evaluation: Dataset[Any] | None,
     *,
     data_summary: Mapping[str, Any] | None = None,
     best: bool = False,
-    progress: Callable[[int], None] | None = None,
+    shown: bool = True,
 ) -> Path:
     """Train, evaluate, and write the final checkpoint and training.json.
 
@@ -111,14 +119,12 @@ def fit(
     only the first one writes and removes checkpoints.
 
     Args:
-        stage: a `Trainable`.
         model: the model that the final checkpoint is written from.
-        output: output folder, claimed by `start_run`.
+        recipe: its output folder was claimed by `start_run`.
         data_summary: facts about the data for training.json, such as how much was left out.
         best: if losses are evaluated during training (`run.eval_every`), write the weights with the
             lowest evaluated loss; otherwise the last ones.
-        progress: called with the number of finished steps, instead of a bar and log lines; None
-            shows those.
+        shown: whether a bar and log lines show it.
 
     Returns:
         Folder of the final checkpoint.
@@ -128,8 +134,7 @@ def fit(
             cannot be used.
         CheckpointError: the last checkpoint has other weights than the model.
     """
-    started, own, trainable = time.time(), processes(), cast(Trainable, stage)
-    settings = recipe.run
+    started, own, settings = time.time(), processes(), recipe.run
     if torch.cuda.device_count() > own.num_processes == 1:
         logger.warning(
             "%d GPUs are visible and one is used; to use all, start the command with "
@@ -138,7 +143,7 @@ def fit(
             torch.cuda.device_count(),
         )
     set_checkpointing(stage, recipe.optimization, training)
-    run = Run(stage, recipe, output, training, shown=progress is None)
+    run = Run(stage, recipe, training, shown)
     resumed_from = run.resume()
     if settings.push_to and own.is_main_process:
         # Also before the first step, so that what the hub refuses is known in time.
@@ -149,22 +154,22 @@ def fit(
     while run.step < run.steps:
         # A pass over the data, without what was seen before a kill. Module and windows must know
         # the pass before its first batch is made.
-        trainable.epoch, done = divmod(run.step, run.steps_of_epoch)
+        stage.epoch, done = divmod(run.step, run.steps_of_epoch)
         if isinstance(training, Windows):
-            training.epoch = trainable.epoch
-        left = run.order(trainable.epoch)[done:][: run.steps - run.step]
-        batches = iter(run.loader(training, [indices for step in left for indices in step]))
+            training.epoch = stage.epoch
+        left = run.order(stage.epoch)[done:][: run.steps - run.step]
+        batches = run.batches(training, [indices for step in left for indices in step])
         for step in left:
             # The gradients of a step's batches are averaged; over processes with the last one.
-            trainable.progress = run.step / run.steps
+            stage.progress = run.step / run.steps
             examples = sum(map(len, step))
             for number, indices in enumerate(step, 1):
-                batch, share = run.on_device(next(batches)), len(indices) / examples
+                batch, share = next(batches), len(indices) / examples
                 with run.accelerator.no_sync(run.wrapped) if number < len(step) else nullcontext():
                     parts = run.forward(batch)
                     run.accelerator.backward(parts["loss"] * share)
                 losses.add(parts, share)
-                run.new_tokens = run.new_tokens + trainable.tokens(batch)
+                run.new_tokens = run.new_tokens + stage.tokens(batch)
             norm = run.accelerator.clip_grad_norm_(
                 [*run.trained.values()], recipe.optimization.max_grad_norm
             )
@@ -175,10 +180,8 @@ def fit(
             run.step += 1
             run.examples += own.num_processes * examples
 
-            # Show, log, evaluate and save, each at its interval.
+            # Log, evaluate and save, each at its interval.
             run.bar.update()
-            if progress is not None:
-                progress(run.step)
             if run.step == 1 or run.step % settings.log_every == 0:
                 rate = run.optimizer.param_groups[0]["lr"]
                 others = {"grad_norm": float(norm), "learning_rate": rate}
@@ -206,7 +209,7 @@ def fit(
         metrics = run.lines[-1]
         if best and settings.eval_every and run.best[0] != run.step:
             metrics = run.load_best() or metrics
-    final = output / FINAL
+    final = run.output / FINAL
     run.count_tokens()
     if own.is_main_process:
         model.save_pretrained(final)
@@ -220,7 +223,7 @@ def fit(
             "data": dict(data_summary or {}),
             "trained_parameters": {
                 name: sum(p.numel() for p in parameters)
-                for name, parameters in trainable.parameter_groups().items()
+                for name, parameters in stage.parameter_groups().items()
                 if parameters
             },
             "seconds": round(time.time() - started, 1),
@@ -229,7 +232,7 @@ def fit(
             "log": run.lines,
             **provenance(),
         }
-        write_text(output / SUMMARY_FILE, json.dumps(summary, indent=1, default=str) + "\n")
+        write_text(run.output / SUMMARY_FILE, json.dumps(summary, indent=1, default=str) + "\n")
         if settings.push_to:
             push_folder(final, settings.push_to, private=True)
     for tracker in run.accelerator.trackers:
@@ -269,7 +272,6 @@ class Run:
 
     Args:
         training: its examples.
-        shown: whether a bar and log lines show it.
 
     Attributes:
         step: finished steps, of `steps`.
@@ -282,15 +284,10 @@ class Run:
     """
 
     def __init__(
-        self,
-        stage: nn.Module,
-        recipe: Recipe,
-        output: Path,
-        training: Dataset[Any],
-        shown: bool,
+        self, stage: Trainable, recipe: Recipe, training: Dataset[Any], shown: bool
     ) -> None:
-        own, optimization = processes(), recipe.optimization
-        self.stage, self.recipe, self.output = stage, recipe, output
+        own, optimization, output = processes(), recipe.optimization, Path(recipe.run.output)
+        self.stage, self.recipe, self.output, self.own = stage, recipe, output, own
         self.count, self.lengths = len(cast(Sized, training)), lengths_of(training)
         if optimization.batch_tokens and self.lengths is None:
             raise ConfigError(
@@ -301,10 +298,19 @@ class Run:
         self.new_tokens: int | Tensor = 0
         self.best: tuple[int, float] = (0, math.inf)
         self.lines: list[dict[str, float]] = []
+        installed = {str(name) for name in get_available_trackers()}
+        for name in recipe.run.trackers:
+            if name not in LOGGER_TYPE_TO_CLASS:
+                known = ", ".join(LOGGER_TYPE_TO_CLASS)
+                raise ConfigError(f"run.trackers has '{name}', but accelerate knows {known}")
+            if name not in installed:
+                raise ConfigError(
+                    f"run.trackers has '{name}', which is not installed; install it first"
+                )
         self.accelerator = Accelerator(
             cpu=own.device.type == "cpu",
             mixed_precision="no",  # `forward` decides, by the recipe alone
-            log_with=_trackers(recipe),
+            log_with=[*recipe.run.trackers],
             project_config=ProjectConfiguration(str(output), str(output / "trackers")),
             kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
         )
@@ -313,8 +319,15 @@ class Run:
         )
 
         # AdamW with one learning rate per part, and weight decay on matrices only.
-        groups, rates = cast(Trainable, stage).parameter_groups(), optimization.learning_rates
-        _check_rates(rates, groups)
+        groups, rates = stage.parameter_groups(), optimization.learning_rates
+        given = f"optimization.learning_rates has {', '.join(rates)}"
+        if missing := ", ".join(name for name in groups if groups[name] and name not in rates):
+            raise ConfigError(f"{given}, but not {missing}; every trained part needs one")
+        if unknown := ", ".join(name for name in rates if name not in groups):
+            raise ConfigError(
+                f"{given}, but {unknown} is no part of this training; its parts are "
+                f"{', '.join(groups)}"
+            )
         stage.to(own.device)
         self.trained = {name: p for name, p in stage.named_parameters() if p.requires_grad}
         self.optimizer = torch.optim.AdamW(
@@ -341,7 +354,7 @@ class Run:
 
     def order(self, epoch: int) -> list[list[list[int]]]:
         """The examples of a pass over the data: of each step, the batches of this process."""
-        own, optimization = processes(), self.recipe.optimization
+        own, optimization, lengths = self.own, self.recipe.optimization, self.lengths
         drawn = torch.Generator().manual_seed(optimization.seed + epoch)
         order = torch.randperm(self.count, generator=drawn).tolist()
         size = optimization.batch_size
@@ -351,14 +364,24 @@ class Run:
         batches = [order[at : at + size] for at in range(0, len(order), size)]
         every = [batches[process :: own.num_processes] for process in range(own.num_processes)]
         share = self.batches_of_step
-        if optimization.batch_tokens is None:
+        if optimization.batch_tokens is None or lengths is None:
             mine = every[own.process_index]
             return [mine[at : at + share] for at in range(0, len(mine), share)]
+
+        def by_length(examples: list[int]) -> list[list[int]]:
+            """Batches of examples within `batch_tokens`, the longest examples first."""
+            found, left = [], sorted(examples, key=lambda example: -lengths[example])
+            while left:
+                rows = optimization.rows(int(lengths[left[0]]))
+                found.append(left[:rows])
+                left = left[rows:]
+            return found
+
         # Divided by length, the processes' steps still have as many batches each: layers that are
         # divided among processes are gathered by all of them at once.
         steps = []
         for at in range(0, len(every[0]), share):
-            parts = [self._by_length([*chain(*one[at : at + share])]) for one in every]
+            parts = [by_length([*chain(*one[at : at + share])]) for one in every]
             mine, most = parts[own.process_index], max(map(len, parts))
             while len(mine) < most:
                 largest = mine.pop(max(range(len(mine)), key=lambda number: len(mine[number])))
@@ -366,43 +389,29 @@ class Run:
             steps.append(mine)
         return steps
 
-    def _by_length(self, examples: list[int]) -> list[list[int]]:
-        """Batches of examples within `batch_tokens`, the longest examples first."""
-        assert self.lengths is not None
-        lengths, batches = self.lengths, list[list[int]]()
-        left = sorted(examples, key=lambda example: -lengths[example])
-        while left:
-            rows = self.recipe.optimization.rows(int(lengths[left[0]]))
-            batches.append(left[:rows])
-            left = left[rows:]
-        return batches
-
-    def loader(self, dataset: Dataset[Any], batches: list[list[int]]) -> DataLoader[Any]:
-        """Batches of a dataset; each is a list of indices."""
-        return DataLoader(
+    def batches(self, dataset: Dataset[Any], indices: list[list[int]]) -> Iterator[Any]:
+        """Batches of a dataset by the indices of their examples, on this process's device."""
+        loader = DataLoader(
             dataset,
-            batch_sampler=batches,
-            collate_fn=cast(Trainable, self.stage).collate,
+            batch_sampler=indices,
+            collate_fn=self.stage.collate,
             num_workers=self.recipe.run.workers,
-            pin_memory=processes().device.type == "cuda",
+            pin_memory=self.own.device.type == "cuda",
             generator=torch.Generator(),  # the random numbers of the training are not touched
         )
-
-    def on_device(self, batch: Any) -> Any:
-        """Start to move a batch to this process's device."""
-        return send_to_device(batch, processes().device, non_blocking=True)
+        return (send_to_device(batch, self.own.device, non_blocking=True) for batch in loader)
 
     def forward(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Losses of a batch, in the precision of the recipe."""
         mixed = self.recipe.optimization.bf16
-        with torch.autocast(processes().device.type, torch.bfloat16, enabled=mixed):
+        with torch.autocast(self.own.device.type, torch.bfloat16, enabled=mixed):
             losses: dict[str, Tensor] = self.wrapped(**batch)
         return losses
 
     def evaluate(self, dataset: Dataset[Any]) -> None:
         """Log the losses over the evaluation set, with the same batches in every epoch."""
-        own, trainable = processes(), cast(Trainable, self.stage)
-        epoch, trainable.epoch = trainable.epoch, 0
+        own, epoch = self.own, self.stage.epoch
+        self.stage.epoch = 0
         self.stage.eval()
         size, indices = self.recipe.optimization.batch_size, range(len(cast(Sized, dataset)))
         batches = [[*indices[at : at + size]] for at in range(0, len(indices), size)]
@@ -414,7 +423,7 @@ class Run:
         mine = slice(own.process_index, None, own.num_processes)
         losses = Losses()
         shown = tqdm(
-            zip(self.loader(dataset, batches[mine]), weights[mine], strict=True),
+            zip(self.batches(dataset, batches[mine]), weights[mine], strict=True),
             f"{self.output.name}, evaluating",
             len(batches[mine]),
             leave=False,
@@ -422,9 +431,9 @@ class Run:
         )
         with torch.no_grad():
             for batch, weight in shown:
-                losses.add(self.forward(self.on_device(batch)), weight)
+                losses.add(self.forward(batch), weight)
         self.stage.train()
-        trainable.epoch = epoch
+        self.stage.epoch = epoch
         line = {f"eval_{name}": mean for name, mean in losses.means(self.accelerator).items()}
         self.note(line)
         self.best = min(self.best, (self.step, line["eval_loss"]), key=lambda pair: pair[1])
@@ -442,13 +451,13 @@ class Run:
 
     def count_tokens(self) -> None:
         """Add the new tokens of all processes to their count."""
-        new = torch.as_tensor(self.new_tokens, dtype=torch.int64, device=processes().device)
+        new = torch.as_tensor(self.new_tokens, dtype=torch.int64, device=self.own.device)
         self.tokens += int(self.accelerator.reduce(new, "sum"))
         self.new_tokens = 0
 
     def save(self, keeps_best: bool) -> None:
         """Write a checkpoint, sealed once it is complete, and remove old ones."""
-        own, folder = processes(), self.output / f"checkpoint-{self.step}"
+        own, folder = self.own, self.output / f"checkpoint-{self.step}"
         self.count_tokens()
         folder.mkdir(exist_ok=True)
         # Each process writes its random state, and the seal covers all of them.
@@ -465,7 +474,9 @@ class Run:
                 for name, tensor in state.items()
             }
             save_tensors(moments, folder / OPTIMIZER)
+            # Without an evaluation, the best loss is infinite, which is no number of JSON.
             counts = {name: getattr(self, name) for name in COUNTS}
+            counts["best"] = self.best if math.isfinite(self.best[1]) else None
             write_text(folder / STATE, json.dumps(counts, indent=1) + "\n")
         own.wait_for_everyone()
         if own.is_main_process:
@@ -477,7 +488,7 @@ class Run:
 
     def resume(self) -> str | None:
         """Go on from the last complete checkpoint, if there is one, and return its name."""
-        own = processes()
+        own = self.own
         # The first process removes incomplete checkpoints and renames damaged ones before the
         # others look for one.
         with own.main_process_first():
@@ -491,7 +502,8 @@ class Run:
             )
         self._load(folder)
         for name, value in json.loads((folder / STATE).read_text(encoding="utf-8")).items():
-            setattr(self, name, value)
+            if value is not None:
+                setattr(self, name, value)
         moments: dict[int, dict[str, Tensor]] = {}
         for place, tensor in load_weights(folder / OPTIMIZER).items():
             number, name = place.split(".")
@@ -529,30 +541,3 @@ def _push(model: Savable, repo_id: str) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         model.save_pretrained(Path(temporary) / FINAL)
         push_folder(Path(temporary) / FINAL, repo_id, private=True)
-
-
-def _trackers(recipe: Recipe) -> list[str]:
-    """The trackers of a recipe, if accelerate knows them and they are installed."""
-    installed = {str(name) for name in get_available_trackers()}
-    for name in recipe.run.trackers:
-        if name not in LOGGER_TYPE_TO_CLASS:
-            known = ", ".join(LOGGER_TYPE_TO_CLASS)
-            raise ConfigError(f"run.trackers has '{name}', but accelerate knows {known}")
-        if name not in installed:
-            raise ConfigError(
-                f"run.trackers has '{name}', which is not installed; install it first"
-            )
-    return list(recipe.run.trackers)
-
-
-def _check_rates(rates: Mapping[str, float], groups: Mapping[str, Sequence[nn.Parameter]]) -> None:
-    given = f"optimization.learning_rates has {', '.join(rates)}"
-    missing = [name for name, parameters in groups.items() if parameters and name not in rates]
-    unknown = [name for name in rates if name not in groups]
-    if missing:
-        raise ConfigError(f"{given}, but not {', '.join(missing)}; every trained part needs one")
-    if unknown:
-        raise ConfigError(
-            f"{given}, but {', '.join(unknown)} is no part of this training; its parts are "
-            f"{', '.join(groups)}"
-        )

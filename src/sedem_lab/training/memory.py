@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -52,7 +52,11 @@ def measure_step(stage: nn.Module, batch: Mapping[str, Any], *, mixed: bool) -> 
         mixed: whether it trains in mixed precision (`Optimization.bf16`).
     """
     named = [*stage.named_parameters(), *stage.named_buffers()]
-    weights = {name: _without_numbers(tensor) for name, tensor in named}
+    weights = {}
+    for name, tensor in named:
+        empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        floats = tensor.is_floating_point()
+        weights[name] = nn.Parameter(empty, tensor.requires_grad) if floats else empty
     trained = [tensor for tensor in weights.values() if tensor.requires_grad]
     for tensor in trained:
         tensor.grad = torch.empty_like(tensor)  # as in every step but the first
@@ -61,11 +65,6 @@ def measure_step(stage: nn.Module, batch: Mapping[str, Any], *, mixed: bool) -> 
         functional_call(_Step(stage), {f"stage.{n}": t for n, t in weights.items()}, (batch,))
     held = sum(t.nbytes for t in kept) + 2 * sum(t.nbytes for t in trained)
     return Step(counter.flops, held + counter.peak_bytes)
-
-
-def _without_numbers(tensor: Tensor) -> Tensor:
-    empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-    return nn.Parameter(empty, tensor.requires_grad) if tensor.is_floating_point() else empty
 
 
 class _Step(nn.Module):
@@ -77,7 +76,7 @@ class _Step(nn.Module):
         self.stage(**batch)["loss"].backward()
 
 
-def set_checkpointing(stage: nn.Module, optimization: Optimization, data: Dataset[Any]) -> None:
+def set_checkpointing(stage: Any, optimization: Optimization, data: Dataset[Any]) -> None:
     """Turn gradient checkpointing on or off, as a recipe says, in every backbone of a stage.
 
     "auto" turns it on where the longest batch of `data` would not fit the GPU without it. Backbones
@@ -85,9 +84,21 @@ def set_checkpointing(stage: nn.Module, optimization: Optimization, data: Datase
     """
     chosen, device = optimization.checkpointing, processes().device
     if chosen == "auto":
-        chosen = device.type == "cuda" and (
-            shards_backbone(optimization) or not _fits(stage, optimization, data, device)
-        )
+        chosen = device.type == "cuda" and shards_backbone(optimization)
+        if device.type == "cuda" and not chosen:
+            order, rows = np.arange(len(cast(Sized, data))), optimization.batch_size
+            if (lengths := lengths_of(data)) is not None:  # windows are of one length
+                order = np.argsort(-lengths, kind="stable")
+                rows = optimization.rows(int(lengths[order[0]]))
+            batch = stage.collate([data[n] for n in order[:rows].tolist()])
+            step = measure_step(stage, batch, mixed=optimization.bf16)
+            memory = torch.cuda.get_device_properties(device).total_memory
+            chosen = not step.fits(memory)
+            logger.info(
+                "the longest batch takes %s of the GPU's %s; gradient checkpointing is %s",
+                *map(bytes_text, (step.peak_bytes, memory)),
+                "on" if chosen else "off",
+            )
     checkpoint_layers(stage, chosen)
 
 
@@ -96,19 +107,3 @@ def checkpoint_layers(stage: nn.Module, on: bool) -> None:
     for module in stage.modules():
         if isinstance(module, Backbone):
             module.checkpointing = on
-
-
-def _fits(stage: nn.Module, optimization: Optimization, data: Any, device: torch.device) -> bool:
-    order, rows = np.arange(len(data)), optimization.batch_size  # windows are of one length
-    if (lengths := lengths_of(data)) is not None:
-        order = np.argsort(-lengths, kind="stable")
-        rows = optimization.rows(int(lengths[order[0]]))
-    batch = cast(Any, stage).collate([data[n] for n in order[:rows].tolist()])
-    step = measure_step(stage, batch, mixed=optimization.bf16)
-    memory = torch.cuda.get_device_properties(device).total_memory
-    logger.info(
-        "the longest batch takes %s of the GPU's %s; gradient checkpointing is %s",
-        *map(bytes_text, (step.peak_bytes, memory)),
-        "off" if step.fits(memory) else "on",
-    )
-    return step.fits(memory)

@@ -64,12 +64,20 @@ def start_run(recipe: Recipe) -> Path:
     share_of_batches(recipe.optimization, own.num_processes)
     output = Path(recipe.run.output)
     written = output / RECIPE_FILE
-    has_checkpoint = (output / FINAL).is_dir() or bool(checkpoints(output))
-    if has_checkpoint and written.is_file() and (changed := _changed(recipe, written)):
-        raise ConfigError(
-            f"'{output}' holds a run with other settings ({changed}; compare '{written}'); "
-            "set run.output to another folder, or remove this one"
+    if ((output / FINAL).is_dir() or checkpoints(output)) and written.is_file():
+        old, new = flat(read_entries(written)), flat(recipe.to_dict())
+        # A setting that the written recipe lacks, as a newer version added it, had its default.
+        had_defaults = new.keys() - old.keys() - flat(recipe.without_defaults()).keys()
+        changed = ", ".join(
+            f"{name} was {old.get(name)}, is {new.get(name)}"
+            for name in {**old, **new}
+            if name not in {*FREE, *had_defaults} and old.get(name) != new.get(name)
         )
+        if changed:
+            raise ConfigError(
+                f"'{output}' holds a run with other settings ({changed}; compare '{written}'); "
+                "set run.output to another folder, or remove this one"
+            )
     if own.is_main_process:
         output.mkdir(parents=True, exist_ok=True)
         write_text(written, as_yaml(recipe))
@@ -161,21 +169,6 @@ def check_start(wanted: Any, found: Any, free: AbstractSet[str], checkpoint: str
                 f"model.{name} is {value} in the recipe, checkpoint '{checkpoint}' has "
                 f"{getattr(found, name)}"
             )
-
-
-def _changed(recipe: Recipe, written: Path) -> str:
-    """Differences from the recipe that a folder was trained with; empty if there are none.
-
-    A setting that the written recipe lacks, because a newer version added it, had its default.
-    """
-    old, new = flat(read_entries(written)), flat(recipe.to_dict())
-    had_defaults = new.keys() - old.keys() - flat(recipe.without_defaults()).keys()
-    names = [name for name in {**old, **new} if name not in {*FREE, *had_defaults}]
-    return ", ".join(
-        f"{name} was {old.get(name)}, is {new.get(name)}"
-        for name in names
-        if old.get(name) != new.get(name)
-    )
 
 
 def flat(entries: Mapping[str, Any], before: str = "") -> dict[str, Any]:

@@ -6,7 +6,6 @@ tokens, P positions, D decoder width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal, Self
 
 import numpy as np
@@ -21,7 +20,8 @@ from sedem.method.encoder import encode, states_at
 from sedem.method.injection import prefill
 from sedem.method.losses import IGNORED, reconstruction_loss, state_regression_loss
 from sedem.model import SeDeM
-from sedem_lab.data.windows import collate_windows
+from sedem_lab.data.windows import collate_windows, window_tokens
+from sedem_lab.training.fit import Trainable
 from sedem_lab.training.predictions import Predictions
 
 
@@ -64,7 +64,7 @@ class Stage1Losses(Settings):
         return self
 
 
-class Stage1(nn.Module):
+class Stage1(Trainable):
     """Trains compressor and decompressor; encoder, decoder and selector are frozen.
 
     Args:
@@ -84,7 +84,6 @@ class Stage1(nn.Module):
         self.model = model
         self.losses = losses
         self.seed = seed
-        self.progress, self.epoch = 0.0, 0
         self.same_tokens = model.encoder.vocabulary == model.decoder.vocabulary
         if losses.regress and not self.same_tokens:
             raise ConfigError(
@@ -105,9 +104,7 @@ class Stage1(nn.Module):
                         f"losses.{name} is {value}, but a model without a decompressor restores no "
                         f"states and learns only from losses.context; set losses.{name} to 0"
                     )
-        model.requires_grad_(False)
-        for part in (model.mixture, model.compressor, model.decompressor):
-            part.requires_grad_(True)
+        self.freeze_others()
 
     def train(self, mode: bool = True) -> Self:
         """Set training mode; frozen backbones stay in evaluation mode, without dropout."""
@@ -132,10 +129,7 @@ class Stage1(nn.Module):
         self.model.decompressor.calibrate(states[:, 1:].flatten(0, 1))
 
     collate = staticmethod(collate_windows)
-
-    def tokens(self, batch: Mapping[str, Tensor]) -> int:
-        """Number of tokens of contexts and continuations."""
-        return batch["context"].numel() + batch["continuation"].numel()
+    tokens = staticmethod(window_tokens)
 
     def forward(self, context: Tensor, continuation: Tensor) -> dict[str, Tensor]:
         """Losses of encoder tokens `[B, T]` and the tokens that follow `[B, A]`.
@@ -159,7 +153,22 @@ class Stage1(nn.Module):
         hidden_BTE = model.mixture(states_XBTE.float())
         restored_BUD = model.decompressor(model.compressor(hidden_BTE, mask_BT))
         separator = len(model.decoder.token_ids(SEPARATOR))
-        last_BPD, after = self._student(restored_BUD, target_BA), restored_BUD.shape[1] - 1
+        # The student: only the restored states tell the decoder of the context. The start token
+        # comes before the memory, so the last restored state predicts the first token.
+        start_B1 = target_BA.new_full((len(target_BA), 1), model.decoder.bos_token_id)
+        ids_BP = torch.cat([start_B1, target_BA[:, :-1]], dim=1)
+        with model.decoder.without_lora():
+            filled = prefill(
+                model.decoder,
+                model.config.inject_layer,
+                ids_BP,
+                torch.ones_like(ids_BP, dtype=torch.bool),
+                restored_BUD,
+                torch.ones(restored_BUD.shape[:2], dtype=torch.bool, device=restored_BUD.device),
+                padded=False,
+            )
+        last_BPD = torch.cat([filled.restored, filled.prefix[:, 1:]], dim=1)
+        after = restored_BUD.shape[1] - 1
         predicted = self._predictions(last_BPD[:, after:])
         labels_BA = target_BA.clone()
         labels_BA[:, :separator].masked_fill_(recalled_B[:, None], IGNORED)
@@ -264,25 +273,3 @@ class Stage1(nn.Module):
 
     def _predictions(self, states_BPD: Tensor) -> Predictions:
         return Predictions(self.model.decoder.logits, states_BPD, self.logits_at_once)
-
-    def _student(self, restored_BUD: Tensor, target_BA: Tensor) -> Tensor:
-        """The decoder's last states `[B, U+A-1, D]` of the restored context and the continuation.
-
-        Only the restored states tell it of the context.
-        """
-        model = self.model
-        start_B1 = target_BA.new_full((len(target_BA), 1), model.decoder.bos_token_id)
-        ids_BP = torch.cat([start_B1, target_BA[:, :-1]], dim=1)
-        with model.decoder.without_lora():
-            filled = prefill(
-                model.decoder,
-                model.config.inject_layer,
-                ids_BP,
-                torch.ones_like(ids_BP, dtype=torch.bool),
-                restored_BUD,
-                torch.ones(restored_BUD.shape[:2], dtype=torch.bool, device=restored_BUD.device),
-                padded=False,
-            )
-        # The start token comes before the memory, so the last restored state predicts the first
-        # token of the continuation.
-        return torch.cat([filled.restored, filled.prefix[:, 1:]], dim=1)

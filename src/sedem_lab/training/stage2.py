@@ -26,6 +26,7 @@ from sedem_lab.training.block_batch import (
     rows_at,
 )
 from sedem_lab.training.block_dataset import BlockItem
+from sedem_lab.training.fit import Trainable
 from sedem_lab.training.predictions import Predictions
 from sedem_lab.training.selection_losses import (
     Conditioning,
@@ -53,7 +54,7 @@ class Stage2Losses(SelectionLosses):
     conditioning: Conditioning = "gold-then-selected"
 
 
-class Stage2(nn.Module):
+class Stage2(Trainable):
     """Trains compressor, decompressor, selector and the decoder's adapters.
 
     Args:
@@ -74,16 +75,12 @@ class Stage2(nn.Module):
         self.model = model
         self.losses = losses
         self.collator = collator
-        self.progress, self.epoch = 0.0, 0
         if losses.reconstruct and model.config.decompressor == "none":
             raise ConfigError(
                 f"losses.reconstruct is {losses.reconstruct}, but a model without a decompressor "
                 "restores no states: set it to 0"
             )
-        model.requires_grad_(False)
-        for parameters in self.parameter_groups().values():
-            for parameter in parameters:
-                parameter.requires_grad_(True)
+        self.freeze_others()
 
     def train(self, mode: bool = True) -> Self:
         """Set training mode; frozen backbones stay in evaluation mode, without dropout."""

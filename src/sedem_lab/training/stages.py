@@ -137,7 +137,7 @@ def train_stage1(recipe: Stage1Recipe) -> Path:
     Raises:
         ConfigError: the output folder contains a run with other settings.
     """
-    output = start_run(recipe)
+    start_run(recipe)
     model = open_model(recipe.model, recipe.optimization, recipe.start_from)
     shard(model, recipe.optimization)
     length = recipe.model.segment_length
@@ -146,7 +146,7 @@ def train_stage1(recipe: Stage1Recipe) -> Path:
     stage = Stage1(model, recipe.losses, optimization.seed, optimization.logits_at_once)
     if recipe.start_from is None:
         calibrate(stage, windows)
-    return fit(stage, model, recipe, output, windows, held_out)
+    return fit(stage, model, recipe, windows, held_out)
 
 
 def calibrate(stage: Stage1, windows: Dataset[Any]) -> None:
@@ -165,7 +165,7 @@ def train_stage2(recipe: Stage2Recipe) -> Path:
     Raises:
         ConfigError: the output folder contains a run with other settings.
     """
-    output = start_run(recipe)
+    start_run(recipe)
     model = open_model(recipe.model, recipe.optimization, recipe.start_from)
     if recipe.model.lora_rank and not model.decoder.has_lora:
         model.decoder.add_lora(recipe.model.lora_rank, recipe.model.lora_alpha)
@@ -187,9 +187,7 @@ def train_stage2(recipe: Stage2Recipe) -> Path:
     )
     stage = Stage2(model, recipe.losses, collator, recipe.optimization.logits_at_once)
     left_out = {"left_out": dict(dataset.dropped)}
-    return fit(
-        stage, model, recipe, output, training, evaluation, data_summary=left_out, best=recipe.best
-    )
+    return fit(stage, model, recipe, training, evaluation, data_summary=left_out, best=recipe.best)
 
 
 def open_model(config: SedemConfig, optimization: Optimization, start_from: str | None) -> SeDeM:
@@ -208,19 +206,20 @@ def open_model(config: SedemConfig, optimization: Optimization, start_from: str 
             )
     if optimization.compile:
         check_compiler(processes().device, "optimization.compile")
-    model = _opened(config, optimization, start_from)
+    options = backbone_options(optimization)
+    if start_from is None:
+        model = SeDeM(config, *open_backbones(config, **options))
+        model.parts().to(options["device"])
+    else:
+        model = _continued(config, start_from, options)
     if optimization.compile:
         for backbone in (model.encoder, model.decoder):
             backbone.compile_layers()
     return model
 
 
-def _opened(config: SedemConfig, optimization: Optimization, start_from: str | None) -> SeDeM:
-    options = backbone_options(optimization)
-    if start_from is None:
-        model = SeDeM(config, *open_backbones(config, **options))
-        model.parts().to(options["device"])
-        return model
+def _continued(config: SedemConfig, start_from: str, options: dict[str, Any]) -> SeDeM:
+    """Open a checkpoint with the settings of a recipe."""
     model = SeDeM.from_pretrained(start_from, engine="eager", **options)
     free = {"encoder", "decoder", "k", "auto_mass", "auto_min", "auto_max"}
     # Parts that a stage-1 checkpoint has not trained yet; blocks may be separated, or cut

@@ -267,7 +267,7 @@ def test_training_starts_from_the_selector_and_the_examples_that_the_recipe_asks
     recipe = question_recipe("rag", new_selector="independent")
     assert recipe.data is not None
     train_baseline(recipe.with_changes(data=recipe.data.with_changes(evidence_only=True)))
-    stage, reader, _, _, training, _ = given
+    stage, reader, _, training, _ = given
     weights = reader.selector.w_query.weight.clone()
     assert not torch.equal(weights, reader.selector.w_key.weight)
     reader.selector.restart("independent", recipe.optimization.seed)

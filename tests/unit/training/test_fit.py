@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import multiprocessing
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +42,7 @@ from sedem.errors import CheckpointError, ConfigError
 from sedem_lab.data.examples import ExampleSet
 from sedem_lab.training import fit
 from sedem_lab.training.checkpoints import COMPLETE, is_complete, seal
-from sedem_lab.training.fit import TRAINED, Run
+from sedem_lab.training.fit import STATE, TRAINED, Run
 from sedem_lab.training.stage1 import Stage1, Stage1Losses
 from sedem_lab.training.stage2 import Stage2, Stage2Losses
 from sedem_lab.training.stages import Stage1Recipe, Stage2Recipe
@@ -214,9 +216,8 @@ def test_a_step_is_divided_by_length(
         run = run_of(Point(), recipe, {"all": 1.0}, examples)
         run.batches_of_step = 2 // len(wanted)
         own = SimpleNamespace(num_processes=len(wanted), process_index=process)
-        with monkeypatch.context() as patch:
-            patch.setattr(fit, "processes", lambda own=own: own)
-            steps = run.order(0)
+        run.own = own
+        steps = run.order(0)
         assert all([len(batch) for batch in step] == sizes for step in steps)
         for batch in (batch for step in steps for batch in step):
             assert len(batch) == 1 or max(lengths[n] for n in batch) * len(batch) <= tokens
@@ -224,10 +225,8 @@ def test_a_step_is_divided_by_length(
     assert sorted(seen) == [*range(len(lengths))]
 
 
-class Point(torch.nn.Module):
+class Point(fit.Trainable):
     """A point that is drawn to every example alike."""
-
-    progress, epoch = 0.0, 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -262,7 +261,7 @@ def test_a_step_divided_by_length_is_the_same_step(
     for tokens in (None, 1000, 12, 1):
         own, point = by_tokens(elsewhere(recipe, f"{tokens}"), tokens), Point()
         Path(own.run.output).mkdir()
-        fit.fit(point, point, own, Path(own.run.output), examples, None)
+        fit.fit(point, point, own, examples, None)
         means = [line["loss"] for line in summary(own)["log"]]
         found[tokens] = [*means, *point.place.tolist(), summary(own)["examples_seen"]]
     for numbers in found.values():
@@ -500,6 +499,19 @@ def test_a_run_of_an_earlier_version_is_not_resumed(stopped: Stage2Recipe) -> No
         train(stopped)
 
 
+def test_the_state_before_an_evaluation_is_json_and_resumed_without_a_best_loss(
+    stopped: Stage2Recipe, model: SeDeM
+) -> None:
+    text = (Path(stopped.run.output) / "checkpoint-2" / STATE).read_text()
+    state = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert (state["step"], state["best"]) == (2, None)
+    shutil.rmtree(Path(stopped.run.output) / "checkpoint-4")
+    model.decoder.add_lora(stopped.model.lora_rank, stopped.model.lora_alpha)
+    run = Run(Stage2(model, stopped.losses, None), stopped, TensorDataset(torch.zeros(12)), False)
+    assert run.resume() == "checkpoint-2"
+    assert (run.step, run.best) == (2, (0, math.inf))
+
+
 # The final checkpoint
 
 
@@ -598,7 +610,7 @@ def test_a_checkpoint_contains_only_trained_weights(
 
 
 def run_of(
-    stage: torch.nn.Module,
+    stage: fit.Trainable,
     recipe: Recipe,
     rates: dict[str, float],
     training: Any = None,
@@ -607,7 +619,7 @@ def run_of(
     changed = recipe.optimization.with_changes(learning_rates=rates, weight_decay=0.1)
     changed_recipe = recipe.with_changes(optimization=changed)
     training = training or TensorDataset(torch.zeros(4))
-    return Run(stage, changed_recipe, Path(recipe.run.output), training, False)
+    return Run(stage, changed_recipe, training, False)
 
 
 def test_every_part_has_its_learning_rate_and_only_matrices_decay(

@@ -34,7 +34,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> Prepared:
     given: dict[str, Any] = {}
 
     def fit(stage: Any, model: Any, *rest: Any, **_: Any) -> None:
-        given.update(stage=stage, model=model, training=rest[2], evaluation=rest[3])
+        given.update(stage=stage, model=model, training=rest[1], evaluation=rest[2])
         raise StoppedError
 
     def run(recipe: Stage1Recipe | Stage2Recipe) -> dict[str, Any]:
