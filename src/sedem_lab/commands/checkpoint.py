@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -81,25 +82,23 @@ def calibrate(
     """
     from sedem.checkpoint.folder import copy_with_parts, locate
     from sedem.model import SeDeM
-    from sedem_lab.data.examples import Example
     from sedem_lab.data.question_sets import open_examples
     from sedem_lab.evaluation.run import sample
     from sedem_lab.training.calibration import calibrate as fit
-    from sedem_lab.training.calibration import recipe_examples, training_examples
+    from sedem_lab.training.calibration import recipe_examples, samples
     from sedem_lab.training.recipe import load_recipe
     from sedem_lab.training.stages import Stage2Recipe
 
     ways: dict[str, Any] = {"selection": selection, "answer": answer, "hops": hops_of(hops)}
     for name, value in ways.items():
         check_choice(name, value, WAYS[name])
-    two_steps: list[Example] = []
-    taught: list[Example] = []
+    teach: dict[str, Any] = {}
     if data is None:
         used = load_recipe(Stage2Recipe, recipe_path(recipe, config), overrides or ())
         examples = recipe_examples(used, limit, seed)
-        two_steps = training_examples(used, used.data.hops, limit, seed)
+        teach["two_steps"] = [*chain(*samples(used, used.data.hops, limit, seed))]
         if read_once:
-            taught = training_examples(used, used.data.training, limit, seed)
+            teach["read_once"] = [*chain(*samples(used, used.data.training, limit, seed))]
     elif read_once:
         raise typer.BadParameter("--read-once needs a recipe, from whose data.training it learns")
     elif recipe is not None or config is not None:
@@ -110,10 +109,7 @@ def calibrate(
     folder = locate(checkpoint)
     model = SeDeM.from_pretrained(folder, engine=engine)
     with output.progress("reading, answering") as report_progress:
-        found = fit(
-            model, examples, progress=report_progress,
-            two_steps=two_steps, read_once=taught, **ways,
-        )  # fmt: skip
+        found = fit(model, examples, progress=report_progress, **teach, **ways)
     copy_with_parts(folder, out, found.parts, **found.settings)
     output.report(
         as_json,

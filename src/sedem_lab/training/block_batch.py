@@ -110,7 +110,15 @@ class BlockCollator:
         if len(items) == 1 and epoch:
             drawn_for += f":{epoch}"
         rng = random.Random(drawn_for)
-        sampled = [self._sample_blocks(item, rng) for item in items]
+        # At most `max_blocks` of each example, in document order.
+        sampled = []
+        for item in items:
+            chosen = [*range(len(item.blocks))]
+            if len(chosen) > self.max_blocks:
+                positive = [i for i in chosen if item.evidence[i]][: self.max_blocks]
+                rest = [i for i in chosen if i not in positive]
+                chosen = sorted(positive + rng.sample(rest, self.max_blocks - len(positive)))
+            sampled.append(chosen)
         blocks = [
             [item.blocks[i] for i in chosen] for item, chosen in zip(items, sampled, strict=True)
         ]
@@ -154,14 +162,6 @@ class BlockCollator:
             batch["states"] = torch.nn.functional.pad(states, (0, 0, 0, missing))
             batch["question_states"] = self.states[1].batch(questions)
         return {**batch, **targets([(item.prefix, item.answer) for item in items])}
-
-    def _sample_blocks(self, item: BlockItem, rng: random.Random) -> list[int]:
-        """Positions of at most `max_blocks` blocks of an example, in document order."""
-        if len(item.blocks) <= self.max_blocks:
-            return list(range(len(item.blocks)))
-        positive = [i for i, label in enumerate(item.evidence) if label][: self.max_blocks]
-        rest = [i for i in range(len(item.blocks)) if i not in positive]
-        return sorted(positive + rng.sample(rest, self.max_blocks - len(positive)))
 
 
 def frozen_states(

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Encoding
 
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.prompts import all_answer_ids, all_question_ids
@@ -97,18 +96,77 @@ class BlockDataset(ExampleDataset[BlockItem]):
 
     def prepare(self, batches: Iterator[list[Example]], labelling: Labelling) -> dict[str, Ragged]:
         """New documents, and blocks, their labels, prompt and answer of each example."""
-        builder = _Builder(self)
+        model, before, chat = self.model, self.arrays, self.model.config.chat_template
+        rows = {
+            name: RaggedBuilder(np.uint8 if name in ("texts", "digests", "evidence") else np.int32)
+            for name in (
+                "segments",  # encoder tokens of each segment
+                "owned",  # first segment and number of segments of each document
+                "blocks",  # of each document; three numbers per block, as in `block_rows`
+                "texts",  # of each document, in UTF-8
+                "digests",  # of each document
+                "contexts",  # documents of each example
+                "evidence",  # of each example; 1 for a block with evidence
+                "questions",  # encoder tokens of each question
+                "prefixes",  # decoder tokens of each prompt
+                "answers",  # decoder tokens of each answer
+            )
+        }
+        # The documents of what was added before, by their digests, and the blocks of each.
+        known = before.get("digests", ())
+        numbers = {digest.tobytes(): number for number, digest in enumerate(known)}
+        blocks = [self.block_rows(document).tolist() for document in range(len(known))]
+        segmented = len(before["segments"]) if before else 0
         for batch in batches:
-            firsts, chat = [e.answers[0] for e in batch], self.model.config.chat_template
-            answers = all_answer_ids(self.model.decoder, firsts, chat=chat)
+            answers = all_answer_ids(model.decoder, [e.answers[0] for e in batch], chat=chat)
             pairs = zip(batch, answers, strict=True)
             usable = [(example, ids) for example, ids in pairs if len(ids) <= self.answer_limit]
             if len(usable) < len(batch):
                 reason = f"answer longer than {self.answer_limit} tokens"
                 self.dropped[reason] += len(batch) - len(usable)
-            if usable:
-                builder.add(usable, labelling)
-        return {name: rows.build() for name, rows in builder.rows.items()}
+            if not usable:
+                continue
+            examples = [example for example, _ in usable]
+
+            # The documents of each example; new ones are cut into segments and blocks.
+            new: dict[bytes, str] = {}
+            contexts = []
+            for example in examples:
+                contexts.append(list[int]())
+                for document in example.documents:
+                    digest = hashlib.sha256(document.text.encode()).digest()[:16]
+                    if digest not in numbers:
+                        numbers[digest] = len(numbers)
+                        new[digest] = document.text
+                    contexts[-1].append(numbers[digest])
+            for segments, cut in segment_texts([*new.values()], model):
+                rows["segments"].extend(segments)
+                rows["owned"].extend([[segmented, len(segments)]])
+                rows["blocks"].extend([[number for row in cut for number in row]])
+                segmented += len(segments)
+                blocks.append(cut)
+            rows["digests"].extend([*new])
+            rows["texts"].extend([text.encode() for text in new.values()])
+            rows["contexts"].extend(contexts)
+
+            # The labels of its blocks, its question, prompt and answer.
+            for example, context in zip(examples, contexts, strict=True):
+                own = [
+                    BlockRow(number, start, end, ())
+                    for number, document in enumerate(context)
+                    for _, start, end in blocks[document]
+                ]
+                if labels.labelling_of(example, labelling) == "evidence":
+                    found = labels.from_evidence(own, example.evidence)
+                else:
+                    found = labels.from_answers(own, example.documents, example.answers)
+                rows["evidence"].extend([found])
+            questions = [example.question for example in examples]
+            tokens = model.encoder.tokenize([question.strip() for question in questions])
+            rows["questions"].extend(tokens["input_ids"])
+            rows["prefixes"].extend(all_question_ids(model.decoder, questions, chat=chat))
+            rows["answers"].extend([ids for _, ids in usable])
+        return {name: builder.build() for name, builder in rows.items()}
 
     def item(self, number: int) -> BlockItem:
         """The item of a prepared example."""
@@ -158,81 +216,6 @@ class BlockDataset(ExampleDataset[BlockItem]):
         return segments_NJ, places_NJ, np.where(padding_NJ, 0, tokens_NJ)
 
 
-class _Builder:
-    """Builds the rows of a set of examples that is added to a dataset."""
-
-    def __init__(self, dataset: BlockDataset) -> None:
-        self.model = dataset.model
-        self.rows = {
-            name: RaggedBuilder(np.uint8 if name in ("texts", "digests", "evidence") else np.int32)
-            for name in (
-                "segments",  # encoder tokens of each segment
-                "owned",  # first segment and number of segments of each document
-                "blocks",  # of each document; three numbers per block, as in `block_rows`
-                "texts",  # of each document, in UTF-8
-                "digests",  # of each document
-                "contexts",  # documents of each example
-                "evidence",  # of each example; 1 for a block with evidence
-                "questions",  # encoder tokens of each question
-                "prefixes",  # decoder tokens of each prompt
-                "answers",  # decoder tokens of each answer
-            )
-        }
-        before = dataset.arrays
-        self.segments = len(before["segments"]) if before else 0
-        self.blocks = [dataset.block_rows(d).tolist() for d in range(len(before.get("blocks", ())))]
-        known = before.get("digests", ())
-        self.numbers = {digest.tobytes(): number for number, digest in enumerate(known)}
-
-    def add(self, pairs: list[tuple[Example, list[int]]], labelling: Labelling) -> None:
-        """Add examples with their answers' tokens; the examples are tokenized together."""
-        examples = [example for example, _ in pairs]
-        rows, model, contexts = self.rows, self.model, self._documents(examples)
-        rows["contexts"].extend(contexts)
-        pairs_of = zip(examples, contexts, strict=True)
-        rows["evidence"].extend([self._labels(*pair, labelling) for pair in pairs_of])
-        questions = [example.question for example in examples]
-        tokens = model.encoder.tokenize([question.strip() for question in questions])
-        rows["questions"].extend(tokens["input_ids"])
-        chat = model.config.chat_template
-        rows["prefixes"].extend(all_question_ids(model.decoder, questions, chat=chat))
-        rows["answers"].extend([ids for _, ids in pairs])
-
-    def _documents(self, examples: list[Example]) -> list[list[int]]:
-        """Document numbers of each example; new documents are segmented."""
-        new: dict[bytes, str] = {}
-        contexts = []
-        for example in examples:
-            digests = []
-            for document in example.documents:
-                digest = hashlib.sha256(document.text.encode()).digest()[:16]
-                if digest not in self.numbers:
-                    self.numbers[digest] = len(self.numbers)
-                    new[digest] = document.text
-                digests.append(digest)
-            contexts.append([self.numbers[digest] for digest in digests])
-        rows, cut = self.rows, segment_texts(list(new.values()), self.model)
-        for segments, blocks in cut:
-            rows["segments"].extend(segments)
-            rows["owned"].extend([[self.segments, len(segments)]])
-            rows["blocks"].extend([[number for row in blocks for number in row]])
-            self.segments += len(segments)
-            self.blocks.append(blocks)
-        rows["digests"].extend(list(new))
-        rows["texts"].extend([text.encode() for text in new.values()])
-        return contexts
-
-    def _labels(self, example: Example, context: list[int], labelling: Labelling) -> list[bool]:
-        blocks = [
-            BlockRow(number, start, end, ())
-            for number, document in enumerate(context)
-            for _, start, end in self.blocks[document]
-        ]
-        if labels.labelling_of(example, labelling) == "evidence":
-            return labels.from_evidence(blocks, example.evidence)
-        return labels.from_answers(blocks, example.documents, example.answers)
-
-
 Segmented = tuple[list[list[int]], list[tuple[int, int, int]]]
 """The segments of a text, and for each block with a token: its index among all blocks, its first
 character and the character after its last."""
@@ -251,36 +234,32 @@ def segment_texts(texts: Sequence[str], model: BlockModel | SeDeM) -> Iterator[S
         return
     pieces = [pieces_of(text, model.config.segmentation) for text in texts]
     encodings = iter(model.encoder.encodings([piece for own in pieces for _, piece in own]))
-    for text, own in zip(texts, pieces, strict=True):
-        yield _segmented(text, [(origin, next(encodings)) for origin, _ in own], model.config)
-
-
-def _segmented(text: str, pieces: list[tuple[int, Encoding]], config: SedemConfig) -> Segmented:
-    """Segments and blocks of one text, given the first character and the tokens of its pieces."""
-    length = config.segment_length
-    segments, places = [], []
-    for origin, encoding in pieces:
-        ids = encoding.ids
-        starts = [origin + start for start, _ in encoding.offsets]
-        cuts = boundaries_of(text, starts, length, config.segmentation, config.segment_shift)
-        for first, stop in pairwise(cuts):
-            segments.append(ids[first:stop])
-            places.append((origin, encoding, first))
-    check_tokens(segments)
+    config, length = model.config, model.config.segment_length
     width = config.slots_per_block * config.compression
-    blocks = []
-    # Positions include the padding of short segments, as slots do.
-    for place, start in enumerate(range(0, len(segments) * length, width)):
-        spans = []
-        for number in range(start // length, min(-(-(start + width) // length), len(segments))):
-            first = max(start - number * length, 0)
-            stop = min(start + width - number * length, len(segments[number]))
-            if first < stop:
-                origin, encoding, offset = places[number]
-                begin = encoding.token_to_chars(offset + first)
-                end = encoding.token_to_chars(offset + stop - 1)
-                assert begin is not None and end is not None
-                spans.append((origin + begin[0], origin + end[1]))
-        if spans:
-            blocks.append((place, spans[0][0], spans[-1][1]))
-    return segments, blocks
+    for text, own in zip(texts, pieces, strict=True):
+        segments, places = [], []
+        for origin, _ in own:
+            encoding = next(encodings)
+            ids = encoding.ids
+            starts = [origin + start for start, _ in encoding.offsets]
+            cuts = boundaries_of(text, starts, length, config.segmentation, config.segment_shift)
+            for first, stop in pairwise(cuts):
+                segments.append(ids[first:stop])
+                places.append((origin, encoding, first))
+        check_tokens(segments)
+        blocks = []
+        # Positions include the padding of short segments, as slots do.
+        for place, start in enumerate(range(0, len(segments) * length, width)):
+            spans = []
+            for number in range(start // length, min(-(-(start + width) // length), len(segments))):
+                first = max(start - number * length, 0)
+                stop = min(start + width - number * length, len(segments[number]))
+                if first < stop:
+                    origin, encoding, offset = places[number]
+                    begin = encoding.token_to_chars(offset + first)
+                    end = encoding.token_to_chars(offset + stop - 1)
+                    assert begin is not None and end is not None
+                    spans.append((origin + begin[0], origin + end[1]))
+            if spans:
+                blocks.append((place, spans[0][0], spans[-1][1]))
+        yield segments, blocks

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,6 @@ from sedem.guidance.scores import (
     COVERED,
     FEATURES,
     Confidence,
-    SecondHop,
     combined_scores,
     confidence_features,
     minimize,
@@ -70,6 +69,8 @@ DECLINED = 0.02
 MINIMUM = 16
 """Minimum number of usable questions, for fitting and measuring together."""
 
+One = TypeVar("One")
+
 
 @dataclass(frozen=True)
 class Calibration:
@@ -103,18 +104,14 @@ class Calibration:
 
     def to_dict(self) -> dict[str, Any]:
         """The metrics as values for JSON."""
-        return {
-            **self.settings,
-            "fitted": self.fitted,
-            "held_out": self.held_out,
-            "left_out": self.left_out,
-            "recall": {by: round(share, 4) for by, share in self.recall.items()},
-            "auroc": round(self.auroc, 4),
-            "calibration_error": round(self.calibration_error, 4),
-            "declined": {which: round(share, 4) for which, share in self.declined.items()},
-            "f1": {how: round(score, 2) for how, score in self.f1.items()},
-            "all_found": {hops: round(share, 4) for hops, share in self.all_found.items()},
-        }
+        found = dict(self.settings)
+        for name, value in vars(self).items():
+            digits = 2 if name == "f1" else 4
+            if isinstance(value, int | float):
+                found[name] = round(value, digits)
+            elif name not in ("parts", "settings"):
+                found[name] = {part: round(share, digits) for part, share in value.items()}
+        return found
 
 
 @dataclass(frozen=True)
@@ -158,11 +155,14 @@ class ScoredQuestion:
         return torch.stack([confidence_features(scores_N, self.tokens) for scores_N in scores])
 
 
-def training_examples(
+def samples(
     recipe: Stage2Recipe, sources: Sequence[DataSource], limit: int, seed: int
-) -> list[Example]:
-    """Read the examples of some sources of a recipe, at most so many of each."""
-    return [one for own in _samples(recipe, sources, limit, seed) for one in own]
+) -> Iterator[list[Example]]:
+    """Read the examples of each source of a recipe, at most so many of each."""
+    for source in sources:
+        location, options = located(source, Path(recipe.data_root))
+        found = open_examples(location, source.set, records=source.records, **options)
+        yield sample(found.examples, limit, seed)
 
 
 def recipe_examples(recipe: Stage2Recipe, limit: int, seed: int) -> list[Example]:
@@ -179,20 +179,11 @@ def recipe_examples(recipe: Stage2Recipe, limit: int, seed: int) -> list[Example
             "--data, or another recipe"
         )
     first, last = [], []
-    for examples in _samples(recipe, recipe.data.calibration, limit, seed):
+    for examples in samples(recipe, recipe.data.calibration, limit, seed):
         end = len(examples) - round(HELD_OUT * len(examples))
         first += examples[:end]
         last += examples[end:]
     return first + last
-
-
-def _samples(
-    recipe: Stage2Recipe, sources: Sequence[DataSource], limit: int, seed: int
-) -> Iterator[list[Example]]:
-    for source in sources:
-        location, options = located(source, Path(recipe.data_root))
-        found = open_examples(location, source.set, records=source.records, **options)
-        yield sample(found.examples, limit, seed)
 
 
 def calibrate(
@@ -249,74 +240,47 @@ def calibrate(
     parts["confidence"] = part
     settings |= {"confidence": True, "answer": answer, "min_confidence": least}
     f1, found_all = dict[str, float](), dict[str, float]()
+    # A second hop, which the first of the examples teach too.
     if two_steps:
         model.config = config
-        hop, found_all = train_second_hop(model, examples, read, two_steps, progress)
+        learned = hop_questions(model, two_steps, read_examples(model, two_steps, progress))
+        own = hop_questions(model, examples, read)
+        end = len(own) - round(HELD_OUT * len(own))
+        hop = fit_second_hop(model.selector, [*learned, *own[:end]])
         parts["second_hop"] = model.second_hop = hop
+        if several := [one for one in own[end:] if len(one.evidence) > 1]:
+            found = all_found(hop, model.selector, several, K)
+            found_all = {steps: mean(each) for steps, each in found.items()}
         settings |= {"second_hop": True, "hops": hops}
         config = config.with_changes(second_hop=True, hops=hops)
-    # Spans, from the blocks that the calibrated model selects.
+    # Spans, from the blocks that the calibrated model selects, and what decides after a second
+    # reading, unless that gains nothing.
     if answer != "free":
         model.config = config
-        spans, f1 = train_spans(model, examples, read, progress)
-        parts |= spans
-        settings |= {"spans": True, "second_reading": "second_reading" in spans}
+        scorer, second = SpanScorer(), SecondReading()
+        # Set at once, because spans then have more text before them.
+        model.second_reading = SecondReading().to(model.device)
+        memory, text = zip(*compare_spans(model, examples, read, progress), strict=True)
+        f1 = fit_spans(scorer, memory)
+        again, gains = fit_second_reading(second, scorer, memory, text)
+        f1 |= {f"{how}, read again": score for how, score in again.items()}
+        parts |= {"spans": scorer, **({"second_reading": second} if gains else {})}
+        settings |= {"spans": True, "second_reading": gains}
+    recall = {}
+    for by in get_args(SelectBy):
+        selecting = config.with_changes(selection=by)
+        recall[by] = mean(bool(o.evidence[o.scores(selecting).argmax()]) for o in measured)
     return Calibration(
         parts,
         settings,
         fitted=len(fitted),
         held_out=held_out,
         left_out=len(examples) - len(questions),
-        recall={by: best_is_evidence(measured, config, by) for by in get_args(SelectBy)},
+        recall=recall,
         **measure_confidence(part, least, measured, config),
         f1=f1,
         all_found=found_all,
     )
-
-
-def train_spans(
-    model: SeDeM, examples: Sequence[Example], read: ReadExamples, progress: Progress | None = None
-) -> tuple[dict[str, nn.Module], dict[str, float]]:
-    """Fit the choice of spans by memory, and what decides after a second reading.
-
-    Returns:
-        The fitted parts, without a second reading if that gains nothing on the fitted questions;
-        and the mean token F1 of the last questions by way to answer.
-    """
-    scorer, second = SpanScorer(), SecondReading()
-    # Set at once, because spans then have more text before them.
-    model.second_reading = SecondReading().to(model.device)
-    memory, text = zip(*compare_spans(model, examples, read, progress), strict=True)
-    f1 = fit_spans(scorer, memory)
-    again, gains = fit_second_reading(second, scorer, memory, text)
-    parts: dict[str, nn.Module] = {"spans": scorer}
-    if gains:
-        parts["second_reading"] = second
-    return parts, f1 | {f"{how}, read again": score for how, score in again.items()}
-
-
-def train_second_hop(
-    model: SeDeM,
-    examples: Sequence[Example],
-    read: ReadExamples,
-    two_steps: Sequence[Example],
-    progress: Progress | None = None,
-) -> tuple[SecondHop, dict[str, float]]:
-    """Train a second hop on some questions and the first of the examples.
-
-    Args:
-        examples: the last ones are measured.
-
-    Returns:
-        The second hop, and `all_found` of a calibration.
-    """
-    taught = hop_questions(model, two_steps, read_examples(model, two_steps, progress))
-    own = hop_questions(model, examples, read)
-    last = len(own) - round(HELD_OUT * len(own))
-    part = fit_second_hop(model.selector, [*taught, *own[:last]])
-    several = [one for one in own[last:] if len(one.evidence) > 1]
-    found = all_found(part, model.selector, several, K)
-    return part, {hops: mean(own) for hops, own in found.items()} if several else {}
 
 
 def fit_confidence(
@@ -379,14 +343,6 @@ def fit_word_weight(questions: Sequence[ScoredQuestion]) -> float:
     return round(logs[1].exp().item(), 4)
 
 
-def best_is_evidence(
-    questions: Sequence[ScoredQuestion], config: SedemConfig, selection: SelectBy
-) -> float:
-    """The share of questions whose best block is evidence."""
-    config = config.with_changes(selection=selection)
-    return mean(bool(one.evidence[one.scores(config).argmax()]) for one in questions)
-
-
 def with_and_without_evidence(questions: Sequence[ScoredQuestion]) -> tuple[Tensor, Tensor]:
     """Features `[B, F]`, and whether the evidence is present `[B]`: for each question, then not."""
     features = [one.features() for one in questions] or [torch.zeros(0, len(FEATURES))]
@@ -428,12 +384,25 @@ class ReadExamples:
         ]
         return indices, owners, torch.tensor(from_evidence(rows, example.evidence))
 
+    def usable(self, examples: Sequence[Example]) -> Iterator[tuple[Example, list[int], Tensor]]:
+        """Examples with evidence and other blocks, with these and which of them are evidence."""
+        for example in examples:
+            indices, _, evidence_N = self.blocks_of(example)
+            if evidence_N.any() and not evidence_N.all():
+                yield example, indices, evidence_N
+
 
 def read_examples(
     model: SeDeM, examples: Sequence[Example], progress: Progress | None = None
 ) -> ReadExamples:
     """Read the documents of examples, each text once."""
-    names = _unique({d.text: d.name for example in examples for d in example.documents})
+    given = {d.text: d.name for example in examples for d in example.documents}
+    unique: dict[str, str] = {}
+    for text, name in given.items():
+        while name in unique:
+            name += "'"  # a mark that is no word
+        unique[name] = text
+    names = {text: name for name, text in unique.items()}
     documents = [Document(name, text) for text, name in names.items()]
     bank = model.read(documents, progress=progress)
     blocks: dict[str, list[int]] = {text: [] for text in names}
@@ -447,13 +416,11 @@ def score_examples(
     model: SeDeM, examples: Sequence[Example], read: ReadExamples
 ) -> list[ScoredQuestion]:
     """Score questions against their documents; those with no evidence or only it are left out."""
-    bank, questions = read.bank, []
-    for example in examples:
-        indices, _, evidence_N = read.blocks_of(example)
-        if evidence_N.any() and not evidence_N.all():
-            states_N, tokens = _scores(model, bank, example.question, indices)
-            words = score_words(bank, example.question).among(indices)
-            questions.append(ScoredQuestion(states_N, words, evidence_N, tokens))
+    questions = []
+    for example, indices, evidence_N in read.usable(examples):
+        states_N, tokens = _scores(model, read.bank, example.question, indices)
+        words = score_words(read.bank, example.question).among(indices)
+        questions.append(ScoredQuestion(states_N, words, evidence_N, tokens))
     return questions
 
 
@@ -466,15 +433,12 @@ def query_questions(
     every = range(len(bank))
     keys_MJRH = keys_of(bank, model.selector, every).dequantize().half().cpu()
     slots_MJ = torch.as_tensor(bank.slot_tokens(every)) > 0
-    for example in examples:
-        indices, _, gold_N = read.blocks_of(example)
-        if gold_N.any() and not gold_N.all():
-            [hidden_QE] = prompt_states(model, model.engine, [example.question])
-            questions.append(
-                QueryQuestion(
-                    hidden_QE.half().cpu(), torch.tensor(indices), gold_N, keys_MJRH, slots_MJ
-                )
-            )
+    for example, indices, gold_N in read.usable(examples):
+        [hidden_QE] = prompt_states(model, model.engine, [example.question])
+        blocks_N = torch.tensor(indices)
+        questions.append(
+            QueryQuestion(hidden_QE.half().cpu(), blocks_N, gold_N, keys_MJRH, slots_MJ)
+        )
     return questions
 
 
@@ -514,16 +478,6 @@ def hop_questions(
             )
         )
     return questions
-
-
-def _unique(names: dict[str, str]) -> dict[str, str]:
-    """Make the names of texts unique by marks that are no words."""
-    unique: dict[str, str] = {}
-    for text, name in names.items():
-        while name in unique:
-            name += "'"
-        unique[name] = text
-    return {text: name for name, text in unique.items()}
 
 
 def _scores(
@@ -610,6 +564,7 @@ class BestSpan:
     Attributes:
         features: of its certainty; see `SpanScorer.best`.
         right: token F1 of the span, from 0 to 1; `free` is that of the free answer.
+        share: its share of the softmax over all spans.
         rival: see `guidance.spans.rival_features`.
     """
 
@@ -617,24 +572,20 @@ class BestSpan:
     right: float
     gap: float
     free: float
+    share: float
     rival: Tensor
-
-    @property
-    def share(self) -> float:
-        """Its share of the softmax over all spans."""
-        return float(self.features[0].exp())
 
     @classmethod
     @torch.no_grad()
     def of(cls, scorer: SpanScorer, one: ComparedSpans) -> BestSpan:
         """Take the best span by a scorer."""
         index, features = scorer.best(one.features)
-        gap, likelihood = float(one.gap[index]), float(one.features[index, 0])
-        rival = rival_features(gap, one.free_likelihood - likelihood, float(features[0].exp()))
-        return cls(features, float(one.right[index]), gap, one.free, rival)
+        gap, share = float(one.gap[index]), float(features[0].exp())
+        rival = rival_features(gap, one.free_likelihood - float(one.features[index, 0]), share)
+        return cls(features, float(one.right[index]), gap, one.free, share, rival)
 
 
-def _parted(compared: Sequence[ComparedSpans | None]) -> tuple[list[ComparedSpans], ...]:
+def _parted(compared: Sequence[One | None]) -> tuple[list[One], ...]:
     """The questions with spans: those to fit to, and the last ones to measure."""
     end = len(compared) - round(HELD_OUT * len(compared))
     return tuple([o for o in part if o is not None] for part in (compared[:end], compared[end:]))
@@ -681,10 +632,9 @@ def fit_second_reading(
         What `fit_spans` returns, and whether the fitted questions gain by it.
     """
     scores = fit_spans(second, text)
-    both = [m if t is not None else None for m, t in zip(memory, text, strict=True)]
+    both = [(m, t) if m and t else None for m, t in zip(memory, text, strict=True)]
     fitted, measured = (
-        [(BestSpan.of(first, m), BestSpan.of(second, t)) for m, t in zip(*parts, strict=True)]
-        for parts in zip(_parted(both), _parted(text), strict=True)
+        [(BestSpan.of(first, m), BestSpan.of(second, t)) for m, t in part] for part in _parted(both)
     )
     # Where the best span is unsure, the better of it and a free answer is chosen.
     rivals = [t for _, t in fitted if t.share < UNSURE or t.gap > second.gap]

@@ -162,7 +162,29 @@ class ExampleDataset(Dataset[Item], ABC, Generic[Item]):
         if self.cache is None:
             arrays = self._prepare(examples, labelling)
         else:
-            arrays = self._open(examples, labelling, self.cache)
+            # The key includes what was added before, as known documents are not stored again.
+            given = [version("sedem"), self._key, dict(self.settings), labelling]
+            digest = hashlib.sha256(json.dumps(given, sort_keys=True).encode())
+            for example in examples.examples:
+                digest.update(repr(example).encode())
+            self._key = digest.hexdigest()
+            folder = self.cache / f"examples-{self._key[:16]}"
+            what = f"the prepared set {examples.name}"
+            before = self.dropped.copy(), self.cut.copy()
+
+            def build(partial: Path) -> None:
+                arrays = self._prepare(examples, labelling)
+                size = sum(array.nbytes for array in arrays.values())
+                check_free_space(partial, size, what)
+                for name, array in arrays.items():
+                    array.save(partial, name)
+                counts = [self.dropped - before[0], self.cut - before[1]]
+                write_text(partial / COUNTS, json.dumps([sorted(arrays), *counts]))
+
+            build_once(folder, lambda found: (found / COUNTS).is_file(), build, what)
+            names, dropped, cut = json.loads((folder / COUNTS).read_text())
+            self.dropped, self.cut = before[0] + Counter(dropped), before[1] + Counter(cut)
+            arrays = {name: Ragged.load(folder, name) for name in names}
         parts = [self.arrays, arrays] if self.arrays else [arrays]
         self.arrays = {name: Ragged.joined([part[name] for part in parts]) for name in arrays}
         for number in range(first, self._examples()):
@@ -205,32 +227,6 @@ class ExampleDataset(Dataset[Item], ABC, Generic[Item]):
                     bar.update(len(batch))
 
             return self.prepare(batches(), labelling)
-
-    def _open(self, examples: ExampleSet, labelling: Labelling, cache: Path) -> dict[str, Ragged]:
-        """Map a set from disk; prepare it first if it is not there."""
-        # The key includes what was added before, because known documents are not stored again.
-        given = [version("sedem"), self._key, dict(self.settings), labelling]
-        digest = hashlib.sha256(json.dumps(given, sort_keys=True).encode())
-        for example in examples.examples:
-            digest.update(repr(example).encode())
-        self._key = digest.hexdigest()
-        folder = cache / f"examples-{self._key[:16]}"
-        before = self.dropped.copy(), self.cut.copy()
-
-        def build(partial: Path) -> None:
-            arrays = self._prepare(examples, labelling)
-            size = sum(array.nbytes for array in arrays.values())
-            check_free_space(partial, size, f"the prepared set {examples.name}")
-            for name, array in arrays.items():
-                array.save(partial, name)
-            counts = [self.dropped - before[0], self.cut - before[1]]
-            write_text(partial / COUNTS, json.dumps([sorted(arrays), *counts]))
-
-        what = f"the prepared set {examples.name}"
-        build_once(folder, lambda found: (found / COUNTS).is_file(), build, what)
-        names, dropped, cut = json.loads((folder / COUNTS).read_text())
-        self.dropped, self.cut = before[0] + Counter(dropped), before[1] + Counter(cut)
-        return {name: Ragged.load(folder, name) for name in names}
 
 
 def lengths_of(data: Dataset[Any]) -> NDArray[np.int64] | None:

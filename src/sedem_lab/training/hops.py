@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from sedem.guidance.scores import SecondHop
-from sedem.method.selector import Selector, block_scores
-from sedem_lab.training.queries import RATE, descend
+from sedem.method.selector import Selector
+from sedem_lab.training.queries import RATE, descend, scores_of
 
 WEIGHTS_RATE = 1e-2
 TEMPERATURE = 0.015
@@ -60,10 +60,7 @@ class HopQuestion:
 
     def scores(self, part: SecondHop, selector: Selector) -> Tensor:
         """What the blocks are selected by in the second hop `[N]`."""
-        query_1QRH = part.queries(selector, self.hidden.float()[None])
-        mask_1Q = torch.ones(query_1QRH.shape[:2], dtype=torch.bool)
-        keys_1NJRH, slots_1NJ = self.keys.float()[None], self.slots[None]
-        again_N = block_scores(query_1QRH, mask_1Q, keys_1NJRH, slots_1NJ)[0]
+        again_N = scores_of(part, selector, self.hidden, self.keys, self.slots)
         return part(again_N, self.states, self.words, self.named)
 
     def loss(self, part: SecondHop, selector: Selector) -> Tensor:

@@ -52,7 +52,11 @@ class Predictions:
         if self.at_once is None:
             return next_token_loss(self.logits, labels_BP)
         counts_BP = labels_BP != IGNORED
-        loss_L = self._in_chunks(_token_losses, self.states[counts_BP], labels_BP[counts_BP])
+
+        def of_chunk(head: Callable[[Tensor], Tensor], own_LD: Tensor, labels_L: Tensor) -> Tensor:
+            return F.cross_entropy(head(own_LD).float(), labels_L, reduction="none")
+
+        loss_L = self._in_chunks(of_chunk, self.states[counts_BP], labels_BP[counts_BP])
         zero_BP = torch.zeros(labels_BP.shape, dtype=loss_L.dtype, device=loss_L.device)
         return mean_over_rows(zero_BP.masked_scatter(counts_BP, loss_L), labels_BP)
 
@@ -89,7 +93,3 @@ class Predictions:
                 for chunk in chunks
             ]
         )
-
-
-def _token_losses(head: Callable[[Tensor], Tensor], states_LD: Tensor, labels_L: Tensor) -> Tensor:
-    return F.cross_entropy(head(states_LD).float(), labels_L, reduction="none")

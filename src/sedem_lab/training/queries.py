@@ -48,13 +48,20 @@ class QueryQuestion:
 
     def loss(self, part: Queries, selector: Selector) -> Tensor:
         """L_InfoNCE of its blocks."""
-        query_1QRH = part.queries(selector, self.hidden.float()[None])
-        mask_1Q = torch.ones(query_1QRH.shape[:2], dtype=torch.bool)
-        keys_1NJRH, slots_1NJ = self.keys[self.blocks].float()[None], self.slots[self.blocks][None]
-        scores_1N = block_scores(query_1QRH, mask_1Q, keys_1NJRH, slots_1NJ)
+        keys_NJRH, slots_NJ = self.keys[self.blocks], self.slots[self.blocks]
+        scores_1N = scores_of(part, selector, self.hidden, keys_NJRH, slots_NJ)[None]
         blocks_1N = torch.ones_like(scores_1N, dtype=torch.bool)
         temperature = TEMPERATURE * len(self.hidden)
         return info_nce_loss(scores_1N, self.evidence[None], blocks_1N, temperature)
+
+
+def scores_of(
+    part: Queries, selector: Selector, hidden_QE: Tensor, keys_NJRH: Tensor, slots_NJ: Tensor
+) -> Tensor:
+    """s_n of blocks by the queries of a part `[N]`."""
+    query_1QRH = part.queries(selector, hidden_QE.float()[None])
+    mask_1Q = torch.ones(query_1QRH.shape[:2], dtype=torch.bool)
+    return block_scores(query_1QRH, mask_1Q, keys_NJRH.float()[None], slots_NJ[None])[0]
 
 
 def fit_queries(selector: Selector, questions: Sequence[QueryQuestion]) -> Queries:

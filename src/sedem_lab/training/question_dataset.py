@@ -71,10 +71,31 @@ class QuestionDataset(ExampleDataset[QuestionItem]):
     def prepare(self, batches: Iterator[list[Example]], labelling: Labelling) -> dict[str, Ragged]:
         """Context, prompt and answer of each example."""
         rows = {name: RaggedBuilder() for name in ("contexts", "prefixes", "answers")}
+        backbone = self.reader.backbone
         for batch in batches:
-            items = self._tokenized(batch, labelling)
-            for name, own in zip(rows, zip(*items, strict=True), strict=False):
-                rows[name].extend(own)
+            answers = all_answer_ids(backbone, [example.answers[0] for example in batch])
+            chosen = [
+                (example, answer, documents)
+                for example, answer in zip(batch, answers, strict=True)
+                if (documents := self._chosen_documents(example, len(answer), labelling))
+            ]
+            if not chosen:
+                continue
+            texts = [context_prompt([d.text for d in documents]) for _, _, documents in chosen]
+            contexts = backbone.tokenize(texts)["input_ids"]
+            prefixes = all_question_ids(backbone, [example.question for example, _, _ in chosen])
+            for (_, answer, _), context, prefix in zip(chosen, contexts, prefixes, strict=True):
+                if not context:
+                    self.dropped["documents without tokens"] += 1
+                    continue
+                kept = self.reader.context_tokens_used(len(context), len(prefix), len(answer))
+                kept = min(kept, self.context_limit or kept)
+                self.cut["tokens"] += len(context)
+                if kept < len(context):
+                    self.cut["contexts cut"] += 1
+                    self.cut["tokens left out"] += len(context) - kept
+                for name, own in zip(rows, (context[:kept], prefix, answer), strict=True):
+                    rows[name].extend([own])
         return {name: builder.build() for name, builder in rows.items()}
 
     def example_lengths(self) -> NDArray[np.int64]:
@@ -85,36 +106,6 @@ class QuestionDataset(ExampleDataset[QuestionItem]):
         """The item of a prepared example."""
         prefix, answer = (self.arrays[name][number].tolist() for name in ("prefixes", "answers"))
         return QuestionItem(self.arrays["contexts"][number], prefix, answer)
-
-    def _tokenized(
-        self, examples: list[Example], labelling: Labelling
-    ) -> list[tuple[list[int], list[int], list[int]]]:
-        """Context, prompt and answer of the usable examples."""
-        backbone = self.reader.backbone
-        answers = all_answer_ids(backbone, [example.answers[0] for example in examples])
-        chosen = [
-            (example, answer, documents)
-            for example, answer in zip(examples, answers, strict=True)
-            if (documents := self._chosen_documents(example, len(answer), labelling))
-        ]
-        if not chosen:
-            return []
-        texts = [context_prompt([d.text for d in documents]) for _, _, documents in chosen]
-        contexts = backbone.tokenize(texts)["input_ids"]
-        prefixes = all_question_ids(backbone, [example.question for example, _, _ in chosen])
-        items = []
-        for (_, answer, _), context, prefix in zip(chosen, contexts, prefixes, strict=True):
-            if not context:
-                self.dropped["documents without tokens"] += 1
-                continue
-            kept = self.reader.context_tokens_used(len(context), len(prefix), len(answer))
-            kept = min(kept, self.context_limit or kept)
-            self.cut["tokens"] += len(context)
-            if kept < len(context):
-                self.cut["contexts cut"] += 1
-                self.cut["tokens left out"] += len(context) - kept
-            items.append((context[:kept], prefix, answer))
-        return items
 
     def _chosen_documents(
         self, example: Example, answer: int, labelling: Labelling

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 import yaml
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from sedem.config import (
     Flag,
@@ -40,16 +40,6 @@ BASE, VARIANTS = "base", "variants"
 """The keys for the file that a recipe inherits from, and for the short recipes of a file."""
 BACKBONES = "backbones"
 """The folder of backbones that the recipes next to it can be trained on."""
-
-
-def _mixed(value: Any) -> Any:
-    return multiplies_bfloat16() if value == "auto" else value
-
-
-def _frozen(value: Any) -> Any:
-    if value != "auto":
-        return value
-    return "bfloat16" if multiplies_bfloat16() else "float32"
 
 
 class Optimization(Settings):
@@ -93,10 +83,8 @@ class Optimization(Settings):
     warmup_ratio: ShareBelow1 = 0.0
     weight_decay: NumberFrom0 = 0.0
     max_grad_norm: NumberAbove0 = 1.0
-    bf16: Annotated[Flag, BeforeValidator(_mixed)] = Field(default="auto", validate_default=True)
-    backbone_dtype: Annotated[Literal["bfloat16", "float32"], BeforeValidator(_frozen)] = Field(
-        default="auto", validate_default=True
-    )
+    bf16: Flag = Field(default="auto", validate_default=True)
+    backbone_dtype: Literal["bfloat16", "float32"] = Field(default="auto", validate_default=True)
     logits_at_once: WholeAbove0 | None = None
     compile: Flag = False
     shard_backbone: Flag = False
@@ -108,6 +96,14 @@ class Optimization(Settings):
         if self.batch_tokens is None:
             return self.batch_size
         return min(max(1, self.batch_tokens // longest), self.batch_size * self.accumulation)
+
+    @field_validator("bf16", "backbone_dtype", mode="before")
+    @classmethod
+    def _suits_the_machine(cls, value: Any, info: ValidationInfo) -> Any:
+        if value != "auto":
+            return value
+        native = multiplies_bfloat16()
+        return native if info.field_name == "bf16" else "bfloat16" if native else "float32"
 
     @model_validator(mode="after")
     def _has_one_length_and_one_warmup(self) -> Self:
@@ -268,7 +264,19 @@ def read_entries(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """
     entries = _inherited(path, ())
     for override in overrides:
-        _set(entries, override)
+        key, separator, text = override.partition("=")
+        shown = repr(override if len(override) <= 80 else f"{override[:77]}...")
+        if not separator or not key:
+            raise ConfigError(f"{shown} is not of the form key=value")
+        *parents, last = key.split(".")
+        if len(parents) > DEPTH:
+            raise ConfigError(f"'{key[:80]}...' names keys more than {DEPTH} deep; no setting is")
+        section = entries
+        for parent in parents:
+            section = section.setdefault(parent, {})
+            if not isinstance(section, dict):
+                raise ConfigError(f"{shown}: '{parent}' has a value, not keys")
+        section[last] = parse_yaml(text, f"{shown} has a value that is", ConfigError)
     return entries
 
 
@@ -285,7 +293,18 @@ def _inherited(path: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
     """
     backbone = path.parent.parent / BACKBONES / f"{path.parent.name}.yaml"
     if os.path.isfile(backbone) and not os.path.exists(path.parent):
-        return _on_backbone(path, backbone, heirs)
+        # The recipe beside the folder of backbones, with the settings of this one.
+        entries = _inherited(path.parent.parent / path.name, heirs)
+        kind = "baseline" if "method" in entries else "sedem"
+        sections = _read(backbone, heirs)
+        if kind not in sections:
+            raise ConfigError(
+                f"backbone '{backbone.stem}' is for SeDeM only, and '{path.stem}' trains "
+                f"{entries['method']}; choose another"
+            )
+        for name in (kind, path.stem):
+            entries = merge(entries, sections.get(name) or {})
+        return _filled(entries, backbone.stem)
     entries = _read(path, heirs)
     # Path.resolve raises its own RuntimeError for a loop of links.
     resolved = Path(os.path.realpath(path))
@@ -337,51 +356,30 @@ def variants(file: Path) -> dict[Path, Any]:
 
 def _of_file(file: Path) -> Any:
     """The entries of a file as they are written; many recipes share one, and parsing is slow."""
-    return deepcopy(_parsed(read_text(file, ConfigError, YAML_BYTES), f"'{file}' is"))
+    return deepcopy(_parsed(read_text(file, ConfigError, YAML_BYTES), f"'{file}' is", ConfigError))
 
 
-@lru_cache(maxsize=64)
-def _parsed(text: str, subject: str) -> Any:
-    return parse_yaml(text, subject, ConfigError)
-
-
-def _place(path: Path) -> tuple[Path, dict[str, Any] | None]:
-    """The file of a recipe, and its entries if it is a variant there."""
-    words = path.stem.split("-")
-    for count in range(1, len(words) if not os.path.isfile(path) else 0):
-        shared = "-".join(words[:count])
-        for name in (f"{shared}.yaml", f"_{shared}.yaml"):
-            file = path.with_name(name)
-            if os.path.isfile(file) and isinstance(entries := variants(file).get(path), dict):
-                return file, entries
-    return path, None
-
-
-def _on_backbone(path: Path, backbone: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
-    """A recipe with the settings of a backbone, whose name replaces `{backbone}` in its texts."""
-    entries = _inherited(path.parent.parent / path.name, heirs)
-    kind = "baseline" if "method" in entries else "sedem"
-    sections = _read(backbone, heirs)
-    if kind not in sections:
-        raise ConfigError(
-            f"backbone '{backbone.stem}' is for SeDeM only, and '{path.stem}' trains "
-            f"{entries['method']}; choose another"
-        )
-    for name in (kind, path.stem):
-        entries = merge(entries, sections.get(name) or {})
-    return _filled(entries, backbone.stem)
+_parsed = lru_cache(maxsize=64)(parse_yaml)
 
 
 def _filled(value: Any, backbone: str) -> Any:
+    """Settings with the name of a backbone in place of `{backbone}`."""
     if isinstance(value, dict):
         return {key: _filled(entry, backbone) for key, entry in value.items()}
     return value.replace("{backbone}", backbone) if isinstance(value, str) else value
 
 
 def _read(path: Path, heirs: Sequence[Path]) -> dict[str, Any]:
-    file, variant = _place(path)
+    """The entries of a recipe in its own file, or as a variant in a file that several share."""
+    words = path.stem.split("-")
+    for count in range(1, len(words) if not os.path.isfile(path) else 0):
+        shared = "-".join(words[:count])
+        for name in (f"{shared}.yaml", f"_{shared}.yaml"):
+            file = path.with_name(name)
+            if os.path.isfile(file) and isinstance(own := variants(file).get(path), dict):
+                return {BASE: name, **own}
     try:
-        entries = _of_file(file) if variant is None else {BASE: file.name, **variant}
+        entries = _of_file(path)
     except FileNotFoundError:
         named_by = f", which '{heirs[-1]}' names as its {BASE}" if heirs else ""
         raise ConfigError(
@@ -390,19 +388,3 @@ def _read(path: Path, heirs: Sequence[Path]) -> dict[str, Any]:
     if not isinstance(entries, dict):
         raise ConfigError(f"'{path}' is not a recipe: it has no keys")
     return {key: value for key, value in entries.items() if key != VARIANTS}
-
-
-def _set(entries: dict[str, Any], override: str) -> None:
-    key, separator, text = override.partition("=")
-    shown = repr(override if len(override) <= 80 else f"{override[:77]}...")
-    if not separator or not key:
-        raise ConfigError(f"{shown} is not of the form key=value")
-    *parents, last = key.split(".")
-    if len(parents) > DEPTH:
-        raise ConfigError(f"'{key[:80]}...' names keys more than {DEPTH} deep; no setting is")
-    section = entries
-    for parent in parents:
-        section = section.setdefault(parent, {})
-        if not isinstance(section, dict):
-            raise ConfigError(f"{shown}: '{parent}' has a value, not keys")
-    section[last] = parse_yaml(text, f"{shown} has a value that is", ConfigError)

@@ -109,7 +109,14 @@ def read_source(
     told = {"labelled by answer string": dataset.by_answer - by_answer}
     used = list(range(before, len(dataset)))
     if selects or evidence_only:
-        labelled = _labelled(dataset, used, source)
+        labelled = [index for index in used if any(dataset[index].evidence)]
+        if used and not labelled:
+            raise DataError(
+                f"'{source.path}' cannot train a selector: none of its "
+                f"{len(used) // source.repeat} examples has a block with evidence or with an "
+                "answer string; label the evidence, give answers in the words of the documents, or "
+                "set losses.select to 0 and data.evidence_only to false"
+            )
         unlabelled = (len(used) - len(labelled)) // source.repeat
         if evidence_only:
             used = labelled
@@ -125,19 +132,6 @@ def read_source(
         "".join(f"; {what}: {count}" for what, count in told.items() if count),
     )
     return used
-
-
-def _labelled(dataset: ExampleDataset[Any], added: list[int], source: DataSource) -> list[int]:
-    """Those of a source's items that have a positive block; never none of them."""
-    labelled = [index for index in added if any(dataset[index].evidence)]
-    if added and not labelled:
-        raise DataError(
-            f"'{source.path}' cannot train a selector: none of its {len(added) // source.repeat} "
-            "examples has a block with evidence or with an answer string; label the evidence, give "
-            "answers in the words of the documents, or set losses.select to 0 and "
-            "data.evidence_only to false"
-        )
-    return labelled
 
 
 def located(source: DataSource, data_root: Path) -> tuple[str | Path, dict[str, Any]]:

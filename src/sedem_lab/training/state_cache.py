@@ -73,7 +73,9 @@ class StateCache:
         bounds = texts.bounds.tolist()
         shape = (bounds[-1], len(layers), backbone.width)
         size = math.prod(shape) * np.dtype(np.int16).itemsize
-        batches = _batches(texts)
+        # Texts of similar length are encoded together, to reduce padding.
+        order = sorted(range(len(texts)), key=lambda i: (-len(texts[i]), i))
+        batches = [order[at : at + BATCH] for at in range(0, len(order), BATCH)]
 
         def is_complete(folder: Path) -> bool:
             path = folder / STATES
@@ -81,13 +83,24 @@ class StateCache:
             return whole and _batches_done(folder) == len(batches)
 
         def build(partial: Path) -> None:
+            """Encode the batches that are not yet recorded as done."""
             if not (partial / STATES).is_file():
                 (partial / DONE).unlink(missing_ok=True)
             room = f"{bytes_text(size)} for the frozen states of {bounds[-1]:,} tokens of {label}"
             logger.info("%s, in '%s'", room, cache)
             reserve(partial / STATES, size, f"data.cache_states ({room})")
             states = np.memmap(partial / STATES, np.int16, "r+", shape=shape)
-            cls(states, bounds)._fill(backbone, layers, texts, batches, partial, label)
+            done, total = _batches_done(partial), len(batches)
+            for number in tqdm(range(done, total), f"encoding {label}", total, initial=done):
+                rows = [torch.from_numpy(texts[i].astype(np.int64)) for i in batches[number]]
+                ids_ST = pad_sequence(rows, batch_first=True).to(backbone.device)
+                states_XSTE = encode(backbone, ids_ST, layers).to("cpu", torch.bfloat16)
+                for row, i in enumerate(batches[number]):
+                    own_TXE = states_XSTE[:, row, : len(texts[i])].transpose(0, 1).contiguous()
+                    states[bounds[i] : bounds[i + 1]] = own_TXE.view(torch.int16).numpy()
+                if (number + 1) % FLUSH == 0 or number + 1 == total:
+                    states.flush()
+                    write_text(partial / DONE, json.dumps(number + 1))
 
         build_once(folder, is_complete, build, f"the frozen states of {label}")
         return cls(np.memmap(folder / STATES, np.int16, "r", shape=shape), bounds)
@@ -100,37 +113,6 @@ class StateCache:
         ]
         padded_STXE = pad_sequence([row.view(torch.bfloat16) for row in rows], batch_first=True)
         return padded_STXE.permute(2, 0, 1, 3)
-
-    def _fill(
-        self,
-        backbone: Backbone,
-        layers: tuple[int, ...],
-        texts: Ragged,
-        batches: list[list[int]],
-        folder: Path,
-        label: str,
-    ) -> None:
-        """Encode the batches of texts that are not yet recorded as done."""
-        done = _batches_done(folder)
-        bar = tqdm(total=len(batches), initial=done, desc=f"encoding {label}")
-        for number in range(done, len(batches)):
-            rows = [torch.from_numpy(texts[i].astype(np.int64)) for i in batches[number]]
-            ids_ST = pad_sequence(rows, batch_first=True).to(backbone.device)
-            states_XSTE = encode(backbone, ids_ST, layers).to("cpu", torch.bfloat16)
-            for row, i in enumerate(batches[number]):
-                own_TXE = states_XSTE[:, row, : len(texts[i])].transpose(0, 1).contiguous()
-                self.states[self.bounds[i] : self.bounds[i + 1]] = own_TXE.view(torch.int16).numpy()
-            bar.update()
-            if (number + 1) % FLUSH == 0 or number + 1 == len(batches):
-                self.states.flush()
-                write_text(folder / DONE, json.dumps(number + 1))
-        bar.close()
-
-
-def _batches(texts: Ragged) -> list[list[int]]:
-    """Indices of the texts of each batch; similar lengths are grouped to reduce padding."""
-    order = sorted(range(len(texts)), key=lambda i: (-len(texts[i]), i))
-    return [order[at : at + BATCH] for at in range(0, len(order), BATCH)]
 
 
 def _batches_done(folder: Path) -> int:

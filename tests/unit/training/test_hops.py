@@ -18,7 +18,7 @@ from sedem_lab.training.calibration import (
     calibrate,
     hop_questions,
     read_examples,
-    training_examples,
+    samples,
 )
 from sedem_lab.training.hops import HopQuestion, all_found, fit_second_hop
 from sedem_lab.training.recipe import DataSource
@@ -103,5 +103,5 @@ def test_calibration_trains_a_second_hop(model: SeDeM, examples: ExampleSet) -> 
 
 
 def test_a_recipe_names_the_questions_of_the_second_hop(stage2_recipe: Stage2Recipe) -> None:
-    assert training_examples(stage2_recipe, stage2_recipe.data.hops, 10, 0) == []
-    assert training_examples(stage2_recipe, [DataSource(path="squad.json")], 3, 0)
+    assert [*samples(stage2_recipe, stage2_recipe.data.hops, 10, 0)] == []
+    assert next(samples(stage2_recipe, [DataSource(path="squad.json")], 3, 0))
