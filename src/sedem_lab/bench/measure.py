@@ -30,7 +30,7 @@ class Trial:
 
     Attributes:
         memory: what the method has read.
-        last: the method's last answer.
+        answer: the method's last answer.
         builds: measurements of each reading.
         asks: measurements of each answer.
     """
@@ -38,15 +38,9 @@ class Trial:
     def __init__(self, subject: Subject, documents: Sequence[Document], plan: BenchPlan) -> None:
         self.subject, self.documents, self.plan = subject, documents, plan
         self.memory: Any = None
-        self.last: Answer | None = None
+        self.answer: Answer
         self.builds: list[dict[str, float | None]] = []
         self.asks: list[dict[str, float | None]] = []
-
-    @property
-    def answer(self) -> Answer:
-        """The method's last answer."""
-        assert self.last is not None
-        return self.last
 
     def build(self) -> None:
         """Read the documents and answer for the first time.
@@ -72,7 +66,7 @@ class Trial:
 
     def ask(self) -> None:
         """Answer from the memory; prebuilt TTFT and decoding speed are those of this answer."""
-        self.last = answer = self.subject.reader.answer(self.memory, QUESTIONS[0])
+        self.answer = answer = self.subject.reader.answer(self.memory, QUESTIONS[0])
         timings, speed = dict(answer.timings), None
         if answer.finish_reason == "length":
             elapsed = timings["total_ms"] - timings["ttft_ms"]

@@ -126,7 +126,19 @@ def open_subjects(
     left_out: dict[str, str] = {}
     for name in (*plan.methods, *(more or {})):
         try:
-            subjects.append(more[name](plan) if more and name in more else _open(name, plan))
+            if more and name in more:
+                subject = more[name](plan)
+            elif name == "sedem":
+                model = open_sedem(plan)
+                reader = BoundSedem(model, plan.k, decoding_of(plan))
+                subject = Subject(name, reader, model.decoder)
+            else:
+                own = with_random_baseline(name, plan) if name in TRAINED else plan
+                budgeted = METHODS[name].load().has_selection_budget
+                method = open_method(name, own if budgeted else own.with_changes(k=None))
+                reads_text = isinstance(method.reader, FullContext)
+                subject = Subject(name, method.reader, method.backbone, reads_text)
+            subjects.append(subject)
         except ConfigError as error:
             left_out[name] = str(error)
     if not subjects:
@@ -135,17 +147,6 @@ def open_subjects(
         if subject.backbone is not None:
             subject.backbone.eos_token_id = NO_TOKEN
     return subjects, left_out
-
-
-def _open(name: str, plan: BenchPlan) -> Subject:
-    if name == "sedem":
-        model = open_sedem(plan)
-        return Subject(name, BoundSedem(model, plan.k, decoding_of(plan)), model.decoder)
-    if name in TRAINED:
-        plan = with_random_baseline(name, plan)
-    budgeted = METHODS[name].load().has_selection_budget
-    method = open_method(name, plan if budgeted else plan.with_changes(k=None))
-    return Subject(name, method.reader, method.backbone, isinstance(method.reader, FullContext))
 
 
 def open_sedem(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,7 +20,7 @@ from sedem.config import WAYS, check_choice
 from sedem_lab.commands.train import Overrides, RecipeFile, RecipeName, recipe_path
 
 if TYPE_CHECKING:
-    from sedem_lab.training.calibration import Calibration
+    pass
 
 MOST = 2000
 """Questions of a sample by default: a few parameters need no more, and reading takes time."""
@@ -84,8 +83,8 @@ def calibrate(
     from sedem.model import SeDeM
     from sedem_lab.data.question_sets import open_examples
     from sedem_lab.evaluation.run import sample
+    from sedem_lab.training.calibration import K, recipe_examples, samples
     from sedem_lab.training.calibration import calibrate as fit
-    from sedem_lab.training.calibration import recipe_examples, samples
     from sedem_lab.training.recipe import load_recipe
     from sedem_lab.training.stages import Stage2Recipe
 
@@ -111,35 +110,28 @@ def calibrate(
     with output.progress("reading, answering") as report_progress:
         found = fit(model, examples, progress=report_progress, **teach, **ways)
     copy_with_parts(folder, out, found.parts, **found.settings)
-    output.report(
-        as_json,
-        {"checkpoint": str(out), **found.to_dict()},
+
+    def listed(values: dict[str, float], word: str = "", digits: int = 3) -> str:
+        return ", ".join(f"{value:.{digits}f} {word}{name}" for name, value in values.items())
+
+    lines = [
         f"{out}: fitted to {output.count(found.fitted, 'question')} with and without evidence",
-        *_figures(found),
-    )
+        f"on {output.count(found.held_out, 'other question')}: AUROC {found.auroc:.3f}, "
+        f"calibration error {found.calibration_error:.3f}",
+        f"declined below {found.settings['min_confidence']}: {listed(found.declined)}",
+        f"the best block is evidence: {listed(found.recall, 'by ')}",
+    ]
+    if found.all_found:
+        shares = listed(found.all_found, "with ")
+        lines.append(f"all evidence is among {K} blocks, by hops: {shares}")
+    if found.f1:
+        lines.append(f"F1: {listed(found.f1, digits=1)}")
+    output.report(as_json, {"checkpoint": str(out), **found.to_dict()}, *lines)
     if found.left_out and not as_json:
         output.note(
             f"{output.count(found.left_out, 'question')} left out: no evidence is labelled, or "
             "all blocks have some"
         )
-
-
-def _figures(found: Calibration) -> Iterator[str]:
-    from sedem_lab.training.calibration import K
-
-    yield (
-        f"on {output.count(found.held_out, 'other question')}: AUROC {found.auroc:.3f}, "
-        f"calibration error {found.calibration_error:.3f}"
-    )
-    shares = ", ".join(f"{share:.3f} {which}" for which, share in found.declined.items())
-    yield f"declined below {found.settings['min_confidence']}: {shares}"
-    shares = ", ".join(f"{share:.3f} by {by}" for by, share in found.recall.items())
-    yield f"the best block is evidence: {shares}"
-    if found.all_found:
-        shares = ", ".join(f"{share:.3f} with {hops}" for hops, share in found.all_found.items())
-        yield f"all evidence is among {K} blocks, by hops: {shares}"
-    if found.f1:
-        yield f"F1: {', '.join(f'{f1:.1f} {how}' for how, f1 in found.f1.items())}"
 
 
 LISTED = 10

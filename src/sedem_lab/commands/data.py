@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -60,8 +59,10 @@ def inspect(
 
     Shows what was left out and why, and lengths in tokens and blocks.
     """
-    from sedem_lab.data.corpus import holds_texts
-    from sedem_lab.data.inspection import plot
+    from sedem_lab.data.corpus import holds_texts, read_texts
+    from sedem_lab.data.inspection import inspect_examples, inspect_texts, plot
+    from sedem_lab.data.question_sets import counts_tokens, open_examples, sniff
+    from sedem_lab.data.tokenizer import open_tokenizer
 
     chosen = parse_options(options)
     with output.progress("counting") as report_progress:
@@ -70,10 +71,16 @@ def inspect(
             for name, value in unused.items():
                 if value is not None:
                     raise ConfigError(f"--{name} is for questions; '{source}' is plain text")
-            found = _texts(source, tokenizer, limit, report_progress)
+            counter, texts = open_tokenizer(tokenizer), read_texts(source)
+            found = inspect_texts(source, texts, counter, limit=limit, progress=report_progress)
         else:
             chosen.update(records=records, split=split, streaming=streaming)
-            found = _examples(source, schema, chosen, tokenizer, limit, report_progress)
+            name = schema or sniff(source)
+            if tokenizer is not None and counts_tokens(name):
+                chosen.setdefault("tokenizer", tokenizer)
+            examples = open_examples(source, name, **chosen)
+            counter = open_tokenizer(tokenizer)
+            found = inspect_examples(examples, counter, limit=limit, progress=report_progress)
     if picture is not None:
         plot(found, picture)
     if as_json:
@@ -106,49 +113,16 @@ def print_inspection(found: Inspection) -> None:
             f"{name}: mean {told['mean']:,.1f}, median {told['median']:,.0f}, "
             f"{told['min']:,} to {told['max']:,}"
         )
-        _print_histogram(bins(values))
-
-
-def _print_histogram(bars: Sequence[tuple[int, int, int]]) -> None:
-    """Write a bar for each bin: its first and last number, how many values, and the bar."""
-    labels = [f"{low:,}" if low == high else f"{low:,}-{high:,}" for low, high, _ in bars]
-    width, mark = LONGEST_BAR, "#"
-    if (columns := output.terminal_width()) is not None:
-        taken = max(map(len, labels)) + max(len(f"{number:,}") for *_, number in bars)
-        width, mark = max(1, min(width, columns - taken - 2 * output.GAP)), "█"
-    most = max(number for *_, number in bars)
-    rows = [
-        # Every bin that is not empty has a bar.
-        (label, f"{number:,}", mark * (max(1, round(width * number / most)) if number else 0))
-        for label, (*_, number) in zip(labels, bars, strict=True)
-    ]
-    output.print_table(rows, left=(2,))
-
-
-def _texts(source: str, tokenizer: str | None, limit: int | None, progress: Any) -> Inspection:
-    from sedem_lab.data.corpus import read_texts
-    from sedem_lab.data.inspection import inspect_texts
-    from sedem_lab.data.tokenizer import open_tokenizer
-
-    counter = open_tokenizer(tokenizer)
-    return inspect_texts(source, read_texts(source), counter, limit=limit, progress=progress)
-
-
-def _examples(
-    source: str,
-    schema: str | None,
-    options: dict[str, Any],
-    tokenizer: str | None,
-    limit: int | None,
-    progress: Any,
-) -> Inspection:
-    from sedem_lab.data.inspection import inspect_examples
-    from sedem_lab.data.question_sets import counts_tokens, open_examples, sniff
-    from sedem_lab.data.tokenizer import open_tokenizer
-
-    name = schema or sniff(source)
-    if tokenizer is not None and counts_tokens(name):
-        options.setdefault("tokenizer", tokenizer)
-    examples = open_examples(source, name, **options)
-    counter = open_tokenizer(tokenizer)
-    return inspect_examples(examples, counter, limit=limit, progress=progress)
+        # For each bin its first and last number, how many values, and a bar, unless it is empty.
+        bars = bins(values)
+        labels = [f"{low:,}" if low == high else f"{low:,}-{high:,}" for low, high, _ in bars]
+        width, mark = LONGEST_BAR, "#"
+        if (columns := output.terminal_width()) is not None:
+            taken = max(map(len, labels)) + max(len(f"{number:,}") for *_, number in bars)
+            width, mark = max(1, min(width, columns - taken - 2 * output.GAP)), "█"
+        most = max(number for *_, number in bars)
+        rows = [
+            (label, f"{number:,}", mark * (max(1, round(width * number / most)) if number else 0))
+            for label, (*_, number) in zip(labels, bars, strict=True)
+        ]
+        output.print_table(rows, left=(2,))

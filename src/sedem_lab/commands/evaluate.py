@@ -186,42 +186,34 @@ def print_metrics(metrics: dict[str, Any]) -> None:
 def print_report(report: dict[str, Any]) -> None:
     """Write runs side by side, means above intervals; then differences to the first; then notes."""
     runs = report["runs"]
-    rows = [_run_row(number, run) for number, run in enumerate(runs, start=1)]
+    rows: list[list[output.Cell]] = []
+    for number, run in enumerate(runs, start=1):
+        k, control, batch, metrics = run["k"], run["control"], run["batch"], run["metrics"]
+        about = [run["method"], f"K={k}" if k else None, None if control == "selected" else control]
+        about += [f"batch={batch}" if batch > 1 else None, f"n={run['n']:,}"]
+        means = {name: f"{metric['mean']:.1f}" for name, metric in metrics.items()}
+        if "recall" in means:
+            means["recall"] += f" @{run['recall_at']}"
+        cells = [(means[n], _bounds(metrics[n])) if n in means else "-" for n in HEADINGS]
+        rows.append([(f"{number}  {run['run']}", f"   {' '.join(filter(None, about))}"), *cells])
     output.print_table(rows, ("", *HEADINGS.values()))
     if report["differences"]:
         output.write()
         numbers = {run["run"]: number for number, run in enumerate(runs, start=1)}
         names = report["differences"][0]["metrics"]
-        rows = [_difference_row(numbers[entry["run"]], entry) for entry in report["differences"]]
+        rows = []
+        for entry in report["differences"]:
+            shown = f"{numbers[entry['run']]}  {entry['run']}"
+            rows.append([(shown, "   95 % interval", "   resamples below zero")])
+            for metric in entry["metrics"].values():
+                below = f"{100 * metric['below_zero']:.1f} %"
+                rows[-1].append((f"{metric['mean']:+.1f}", _bounds(metric), below))
         output.print_table(rows, ("vs. run 1, paired", *(HEADINGS[name] for name in names)))
     for run in runs:
         if run["not_answered"]:
             output.note(f"'{run['run']}' has {run['not_answered']:,} not answered")
     for problem in report["problems"]:
         output.note(problem)
-
-
-def _run_row(number: int, run: dict[str, Any]) -> list[output.Cell]:
-    k, control, batch = run["k"], run["control"], run["batch"]
-    about = [run["method"], f"K={k}" if k else None, None if control == "selected" else control]
-    about += [f"batch={batch}" if batch > 1 else None, f"n={run['n']:,}"]
-    metrics = run["metrics"]
-    means = {name: f"{metric['mean']:.1f}" for name, metric in metrics.items()}
-    if "recall" in means:
-        means["recall"] += f" @{run['recall_at']}"
-    cells = [(means[name], _bounds(metrics[name])) if name in means else "-" for name in HEADINGS]
-    return [(f"{number}  {run['run']}", f"   {' '.join(filter(None, about))}"), *cells]
-
-
-def _difference_row(number: int, entry: dict[str, Any]) -> list[output.Cell]:
-    name = (f"{number}  {entry['run']}", "   95 % interval", "   resamples below zero")
-    return [
-        name,
-        *(
-            (f"{metric['mean']:+.1f}", _bounds(metric), f"{100 * metric['below_zero']:.1f} %")
-            for metric in entry["metrics"].values()
-        ),
-    ]
 
 
 def _bounds(metric: dict[str, Any]) -> str:
