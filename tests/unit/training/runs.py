@@ -112,12 +112,8 @@ def summary(recipe: Recipe) -> dict[str, Any]:
 
 
 def losses(recipe: Recipe) -> list[dict[str, float]]:
-    """The lines of the log, without times and speeds."""
-    left_out = ("runtime", "per_second", "total_flos", "train_loss")
-    return [
-        {name: value for name, value in line.items() if not any(n in name for n in left_out)}
-        for line in summary(recipe)["log"]
-    ]
+    """The lines of the log."""
+    return list(summary(recipe)["log"])
 
 
 def final_weights(recipe: Recipe) -> dict[str, Tensor]:

@@ -58,25 +58,6 @@ def test_a_recipe_is_read_with_its_defaults(save: Save) -> None:
     assert (first.regress, first.regress_first, first.recall) == (0.0, 0.0, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("key", "near"),
-    [
-        ("modle", "model"),
-        ("model.extract_layer", "extract_layers"),
-        ("text.exclude_title", "exclude_titles"),
-        ("optimization.batchsize", "batch_size"),
-        ("run.log_evry", "log_every"),
-        ("losses.distil", "distill"),
-    ],
-)
-def test_an_unknown_key_is_refused_with_the_nearest(save: Save, key: str, near: str) -> None:
-    last = key.split(".")[-1]
-    with pytest.raises(ConfigError, match=f"unknown key '{last}'; did you mean '{near}'"):
-        load_recipe(Stage1Recipe, save(changed(STAGE1, key, 1)))
-    with pytest.raises(ConfigError, match=f"unknown key '{last}'; did you mean '{near}'"):
-        load_recipe(Stage1Recipe, save(STAGE1), [f"{key}=1"])
-
-
 # `test_validation.py` covers every sentence; here is what each setting accepts.
 
 ABOVE_0 = [
@@ -90,6 +71,11 @@ FROM_0 = [
     *("optimization.warmup", "optimization.weight_decay", "text.held_out"),
     *("optimization.learning_rates.compressor", "run.eval_every", "run.workers"),
 ]
+MISSPELLED = {
+    "modle": "model", "model.extract_layer": "extract_layers", "run.log_evry": "log_every",
+    "text.exclude_title": "exclude_titles", "optimization.batchsize": "batch_size",
+    "losses.distil": "distill",
+}  # fmt: skip
 BOTH_WARMUPS = {"learning_rates": {"a": 1}, "steps": 9, "warmup": 3, "warmup_ratio": 0.1}
 
 
@@ -119,6 +105,10 @@ BOTH_WARMUPS = {"learning_rates": {"a": 1}, "steps": 9, "warmup": 3, "warmup_rat
         ("data.budgets", [1, "some"], r"budgets\[1\] is 'some'; "),
         ("losses.conditioning", "golden", "conditioning is 'golden'; input should be 'selected"),
         # Unknown keys
+        *(
+            (key, 1, f"unknown key '{key.split('.')[-1]}'; did you mean '{near}'")
+            for key, near in MISSPELLED.items()
+        ),
         ("text", {}, "recipe.yaml: text.path: field required"),
         ("text.zzz", 1, "unknown key 'zzz'; known are path, field, join"),
         ("data.training", [{"path": "a", "repeats": 2}], r"\[0\].*unknown key 'repeats'.*'repeat'"),
@@ -142,26 +132,24 @@ def test_a_value_that_a_setting_does_not_take_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
+    ("kind", "entries", "change", "message"),
     [
-        ("data.cache_states", True),
-        ("data.conditions", {"memory": 1, "text": 1}),
+        (Stage2Recipe, changed(STAGE2, "data.cache_states", True),
+         "optimization.shard_backbone=true",
+         "shard_backbone is true, .* but with data.cache_states each .* leave one"),
+        (Stage2Recipe, changed(STAGE2, "data.conditions", {"memory": 1, "text": 1}),
+         "optimization.shard_backbone=true",
+         "shard_backbone is true, .* but with data.conditions other than memory each"),
+        (Stage1Recipe, changed(STAGE1, "text.continuation", 129), "losses.recall=0.5",
+         "continuation is 129, more than segment_length 128"),
     ],
-)
-def test_divided_layers_need_processes_that_run_the_same_ones(
-    save: Save, key: str, value: Any
+)  # fmt: skip
+def test_settings_that_do_not_go_together_are_refused(
+    save: Save, kind: Any, entries: Any, change: str, message: str
 ) -> None:
-    path = save(changed(STAGE2, key, value))
-    load_recipe(Stage2Recipe, path)
-    with pytest.raises(ConfigError, match=f"shard_backbone is true, .* but with {key}.* leave one"):
-        load_recipe(Stage2Recipe, path, ["optimization.shard_backbone=true"])
-
-
-def test_recall_needs_a_continuation_that_fits_into_a_context(save: Save) -> None:
-    long = changed(changed(STAGE1, "losses.recall", 0.5), "text.continuation", 129)
-    with pytest.raises(ConfigError, match=r"continuation is 129, more than segment_length 128"):
-        load_recipe(Stage1Recipe, save(long))
-    assert load_recipe(Stage1Recipe, save(changed(long, "losses.recall", 0))).losses.recall == 0
+    load_recipe(kind, save(entries))
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(kind, save(entries), [change])
 
 
 def test_set_replaces_values_at_any_depth(save: Save) -> None:
@@ -225,11 +213,6 @@ def test_a_file_without_a_recipe_is_refused(content: bytes, message: str, tmp_pa
     for path in (tmp_path / "recipe.yaml", heir):
         with pytest.raises(ConfigError, match=message):
             load_recipe(Stage1Recipe, path)
-
-
-def test_a_missing_recipe_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"there is no recipe '.*nowhere.yaml'; recipes/ has"):
-        load_recipe(Stage1Recipe, tmp_path / "nowhere.yaml")
 
 
 # Inheritance
@@ -312,6 +295,7 @@ def test_a_written_recipe_is_complete_and_the_same(tmp_path: Path) -> None:
         ({"a": "b.yaml", "b": "b.yaml"}, r"inherits from itself \('b\.yaml' -> 'b\.yaml'\)"),
         ({"a": "no.yaml"}, r"there is no recipe '.*no\.yaml', which '.*a\.yaml' names as its base"),
         ({"a": None}, r"base is None; the path of one recipe is needed"),
+        ({}, r"there is no recipe '.*a\.yaml'; recipes/ has"),
     ],
 )
 def test_an_invalid_base_is_refused(files: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -11,13 +11,12 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from unit.training.runs import train
 
-from sedem import SeDeM, SedemConfig
+from sedem import SeDeM
 from sedem.errors import ConfigError, DataError
 from sedem_lab.training import run_setup
 from sedem_lab.training.recipe import Optimization, as_yaml
 from sedem_lab.training.run_setup import (
     backbone_options,
-    check_start,
     share_of_batches,
     start_run,
 )
@@ -121,13 +120,6 @@ def test_a_run_that_failed_before_its_first_checkpoint_frees_its_folder(
         train(stage1_recipe.with_changes(data_root="nowhere"))
     output = start_run(stage1_recipe)
     assert (output / "recipe.yaml").read_text() == as_yaml(stage1_recipe)
-
-
-def test_a_start_may_differ_only_in_free_settings(config: SedemConfig) -> None:
-    other = config.with_changes(k=7)
-    check_start(other, config, {"k"}, "start")
-    with pytest.raises(ConfigError, match=r"model\.k is 7 in the recipe, checkpoint 'start' has 2"):
-        check_start(other, config, {"encoder"}, "start")
 
 
 # Divided layers

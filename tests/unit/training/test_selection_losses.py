@@ -1,18 +1,11 @@
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 import torch
 
-from sedem.errors import ConfigError
-from sedem_lab.training.selection_losses import (
-    ConditionedLosses,
-    SelectionLosses,
-    choose_blocks,
-    evidence_recall,
-)
+from sedem_lab.training.selection_losses import choose_blocks, evidence_recall
 
 SCORES = torch.tensor([[0.5, 3.0, -2.0, 9.0], [4.0, 1.0, 2.0, 0.0]])
 EVIDENCE = torch.tensor([[False, False, True, False], [False, True, False, True]])
@@ -48,11 +41,6 @@ def test_forced_evidence_comes_first_then_the_best_scores(
     assert choose_blocks(SCORES, nothing, conditioning, progress).tolist() == SELECTED
 
 
-def test_an_unknown_conditioning_is_refused() -> None:
-    with pytest.raises(ConfigError, match="conditioning is 'golden'; input should be 'selected'"):
-        ConditionedLosses(conditioning="golden")  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_forced_evidence_is_ordered_by_its_scores_in_any_type(dtype: torch.dtype) -> None:
     scores = torch.tensor([[1.0, 1.25, 9.0, 1.5]], dtype=dtype)
@@ -64,27 +52,7 @@ def test_forced_evidence_is_ordered_by_its_scores_in_any_type(dtype: torch.dtype
 @pytest.mark.parametrize(("budget", "recall"), [(1, 0.0), (3, 0.5), (4, 1.0), (9, 1.0)])
 def test_recall_is_the_share_with_evidence_among_the_best(budget: int, recall: float) -> None:
     assert float(evidence_recall(SCORES, batch(budget))) == recall
-
-
-def test_recall_counts_only_examples_with_evidence() -> None:
+    # Only examples with evidence count.
     without = EVIDENCE & torch.tensor([[False], [True]])
     assert float(evidence_recall(SCORES, batch(3, without))) == 1.0
     assert float(evidence_recall(SCORES, batch(3, torch.zeros_like(EVIDENCE)))) == 0.0
-
-
-@pytest.mark.parametrize("normalize", [False, True])
-def test_the_selection_loss_of_one_example_written_out(normalize: bool) -> None:
-    losses = SelectionLosses(
-        margin_weight=0.5, margin=2.0, selection_temperature=0.5, normalize_scores=normalize
-    )
-    given: Any = {
-        "evidence": torch.tensor([[True, False, False]]),
-        "blocks": torch.tensor([[True, True, False]]),  # the third block is padding
-        "question_mask": torch.ones(1, 4, dtype=torch.bool),
-    }
-    # Normalized scores are means over the four question tokens.
-    scale = 0.5 * 4 if normalize else 0.5
-    contrast = math.log(1 + math.exp(-1 / scale))
-    margin = max(0.0, 2.0 - 1.0 + 0.0)
-    found = losses.compute(torch.tensor([[1.0, 0.0, 7.0]]), given)
-    assert float(found) == pytest.approx(contrast + 0.5 * margin, rel=1e-6)

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,16 +25,9 @@ from sedem_lab.data.examples import Example, ExampleSet
 from sedem_lab.training.stage2 import Stage2, Stage2Losses
 
 
-def staged(
-    model: SeDeM,
-    examples: ExampleSet,
-    losses: Stage2Losses,
-    *,
-    budget: int = 2,
-    cache: Path | None = None,
-) -> Stage2:
+def staged(model: SeDeM, examples: ExampleSet, losses: Stage2Losses, budget: int = 2) -> Stage2:
     dataset = block_dataset(model, examples)
-    return Stage2(model, losses, collator(dataset, budgets=(budget,), cache=cache))
+    return Stage2(model, losses, collator(dataset, budgets=(budget,)))
 
 
 def items(stage: Stage2) -> list[Any]:
@@ -257,23 +248,6 @@ def test_examples_without_a_positive_block_do_not_change_the_selection_loss(
     assert float(none["select"]) == float(none["recall"]) == 0.0
 
 
-@torch.no_grad()
-def test_cached_states_give_the_losses_of_online_encoding(
-    tiny_folder: Callable[..., str], config: SedemConfig, examples: ExampleSet, tmp_path: Path
-) -> None:
-    # With bfloat16 weights, as in training on a CPU, caching does not round the states.
-    backbone = open_backbone(tiny_folder(), dtype=torch.bfloat16)
-    torch.manual_seed(1)
-    model = SeDeM(config, backbone, backbone)
-    online = staged(model, examples, LOSSES)
-    cached = staged(model, examples, LOSSES, cache=tmp_path)
-    batch = cached.collate(items(cached))
-    assert "states" in batch and "question_states" in batch
-    found, expected = cached(**batch), online(**online.collate(items(online)))
-    for name, value in expected.items():
-        assert float(found[name]) == pytest.approx(float(value), rel=5e-3), name
-
-
 # Blocks that condition the answer
 
 
@@ -327,6 +301,27 @@ def test_the_answer_trains_selector_and_temperature_through_guidance(
             assert float(model.guidance.log_tau.grad) != 0
 
 
+def answer_logits(
+    model: SeDeM, example: Example, condition: Any, chat: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Logits with which a model answers, and the tokens of the answer."""
+    bank = model.read(example.documents)
+    plan = plan_of(model, Request(bank, example.question, 3, condition=condition))
+    chosen = choose(model, plan, Scores(model.scores(bank, example.question)))
+    assert len(chosen.texts) == {"text": min(3, len(bank)), "both": 1, "memory": 0}[condition]
+    start = prepare(model, plan, chosen, 1).inputs
+    assert start is not None
+    assert (258 in start.prefix) == chat
+    target = torch.tensor(answer_ids(model.decoder, example.answers[0], chat=chat))
+    whole, before = torch.cat([start.prefix, target[:-1]]), len(start.prefix)
+    # Logits after every prefix of the answer, each prefilled on its own.
+    rows = [
+        start_decoding(model, [replace(start, prefix=whole[: before + n])])[0][0]
+        for n in range(len(target))
+    ]
+    return torch.stack(rows), target
+
+
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("condition", "chat"), [("text", False), ("both", False), ("memory", True), ("both", True)]
@@ -346,22 +341,8 @@ def test_training_reads_as_answering_does(
     found = stage(**stage.collate(dataset.items))
     expected = []
     for example in examples.examples:
-        bank = model.read(example.documents)
-        scores = model.scores(bank, example.question)
-        plan = plan_of(model, Request(bank, example.question, 3))
-        chosen = choose(model, plan, Scores(scores))
-        assert len(chosen.texts) == {"text": min(3, len(bank)), "both": 1, "memory": 0}[condition]
-        start = prepare(model, plan, chosen, 1).inputs
-        prefix = start.prefix
-        assert (258 in prefix) == chat
-        target = torch.tensor(answer_ids(model.decoder, example.answers[0], chat=chat))
-        start = replace(start, prefix=torch.cat([prefix, target[:-1]]))
-        # Logits after every prefix of the answer, each prefilled on its own.
-        rows = [
-            start_decoding(model, [replace(start, prefix=start.prefix[: len(prefix) + n])])[0][0]
-            for n in range(len(target))
-        ]
-        expected.append(float(F.cross_entropy(torch.stack(rows), target)))
+        logits, target = answer_logits(model, example, condition, chat)
+        expected.append(float(F.cross_entropy(logits, target)))
     # A bank keeps bfloat16, training does not.
     assert float(found["answer"]) == pytest.approx(sum(expected) / len(expected), rel=5e-3)
 
@@ -379,21 +360,7 @@ def test_memory_learns_from_the_same_blocks_read_as_text(
     found = stage(**stage.collate(dataset.items))
     divergences: list[Tensor] = []
     for example in examples.examples:
-        bank = model.read(example.documents)
-        scores = model.scores(bank, example.question)
-        target = torch.tensor(answer_ids(model.decoder, example.answers[0]))
-        logits = {}
-        for condition in ("memory", "text"):
-            plan = plan_of(model, Request(bank, example.question, 3, condition=condition))
-            chosen = choose(model, plan, Scores(scores))
-            start = prepare(model, plan, chosen, 1).inputs
-            prefix = start.prefix
-            start = replace(start, prefix=torch.cat([prefix, target[:-1]]))
-            rows = [
-                start_decoding(model, [replace(start, prefix=start.prefix[: len(prefix) + n])])[0]
-                for n in range(len(target))
-            ]
-            logits[condition] = torch.cat(rows) / 2.0
+        logits = {how: answer_logits(model, example, how)[0] / 2.0 for how in ("memory", "text")}
         own, other = logits["memory"].log_softmax(-1), logits["text"].log_softmax(-1)
         divergences.append((other.exp() * (other - own)).sum(-1))
     expected = float(torch.cat(divergences).mean())
