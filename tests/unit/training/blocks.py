@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import cycle, islice
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from sedem import SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
 from sedem.method.encoder import encode
 from sedem.method.selector import Selector
-from sedem_lab.data.examples import ExampleSet
+from sedem_lab.data.examples import Example, ExampleSet
 from sedem_lab.training.block_batch import BlockCollator
 from sedem_lab.training.block_dataset import BlockDataset
 
@@ -27,6 +29,19 @@ def asked(turned: Tensor, selector: Selector, generator: torch.Generator) -> tup
     projected = selector.norm_query(hidden_QE) @ turned.T
     keys_NJRH[4] = projected.unflatten(-1, (HEADS, WIDTH))
     return hidden_QE, F.normalize(keys_NJRH, dim=-1)
+
+
+def windows(count: int, after: int = 5, length: int = 16, seed: int = 0) -> dict[str, Tensor]:
+    """Random tokens, so that no two windows are alike."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(2, 258, (count, length + after), generator=generator)
+    return {"context": ids[:, :length], "continuation": ids[:, length:]}
+
+
+def repeated(examples: ExampleSet, count: int) -> list[Example]:
+    """Examples with several documents, again and again."""
+    usable = [example for example in examples.examples if len(example.documents) > 1]
+    return [replace(one, id=f"{one.id} {n}") for n, one in enumerate(islice(cycle(usable), count))]
 
 
 def block_dataset(model: SeDeM, examples: ExampleSet, **options: Any) -> BlockDataset:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import cycle, islice
 from pathlib import Path
 from statistics import mean
 
 import numpy as np
 import pytest
 import torch
+from unit.training.blocks import repeated
 
 from sedem import Document, SeDeM
 from sedem.bank.words import Word, Words
@@ -94,10 +94,8 @@ def test_questions_without_evidence_or_with_nothing_else_are_left_out(
 def test_a_confidence_is_fitted_to_the_first_questions_and_measured_on_the_last(
     model: SeDeM, examples: ExampleSet
 ) -> None:
-    usable = [example for example in examples.examples if len(example.documents) > 1]
     chosen = [
-        replace(example, id=f"{example.id} {n}", question=f"{example.question} {n}")
-        for n, example in enumerate(islice(cycle(usable), 40))
+        replace(one, question=f"{one.question} {n}") for n, one in enumerate(repeated(examples, 40))
     ]
     with pytest.raises(DataError, match=rf"4 of 4 questions have .* at least {MINIMUM} are"):
         calibrate(model, examples.examples, answer="free")
@@ -147,8 +145,7 @@ def test_the_weight_of_words_is_that_under_which_evidence_is_likeliest(
 def test_spans_are_fitted_to_the_first_questions_and_measured_on_the_last(
     model: SeDeM, examples: ExampleSet
 ) -> None:
-    usable = [example for example in examples.examples if len(example.documents) > 1]
-    chosen = [replace(one, id=f"{one.id} {n}") for n, one in enumerate(islice(cycle(usable), 20))]
+    chosen = repeated(examples, 20)
     model.second_reading = SecondReading()
     compared = compare_spans(model, chosen, read_examples(model, chosen))
     assert len(compared) == 20

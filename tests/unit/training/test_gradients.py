@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
-from unit.training.blocks import block_dataset, check_checkpointing, collator
+from unit.training.blocks import block_dataset, check_checkpointing, collator, windows
 
 from sedem import SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
@@ -57,11 +57,6 @@ def reached(stage: nn.Module, loss: Tensor) -> set[str]:
     }
 
 
-def windows() -> dict[str, Tensor]:
-    ids = torch.randint(2, 258, (3, 21), generator=torch.Generator().manual_seed(0))
-    return {"context": ids[:, :16], "continuation": ids[:, 16:]}
-
-
 @pytest.fixture
 def stage2(mixed: SeDeM, examples: ExampleSet) -> Stage2:
     batches = collator(block_dataset(mixed, examples))
@@ -73,12 +68,12 @@ def test_every_loss_of_stage_1_trains_compressor_and_decompressor(mixed: SeDeM) 
     trained = {name for name, p in stage.named_parameters() if p.requires_grad}
     # The adapters exist, but stage 1 must not train them.
     assert len(lora(stage)) == 4 * 4 * 2 and trained == COMPRESSOR | DECOMPRESSOR
-    found = stage(**windows())
+    found = stage(**windows(3))
     assert found.keys() == {"loss", "context", "distill", "reconstruct", "regress"}
     for loss in found.values():
         assert reached(stage, loss) == trained
     first = Stage1(mixed, Stage1Losses(regress=0.5, regress_first=1.0)).train()
-    assert reached(first, first(**windows())["loss"]) == trained
+    assert reached(first, first(**windows(3))["loss"]) == trained
 
 
 def test_the_reconstruction_target_has_no_gradient(mixed: SeDeM, stage2: Stage2) -> None:
@@ -88,7 +83,7 @@ def test_the_reconstruction_target_has_no_gradient(mixed: SeDeM, stage2: Stage2)
     found = stage2(**stage2.collate(stage2.collator.dataset.items))
     assert reached(stage2, found["reconstruct"]) == DECOMPRESSOR
     stage1 = Stage1(mixed, Stage1Losses())
-    assert reached(stage1, stage1(**windows())["reconstruct"]) == DECOMPRESSOR
+    assert reached(stage1, stage1(**windows(3))["reconstruct"]) == DECOMPRESSOR
 
 
 def test_each_loss_of_stage_2_reaches_the_parts_that_the_paper_says(stage2: Stage2) -> None:
@@ -132,7 +127,7 @@ def assert_same(found: Trained, expected: Trained) -> None:
 def test_few_logits_at_once_train_the_same(mixed: SeDeM, examples: ExampleSet) -> None:
     first, second = Stage1Losses(recall=0.7), Stage2Losses(conditioning="gold-then-selected")
     few = Stage1(mixed, first, logits_at_once=4)
-    assert_same(trained(few, windows()), trained(Stage1(mixed, first), windows()))
+    assert_same(trained(few, windows(3)), trained(Stage1(mixed, first), windows(3)))
     batches = collator(block_dataset(mixed, examples), budgets=(3,))
     batch = batches([batches.dataset[index] for index in range(3)])
     whole, few = (Stage2(mixed, second, batches, logits_at_once=n) for n in (None, 3))
@@ -146,7 +141,7 @@ def test_checkpointed_layers_train_the_same_and_keep_less(
     mixed.config = mixed.config.with_changes(block_context=block_context)
     batches = collator(block_dataset(mixed, examples), budgets=(2,))
     first = Stage1(mixed, Stage1Losses(regress=0.5, recall=0.5))
-    check_checkpointing(first, mixed.decoder, lambda: trained(first, windows()))
+    check_checkpointing(first, mixed.decoder, lambda: trained(first, windows(3)))
     batch = batches([batches.dataset[index] for index in range(3)])
     second = Stage2(mixed, Stage2Losses(conditioning="gold-then-selected"), batches)
     check_checkpointing(second, mixed.decoder, lambda: trained(second, batch))
@@ -155,11 +150,11 @@ def test_checkpointed_layers_train_the_same_and_keep_less(
 def test_compiled_layers_train_the_same_and_keep_their_names(mixed: SeDeM) -> None:
     """Traced by torch.compile, and run without a compiler of machine code, which takes minutes."""
     stage, names = Stage1(mixed, Stage1Losses()).train(), list(mixed.state_dict())
-    expected = trained(stage, windows())
+    expected = trained(stage, windows(3))
     mixed.decoder.compile_layers(backend="eager")
     assert all(layer._compiled_call_impl for layer in mixed.decoder.model.get_decoder().layers)
     assert list(mixed.state_dict()) == names
-    assert_same(trained(stage, windows()), expected)
+    assert_same(trained(stage, windows(3)), expected)
 
 
 def test_layers_of_a_compiled_model_share_their_forms(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import cycle, islice
 from statistics import mean
 
 import pytest
 import torch
-from unit.training.blocks import BLOCKS, HEADS, WIDTH, asked
+from unit.training.blocks import BLOCKS, HEADS, WIDTH, asked, repeated
 
 from sedem import SeDeM
 from sedem.guidance.scores import SecondHop
@@ -88,8 +87,7 @@ def test_the_loss_is_that_of_one_of_the_blocks_being_next(model: SeDeM) -> None:
 
 
 def test_calibration_trains_a_second_hop(model: SeDeM, examples: ExampleSet) -> None:
-    usable = [example for example in examples.examples if len(example.documents) > 1]
-    chosen = [replace(one, id=f"{one.id} {n}") for n, one in enumerate(islice(cycle(usable), 20))]
+    chosen = repeated(examples, 20)
     both = [replace(one, evidence=tuple(Evidence(n, 0, 5) for n in range(2))) for one in chosen[:6]]
     questions = hop_questions(model, both, read_examples(model, both))
     assert len(questions) == 6

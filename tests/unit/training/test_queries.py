@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import cycle, islice
+from statistics import mean
 
 import pytest
 import torch
 from answers import RENT, opened
-from unit.training.blocks import BLOCKS, HEADS, WIDTH, asked
+from unit.training.blocks import BLOCKS, HEADS, WIDTH, asked, repeated
 
 from sedem import Document, SeDeM, SedemConfig
 from sedem.checkpoint.folder import copy_with_parts
-from sedem.errors import ConfigError
 from sedem.guidance.scores import Queries
 from sedem.method.selector import Selector, block_scores
 from sedem_lab.data.examples import ExampleSet
 from sedem_lab.training.calibration import calibrate, query_questions, read_examples
 from sedem_lab.training.queries import QueryQuestion, fit_queries
-from sedem_lab.training.stages import Stage2Recipe, open_model
 
 
 def made(count: int, turned: torch.Tensor, selector: Selector, seed: int) -> list[QueryQuestion]:
@@ -33,14 +31,14 @@ def made(count: int, turned: torch.Tensor, selector: Selector, seed: int) -> lis
     return questions
 
 
+def scores(part: Queries, selector: Selector, one: QueryQuestion) -> torch.Tensor:
+    """Of all blocks."""
+    query_1QRH, mask_1Q = part.queries(selector, one.hidden[None]), torch.ones(1, 3) > 0
+    return block_scores(query_1QRH, mask_1Q, one.keys[None], one.slots[None])[0]
+
+
 def found(part: Queries, selector: Selector, questions: list[QueryQuestion]) -> float:
-    right = 0
-    for one in questions:
-        query_1QRH = part.queries(selector, one.hidden[None])
-        mask_1Q = torch.ones(1, 3, dtype=torch.bool)
-        scores_1N = block_scores(query_1QRH, mask_1Q, one.keys[None], one.slots[None])
-        right += int(scores_1N.argmax()) == 4
-    return right / len(questions)
+    return mean(int(scores(part, selector, one).argmax()) == 4 for one in questions)
 
 
 def test_it_learns_to_select_by_other_states() -> None:
@@ -60,11 +58,7 @@ def test_the_loss_is_info_nce_over_the_blocks_of_the_question() -> None:
     [question] = made(1, torch.eye(HEADS * WIDTH), selector, 3)
     question = replace(question, blocks=torch.tensor([4, 1, 3]), evidence=torch.arange(3) < 2)
     part = Queries(selector, 32).requires_grad_(False)
-    query_1QRH = part.queries(selector, question.hidden[None])
-    mask_1Q = torch.ones(1, 3, dtype=torch.bool)
-    keys_NJRH = question.keys[[4, 1, 3]]
-    scores_N = block_scores(query_1QRH, mask_1Q, keys_NJRH[None], question.slots[None, :3])[0]
-    share_N = (scores_N / (0.07 * 3)).exp() / (scores_N / (0.07 * 3)).exp().sum()
+    share_N = (scores(part, selector, question)[[4, 1, 3]] / (0.07 * 3)).softmax(0)
     expected = -(share_N[0].log() + share_N[1].log()) / 2
     torch.testing.assert_close(question.loss(part, selector), expected)
 
@@ -76,8 +70,7 @@ def test_calibration_lets_a_model_read_questions_once(
     model = opened(config, "static")
     folder = tmp_path_factory.mktemp("model")
     model.save_pretrained(folder / "before")
-    usable = [example for example in examples.examples if len(example.documents) > 1]
-    chosen = [replace(one, id=f"{one.id} {n}") for n, one in enumerate(islice(cycle(usable), 20))]
+    chosen = repeated(examples, 20)
     model = SeDeM.from_pretrained(folder / "before")
     fitted = calibrate(model, chosen, answer="free", read_once=chosen)
     assert fitted.settings["read_once"]
@@ -90,12 +83,3 @@ def test_calibration_lets_a_model_read_questions_once(
     once = again.scores(bank, RENT)
     again.read_once, again.config = None, again.config.with_changes(read_once=False)
     assert not torch.equal(again.scores(bank, RENT), once)
-
-
-@pytest.mark.parametrize("part", ["confidence", "second_hop", "read_once"])
-def test_a_recipe_cannot_ask_for_what_is_fitted_afterwards(
-    part: str, stage2_recipe: Stage2Recipe
-) -> None:
-    config = stage2_recipe.model.with_changes(block_context="independent", **{part: True})
-    with pytest.raises(ConfigError, match=f"model.{part} is true in the recipe"):
-        open_model(config, stage2_recipe.optimization, None)

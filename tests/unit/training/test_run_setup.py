@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import yaml
-from torch import Tensor
 from torch.distributed.tensor import DTensor
+from unit.training.blocks import windows
 from unit.training.runs import train
 
 from sedem import SeDeM
@@ -136,11 +136,6 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def windows() -> dict[str, Tensor]:
-    ids = torch.randint(2, 258, (3, 21), generator=torch.Generator().manual_seed(0))
-    return {"context": ids[:, :16], "continuation": ids[:, 16:]}
-
-
 def divided(model: SeDeM) -> set[str]:
     return {name for name, p in model.named_parameters() if isinstance(p, DTensor)}
 
@@ -151,7 +146,7 @@ def test_frozen_layers_are_divided_and_what_is_trained_stays_whole(
     model.decoder.add_lora(2, 4)
     names = {name for name, _ in model.named_parameters()}
     stage = Stage1(model, Stage1Losses()).train()
-    expected = stage(**windows())
+    expected = stage(**windows(3))
     expected["loss"].backward()
     wanted = {n: p.grad.clone() for n, p in stage.named_parameters() if p.grad is not None}
     stage.zero_grad()
@@ -160,7 +155,7 @@ def test_frozen_layers_are_divided_and_what_is_trained_stays_whole(
     assert divided(model) == frozen and run_setup.divided(stage)
     assert {name for name, _ in model.named_parameters()} == names
     averaged = run_setup.averaging(stage)
-    found = averaged(**windows())
+    found = averaged(**windows(3))
     # What a layer gathers is dropped as soon as it has run.
     assert divided(model) == frozen
     found["loss"].backward()

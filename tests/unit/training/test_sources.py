@@ -50,6 +50,8 @@ def test_held_out_texts_are_evaluated_and_never_trained_on(
     assert texts == [range(7), range(7, 9)]
     assert len(evaluation) == 6
     assert len(training) > 500
+    with pytest.raises(ConfigError, match=r"text\.held_out is 9, the corpus has 9 texts"):
+        windows_of(held_out=9)
 
 
 def test_text_of_the_hub_is_not_looked_for_in_a_folder(
@@ -77,11 +79,6 @@ def test_tokens_and_windows_can_be_limited(
     message = f"text.windows asks for 11 windows, the text that is read has {len(training)};"
     assert message in caplog.text
     assert len(windows_of(windows=5, held_out=0)[0]) == 5
-
-
-def test_holding_out_every_text_is_refused(windows_of: Any) -> None:
-    with pytest.raises(ConfigError, match=r"text\.held_out is 9, the corpus has 9 texts"):
-        windows_of(held_out=9)
 
 
 # Questions

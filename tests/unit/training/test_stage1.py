@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from unit.training.blocks import windows
 
 from sedem import SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
@@ -17,13 +18,6 @@ from sedem.method.injection import prefill
 from sedem_lab.training.stage1 import Stage1, Stage1Losses
 
 LENGTH, AFTER = 16, 5
-
-
-def windows(count: int, after: int = AFTER, seed: int = 0) -> dict[str, Tensor]:
-    """Random tokens, so that no two windows are alike."""
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(2, 258, (count, LENGTH + after), generator=generator)
-    return {"context": ids[:, :LENGTH], "continuation": ids[:, LENGTH:]}
 
 
 def hugging_face_states(backbone: Backbone, ids: list[int]) -> tuple[tuple[Tensor, ...], Tensor]:

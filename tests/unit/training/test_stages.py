@@ -13,9 +13,8 @@ import torch
 from unit.training.runs import train
 
 from sedem import SeDeM
-from sedem.checkpoint.folder import copy_with_parts, open_backbones
+from sedem.checkpoint.folder import open_backbones
 from sedem.errors import ConfigError, DataError
-from sedem.guidance.scores import Confidence
 from sedem_lab.training import stages
 from sedem_lab.training.recipe import DataSource
 from sedem_lab.training.stages import Stage1Recipe, Stage2Recipe, open_model
@@ -129,20 +128,24 @@ def test_training_goes_on_from_a_calibrated_checkpoint(
     backbones = open_backbones(config)
     SeDeM(config, *backbones).save_pretrained(tmp_path / "start")
     model = prepared(stage2_recipe.with_changes(start_from=str(tmp_path / "start")))["model"]
-    assert model.config == stage2_recipe.model
+    assert model.config == stage2_recipe.model and model.confidence is None
     assert not {"confidence", "spans", "second_reading"} & set(model.parts())
 
 
-def test_every_block_can_be_restored_and_none_ranked(
+def test_every_block_can_be_restored_from_kept_states_and_none_ranked(
     stage2_recipe: Stage2Recipe, prepared: Prepared
 ) -> None:
     few = DataSource(path="squad.json", records=":1", options={"distractors": 1})
-    data = stage2_recipe.data.with_changes(training=(few,), max_blocks="all", budgets=("all",))
+    data = stage2_recipe.data.with_changes(
+        training=(few,), max_blocks="all", budgets=("all",), cache_states=True
+    )
     losses = stage2_recipe.losses.with_changes(select=0.0, conditioning="selected")
     fitted = prepared(stage2_recipe.with_changes(data=data, losses=losses))
     stage, items = fitted["stage"], [fitted["training"][index] for index in range(2)]
     counts = [len(item.blocks) for item in items]
     batch = stage.collate(items)
+    assert "states" in batch and "question_states" in batch
+    assert len([*Path(stage2_recipe.cache).glob("states-*/states.bin")]) == 2
     assert batch["blocks"].sum(1).tolist() == counts
     assert batch["budget"] == stage.collator.dataset.most_blocks >= max(counts)
     stage(**batch)["loss"].backward()
@@ -164,17 +167,6 @@ def test_sources_are_mixed_and_followed_ones_kept_apart(
     trained = {item.question for item in fitted["training"]}
     assert not trained & {item.question for item in fitted["evaluation"]}
     assert fitted["model"].decoder.has_lora
-
-
-def test_states_are_kept_where_the_recipe_says(
-    stage2_recipe: Stage2Recipe, prepared: Prepared, tmp_path: Path
-) -> None:
-    data = stage2_recipe.data.with_changes(cache_states=True)
-    cached = stage2_recipe.with_changes(data=data, cache=str(tmp_path / "states"))
-    fitted = prepared(cached)
-    assert len(list((tmp_path / "states").glob("states-*/states.bin"))) == 2
-    batch = fitted["stage"].collate([fitted["training"][0]])
-    assert "states" in batch and "question_states" in batch
 
 
 # Models
@@ -200,17 +192,15 @@ def test_a_start_gives_its_weights_and_the_recipe_its_free_settings(
         assert torch.equal(opened.parts().state_dict()[name], tensor)
 
 
-def test_training_fits_no_confidence_and_drops_that_of_its_start(
-    stage2_recipe: Stage2Recipe, model: SeDeM, tmp_path: Path
+@pytest.mark.parametrize("part", ["confidence", "second_hop", "read_once", "second_reading"])
+def test_a_recipe_cannot_ask_for_what_is_fitted_afterwards(
+    part: str, stage2_recipe: Stage2Recipe
 ) -> None:
-    model.save_pretrained(tmp_path / "plain")
-    start = tmp_path / "start"
-    copy_with_parts(tmp_path / "plain", start, {"confidence": Confidence()}, confidence=True)
-    opened = open_model(stage2_recipe.model, stage2_recipe.optimization, str(start))
-    assert opened.confidence is None and not opened.config.confidence
-    wanted = stage2_recipe.model.with_changes(confidence=True)
-    with pytest.raises(ConfigError, match=r"confidence is true .* run 'sedem calibrate'"):
-        open_model(wanted, stage2_recipe.optimization, str(start))
+    needed = {"second_reading": {"spans": True}}.get(part, {})
+    changes = {"block_context": "independent", part: True, **needed}
+    config = stage2_recipe.model.with_changes(**changes)
+    with pytest.raises(ConfigError, match=f"model.{part} is true .* run 'sedem calibrate'"):
+        open_model(config, stage2_recipe.optimization, None)
 
 
 def test_a_start_on_another_backbone_is_refused(
@@ -254,12 +244,8 @@ def test_a_set_without_any_positive_block_is_refused_while_selection_is_trained(
 ) -> None:
     row = {"documents": [{"name": "a", "text": "The rent is due."}], "question": "What is owed?"}
     (tmp_path / "own.jsonl").write_text(json.dumps({**row, "answers": ["money"]}))
-    sources = {"training": (DataSource(path="own.jsonl"),), "evaluation": ()}
-    recipe = stage2_recipe.with_changes(
-        data=stage2_recipe.data.with_changes(**sources),
-        data_root=str(tmp_path),
-        run=stage2_recipe.run.with_changes(eval_every=0),
-    )
+    data = stage2_recipe.data.with_changes(training=(DataSource(path=str(tmp_path / "own.jsonl")),))
+    recipe = stage2_recipe.with_changes(data=data)
     with pytest.raises(DataError, match="cannot train a selector"):
         train(recipe)
     without = recipe.with_changes(losses=recipe.losses.with_changes(select=0.0))
