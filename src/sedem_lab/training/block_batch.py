@@ -14,6 +14,7 @@ from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -24,7 +25,7 @@ from sedem.errors import DataError
 from sedem.method.encoder import encode
 from sedem_lab.training.block_dataset import BlockDataset, BlockItem
 from sedem_lab.training.state_cache import StateCache
-from sedem_lab.training.targets import targets
+from sedem_lab.training.targets import padded, targets
 
 
 class BlockBatch(TypedDict):
@@ -127,7 +128,7 @@ class BlockCollator:
         )
         segments = np.unique(segments_NJ[segments_NJ >= 0])
         compression = self.dataset.model.config.compression
-        rows = [self.dataset.segments[segment] for segment in segments.tolist()]
+        rows = [tensor_of(self.dataset.segments[segment]) for segment in segments.tolist()]
         slots = -(-max(map(len, rows)) // compression)
         index_NJ = np.searchsorted(segments, segments_NJ) * slots + places_NJ
 
@@ -151,15 +152,18 @@ class BlockCollator:
         }
         if self.texts or batch["condition"] != "memory":
             batch["texts"] = [[self.dataset.block_text(*pair) for pair in row] for row in blocks]
-        batch["segment_ids"], batch["segment_mask"] = _padded(rows, slots * compression)
+        # Segments have whole slots.
+        missing = slots * compression - max(map(len, rows))
+        batch["segment_ids"], batch["segment_mask"] = (
+            F.pad(given, (0, missing)) for given in padded(rows, "right")
+        )
         questions = [item.question for item in items]
-        batch["question_ids"], batch["question_mask"] = _padded(
-            [self.dataset.questions[question] for question in questions]
+        batch["question_ids"], batch["question_mask"] = padded(
+            [tensor_of(self.dataset.questions[question]) for question in questions], "right"
         )
         if self.states is not None:
             states = self.states[0].batch(segments.tolist())
-            missing = slots * compression - states.shape[2]
-            batch["states"] = torch.nn.functional.pad(states, (0, 0, 0, missing))
+            batch["states"] = F.pad(states, (0, 0, 0, missing))
             batch["question_states"] = self.states[1].batch(questions)
         return {**batch, **targets([(item.prefix, item.answer) for item in items])}
 
@@ -186,12 +190,6 @@ def rows_at(rows_L: Tensor, index: Tensor) -> Tensor:
     return padded[index]
 
 
-def _padded(rows: Sequence[NDArray[Any]], length: int | None = None) -> tuple[Tensor, Tensor]:
-    """Token ids and mask, padded on the right."""
-    width = length or max(map(len, rows))
-    ids = torch.zeros(len(rows), width, dtype=torch.long)
-    mask = torch.zeros(len(rows), width, dtype=torch.bool)
-    for row, tokens in enumerate(rows):
-        ids[row, : len(tokens)] = torch.from_numpy(tokens.astype(np.int64))
-        mask[row, : len(tokens)] = True
-    return ids, mask
+def tensor_of(tokens: NDArray[Any]) -> Tensor:
+    """Token ids as a tensor."""
+    return torch.from_numpy(tokens.astype(np.int64))

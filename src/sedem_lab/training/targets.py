@@ -6,6 +6,7 @@ Letters: B batch, P prefix and answer tokens, A answer tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ def with_texts(
         context = ids_P.new_tensor(context_ids(backbone, row_texts, chat=chat))
         before, rest = ids_P[valid_P].tensor_split([context_place(backbone, chat=chat)])
         rows.append(torch.cat([before, context, rest]))
-    return _padded(rows)
+    return padded(rows, "left")
 
 
 def targets(pairs: Sequence[tuple[list[int], list[int]]]) -> dict[str, Tensor]:
@@ -49,14 +50,16 @@ def targets(pairs: Sequence[tuple[list[int], list[int]]]) -> dict[str, Tensor]:
         ids = [*prefix, *answer]
         inputs.append(torch.tensor(ids[:-1]))
         labels.append(torch.tensor([IGNORED] * (len(prefix) - 1) + answer))
-    ids_BP, valid_BP = _padded(inputs)
+    ids_BP, valid_BP = padded(inputs, "left")
     labels_BP = pad_sequence(labels, batch_first=True, padding_value=IGNORED, padding_side="left")
     longest = max(len(answer) for _, answer in pairs)
     return {"ids": ids_BP, "valid": valid_BP, "labels": labels_BP[:, -longest:]}
 
 
-def _padded(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Token ids padded on the left `[B, P]`, and a mask that is False at padding."""
-    ids_BP = pad_sequence(list(rows), batch_first=True, padding_side="left")
-    lengths_B1 = torch.tensor([[len(row)] for row in rows], device=ids_BP.device)
-    return ids_BP, torch.arange(ids_BP.shape[1], 0, -1, device=ids_BP.device) <= lengths_B1
+def padded(rows: Sequence[Tensor], side: Literal["left", "right"]) -> tuple[Tensor, Tensor]:
+    """Token ids padded on one side `[B, P]`, and a mask that is False at padding."""
+    real = [torch.ones_like(row, dtype=torch.bool) for row in rows]
+    ids_BP, valid_BP = (
+        pad_sequence(list(given), batch_first=True, padding_side=side) for given in (rows, real)
+    )
+    return ids_BP, valid_BP

@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from operator import eq
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,15 +21,20 @@ from sedem_lab.training.targets import targets
 
 
 @pytest.mark.parametrize("segmentation", ["window", "sentence", "paragraph"])
-@pytest.mark.parametrize("block_slots", [None, 2, 8, 3], ids=["equal", "half", "twice", "odd"])
+@pytest.mark.parametrize(
+    "shape",
+    [{"block_slots": slots} for slots in (None, 2, 8, 3)]
+    + [{"block_slots": 2, "segment_shift": 5}, {"block_slots": 32, "segment_length": 64}],
+    ids=["equal", "half", "twice", "odd", "shifted", "long"],
+)
 def test_blocks_of_a_batch_have_the_memory_of_a_bank(
     backbone: Backbone,
     config: SedemConfig,
     examples: ExampleSet,
     segmentation: str,
-    block_slots: int | None,
+    shape: dict[str, Any],
 ) -> None:
-    model = model_of_shape(backbone, config, segmentation=segmentation, block_slots=block_slots)
+    model = model_of_shape(backbone, config, segmentation=segmentation, **shape)
     dataset = block_dataset(model, examples)
     batch = collator(dataset)(dataset.items)
     memory_BNJD = memory_of(model, batch)
@@ -40,6 +46,9 @@ def test_blocks_of_a_batch_have_the_memory_of_a_bank(
         )
         assert torch.equal(batch["slot_tokens"][row, :count], bank.slot_tokens(range(count)))
         assert not batch["slot_tokens"][row, count:].any()
+        places = [(b.document, b.start, b.end) for b in bank.blocks]
+        texts = [example.documents[d].text[start:end] for d, start, end in places]
+        assert [dataset.block_text(*block) for block in dataset[row].blocks] == texts
         stored = bank.memory(range(count)).float()
         torch.testing.assert_close(memory_BNJD[row, :count], stored, rtol=8e-3, atol=1e-4)
         assert (batch["slot_index"][row, count:] == -1).all()

@@ -2,17 +2,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from unit.training.blocks import block_dataset, collator, model_of_shape
 
-from experiments.system.timing import one_by_one
 from sedem import SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
 from sedem.errors import ConfigError, DataError
-from sedem.method.compressor import slot_tokens
 from sedem_lab.data.examples import ExampleSet
 from sedem_lab.data.question_sets import open_examples
 from sedem_lab.training import example_dataset
@@ -61,48 +57,6 @@ def test_examples_with_long_answers_are_left_out_and_counted(
 
 
 # Prepared together, and kept on disk
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [
-        {},
-        {"segmentation": "paragraph", "block_slots": 3},
-        {"block_slots": 2, "segment_shift": 5},
-        {"segmentation": "paragraph", "segment_length": 64, "block_slots": 32},
-        {"segmentation": "sentence"},
-    ],
-    ids=["window", "paragraph", "shifted", "long", "sentence"],
-)
-def test_examples_prepared_together_equal_those_prepared_one_by_one(
-    backbone: Backbone, config: SedemConfig, fixtures: Path, shape: dict[str, Any]
-) -> None:
-    model = model_of_shape(backbone, config, **shape)
-    examples = open_examples(fixtures / "hotpotqa-hub.jsonl")
-    examples.examples += open_examples(fixtures / "musique.jsonl").examples
-    dataset = BlockDataset(model, answer_limit=1000)
-    dataset.add(examples, "evidence")
-    slow = one_by_one(model, examples.examples)
-    assert len(dataset) == len(slow)
-    for item, wanted in zip(dataset.items, slow, strict=True):
-        assert (item.prefix, item.answer) == (wanted.prefix, wanted.answer)
-        assert item.evidence == wanted.evidence and any(item.evidence)
-        assert dataset.questions[item.question].tolist() == wanted.question
-        numbers = dataset.arrays["contexts"][item.question].tolist()
-        for document, (segments, blocks, slots_NJ) in zip(numbers, wanted.documents, strict=True):
-            first, count = dataset.arrays["owned"][document].tolist()
-            lengths = segments.lengths.tolist()
-            assert [dataset.segments[first + n].tolist() for n in range(count)] == [
-                ids[:length] for ids, length in zip(segments.ids.tolist(), lengths, strict=True)
-            ]
-            spans = dataset.block_rows(document)[:, 1:].tolist()
-            assert spans == [[block.start, block.end] for block in blocks]
-            own = [(document, block) for block in range(len(blocks))]
-            found, places, tokens = dataset.slots(own)
-            assert tokens.tolist() == [list(block.slot_tokens) for block in blocks]
-            flat = (found - first) * model.config.slots + places
-            assert np.where(found < 0, -1, flat).tolist() == slots_NJ.tolist()
-            assert slot_tokens(segments.mask, model.config.compression).sum() == tokens.sum()
 
 
 def same(first: BlockDataset, second: BlockDataset) -> bool:

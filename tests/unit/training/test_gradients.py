@@ -147,27 +147,19 @@ def test_checkpointed_layers_train_the_same_and_keep_less(
     check_checkpointing(second, mixed.decoder, lambda: trained(second, batch))
 
 
-def test_compiled_layers_train_the_same_and_keep_their_names(mixed: SeDeM) -> None:
-    """Traced by torch.compile, and run without a compiler of machine code, which takes minutes."""
-    stage, names = Stage1(mixed, Stage1Losses()).train(), list(mixed.state_dict())
-    expected = trained(stage, windows(3))
-    mixed.decoder.compile_layers(backend="eager")
-    assert all(layer._compiled_call_impl for layer in mixed.decoder.model.get_decoder().layers)
-    assert list(mixed.state_dict()) == names
-    assert_same(trained(stage, windows(3)), expected)
-
-
-def test_layers_of_a_compiled_model_share_their_forms(
-    mixed: SeDeM, examples: ExampleSet, monkeypatch: pytest.MonkeyPatch
+def test_compiled_layers_train_the_same_share_their_forms_and_keep_their_names(
+    mixed: SeDeM, examples: ExampleSet
 ) -> None:
+    """Traced by torch.compile, and run without a compiler of machine code, which takes minutes."""
     mixed.config = mixed.config.with_changes(block_context="independent")
     batches = collator(block_dataset(mixed, examples), budgets=(2,))
     batch = batches([batches.dataset[index] for index in range(3)])
     stage = Stage2(mixed, Stage2Losses(), batches).train()
-    expected = trained(stage, batch)
+    expected, names = trained(stage, batch), list(mixed.state_dict())
     counter = CompileCounter()
     torch.compiler.reset()
     mixed.decoder.compile_layers(backend=counter)
+    assert list(mixed.state_dict()) == names
     assert_same(trained(stage, batch), expected)
     # Not one for each layer, of a cache that has grown by another layer.
     assert 0 < counter.frame_count < 2 * mixed.decoder.depth

@@ -113,15 +113,16 @@ LOSSES = Stage1Losses(distill=0.5, reconstruct=0.7, pool_weight=0.3, distill_tem
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "scored", "at_once"),
     [
-        {},
-        {"extract_layers": (1, 3)},
-        {"inject_layer": 0, "extract_layers": (2,)},
-        {"compression": 2, "extract_layers": (3,), "inject_layer": 3},
-        {"decoder": "another of the same tokens"},
+        ({}, "continuation", None),
+        ({}, "window", None),
+        ({}, "both", 7),
+        ({"extract_layers": (1, 3)}, "continuation", None),
+        ({"inject_layer": 0, "extract_layers": (2,)}, "window", 7),
+        ({"compression": 2, "extract_layers": (3,), "inject_layer": 3}, "both", None),
+        ({"decoder": "another of the same tokens"}, "continuation", None),
     ],
-    ids=lambda changes: ",".join(changes) or "plain",
 )
 @torch.no_grad()
 def test_losses_equal_those_written_out(
@@ -129,35 +130,23 @@ def test_losses_equal_those_written_out(
     config: SedemConfig,
     tiny_folder: Callable[..., str],
     changes: dict[str, Any],
+    scored: Literal["continuation", "window", "both"],
+    at_once: int | None,
 ) -> None:
     torch.manual_seed(1)
     decoder = backbone
     if "decoder" in changes:
         decoder = open_backbone(tiny_folder("mistral", width=48, depth=3, seed=2))
     model = SeDeM(config.with_changes(**changes), backbone, decoder)
-    stage = Stage1(model, LOSSES)
-    batch = windows(3)
+    losses, batch = LOSSES.with_changes(context_tokens=scored), windows(3)
+    stage = Stage1(model, losses, logits_at_once=at_once)
     stage.calibrate(batch)
     found = stage(**batch)
     pairs = zip(batch["context"].tolist(), batch["continuation"].tolist(), strict=True)
-    expected = mean_parts([naive_parts(model, a, b, LOSSES, a) for a, b in pairs])
+    expected = mean_parts([naive_parts(model, a, b, losses, a) for a, b in pairs])
     assert_parts(found, expected)
     loss = expected["context"] + 0.5 * expected["distill"] + 0.7 * expected["reconstruct"]
     assert float(found["loss"]) == pytest.approx(loss, rel=2e-4)
-
-
-@pytest.mark.parametrize("scored", ["window", "both"])
-@pytest.mark.parametrize("at_once", [None, 7])
-@torch.no_grad()
-def test_the_context_loss_may_score_the_tokens_of_the_window(
-    model: SeDeM, scored: Literal["window", "both"], at_once: int | None
-) -> None:
-    losses = LOSSES.with_changes(context_tokens=scored)
-    stage, batch = Stage1(model, losses, logits_at_once=at_once), windows(3)
-    stage.calibrate(batch)
-    pairs = zip(batch["context"].tolist(), batch["continuation"].tolist(), strict=True)
-    expected = mean_parts([naive_parts(model, a, b, losses, a) for a, b in pairs])
-    assert_parts(stage(**batch), expected)
 
 
 @torch.no_grad()

@@ -2,15 +2,12 @@ from __future__ import annotations
 
 import logging
 import random
-import time
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from processes import in_two_processes
 from torch import Tensor
 
 from sedem import durable_files
@@ -104,26 +101,6 @@ def test_a_killed_encoding_goes_on_where_it_was_noted(
         kept(backbone, texts, tmp_path / "cache").batch(range(14)), whole.batch(range(14))
     )
     assert not batches, "texts are encoded once"
-
-
-def test_two_processes_encode_each_text_once(
-    backbone: Backbone, tmp_path: Path, batches: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    texts = random_texts(14)
-    expected = kept(backbone, texts, tmp_path / "whole").batch(range(14)).float().numpy()
-    counted = state_cache.encode
-    monkeypatch.setattr(
-        state_cache, "encode", lambda *inputs: (time.sleep(0.05), counted(*inputs))[1]
-    )
-
-    def ask() -> tuple[int, Any]:
-        batches.clear()
-        states = kept(backbone, texts, tmp_path / "cache").batch(range(14))
-        return len(batches), states.float().numpy()
-
-    (first, states), (second, others) = in_two_processes(ask)
-    assert {first, second} == {0, 4}
-    assert (states == expected).all() and (others == expected).all()
 
 
 def test_the_size_is_told_and_compared_with_the_disk_before_anything_is_encoded(
