@@ -153,22 +153,7 @@ class Stage1(Trainable):
         hidden_BTE = model.mixture(states_XBTE.float())
         restored_BUD = model.decompressor(model.compressor(hidden_BTE, mask_BT))
         separator = len(model.decoder.token_ids(SEPARATOR))
-        # The student: only the restored states tell the decoder of the context. The start token
-        # comes before the memory, so the last restored state predicts the first token.
-        start_B1 = target_BA.new_full((len(target_BA), 1), model.decoder.bos_token_id)
-        ids_BP = torch.cat([start_B1, target_BA[:, :-1]], dim=1)
-        with model.decoder.without_lora():
-            filled = prefill(
-                model.decoder,
-                model.config.inject_layer,
-                ids_BP,
-                torch.ones_like(ids_BP, dtype=torch.bool),
-                restored_BUD,
-                torch.ones(restored_BUD.shape[:2], dtype=torch.bool, device=restored_BUD.device),
-                padded=False,
-            )
-        last_BPD = torch.cat([filled.restored, filled.prefix[:, 1:]], dim=1)
-        after = restored_BUD.shape[1] - 1
+        last_BPD, after = self._student(restored_BUD, target_BA), restored_BUD.shape[1] - 1
         predicted = self._predictions(last_BPD[:, after:])
         labels_BA = target_BA.clone()
         labels_BA[:, :separator].masked_fill_(recalled_B[:, None], IGNORED)
@@ -273,3 +258,25 @@ class Stage1(Trainable):
 
     def _predictions(self, states_BPD: Tensor) -> Predictions:
         return Predictions(self.model.decoder.logits, states_BPD, self.logits_at_once)
+
+    def _student(self, restored_BUD: Tensor, target_BA: Tensor) -> Tensor:
+        """The decoder's last states `[B, U+A-1, D]` of the restored context and the continuation.
+
+        Only the restored states tell it of the context. Other states are dropped on return.
+        """
+        model = self.model
+        start_B1 = target_BA.new_full((len(target_BA), 1), model.decoder.bos_token_id)
+        ids_BP = torch.cat([start_B1, target_BA[:, :-1]], dim=1)
+        with model.decoder.without_lora():
+            filled = prefill(
+                model.decoder,
+                model.config.inject_layer,
+                ids_BP,
+                torch.ones_like(ids_BP, dtype=torch.bool),
+                restored_BUD,
+                torch.ones(restored_BUD.shape[:2], dtype=torch.bool, device=restored_BUD.device),
+                padded=False,
+            )
+        # The start token comes before the memory, so the last restored state predicts the first
+        # token of the continuation.
+        return torch.cat([filled.restored, filled.prefix[:, 1:]], dim=1)
