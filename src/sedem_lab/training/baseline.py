@@ -36,7 +36,6 @@ from sedem_lab.training.recipe import (
     Recipe,
     RunSettings,
     TextSource,
-    check_evaluation,
     load_recipe,
     read_entries,
 )
@@ -110,10 +109,6 @@ class BaselineRecipe(Recipe):
             raise ValueError(
                 f"the recipe has {given} of text and data; a run learns from exactly one"
             )
-        if self.text is not None:
-            check_evaluation(self.run, self.text.held_out > 0, "text.held_out")
-        elif self.data is not None:
-            check_evaluation(self.run, bool(self.data.evaluation), "data.evaluation")
         for name in ("logits_at_once", "compile", "shard_backbone"):
             if value := getattr(self.optimization, name):
                 raise ValueError(

@@ -216,12 +216,15 @@ def calibrate(
     parts, settings = dict[str, nn.Module](), dict[str, Any]()
     # Whatever was fitted before, every question is answered.
     model.config = model.config.with_changes(min_confidence=0.0)
+
     # Queries from the decoder's states, because everything after them is fitted to their scores.
     if read_once:
         model.config = model.config.with_changes(read_once=True)
         taught = query_questions(model, read_once, read_examples(model, read_once, progress))
         parts["read_once"] = model.read_once = fit_queries(model.selector, taught)
         settings["read_once"] = True
+
+    # Every question against its documents; the last ones are measured.
     read = read_examples(model, examples, progress)
     questions = score_examples(model, examples, read)
     if len(questions) < MINIMUM:
@@ -231,6 +234,7 @@ def calibrate(
         )
     held_out = round(HELD_OUT * len(questions))
     fitted, measured = questions[:-held_out], questions[-held_out:]
+
     # How much words count, and the confidence, which depends on it.
     settings["selection"] = selection
     if selection == "both":
@@ -240,6 +244,7 @@ def calibrate(
     parts["confidence"] = part
     settings |= {"confidence": True, "answer": answer, "min_confidence": least}
     f1, found_all = dict[str, float](), dict[str, float]()
+
     # A second hop, which the first of the examples teach too.
     if two_steps:
         model.config = config
@@ -253,6 +258,7 @@ def calibrate(
             found_all = {steps: mean(each) for steps, each in found.items()}
         settings |= {"second_hop": True, "hops": hops}
         config = config.with_changes(second_hop=True, hops=hops)
+
     # Spans, from the blocks that the calibrated model selects, and what decides after a second
     # reading, unless that gains nothing.
     if answer != "free":
@@ -266,6 +272,7 @@ def calibrate(
         f1 |= {f"{how}, read again": score for how, score in again.items()}
         parts |= {"spans": scorer, **({"second_reading": second} if gains else {})}
         settings |= {"spans": True, "second_reading": gains}
+
     recall = {}
     for by in get_args(SelectBy):
         selecting = config.with_changes(selection=by)

@@ -211,23 +211,6 @@ class TextSource(Settings):
     shard_seed: WholeFrom0 | None = None
 
 
-def check_evaluation(run: RunSettings, held_out: bool, source: str) -> None:
-    """Refuse evaluations during training that have nothing to evaluate on.
-
-    Args:
-        held_out: whether the recipe keeps evaluation data.
-        source: the setting that would do so, for the message.
-
-    Raises:
-        ValueError: there is nothing to evaluate on; pydantic turns it into an error of the recipe.
-    """
-    if run.eval_every and not held_out:
-        raise ValueError(
-            f"run.eval_every is {run.eval_every}, but nothing is kept apart to evaluate on; give "
-            f"{source}, or set run.eval_every to 0"
-        )
-
-
 class Recipe(Settings):
     """The settings of a training run.
 
@@ -242,6 +225,18 @@ class Recipe(Settings):
         data_root: str
         cache: str
         start_from: str | None
+
+    @model_validator(mode="after")
+    def _evaluates_on_something(self) -> Self:
+        text, data = getattr(self, "text", None), getattr(self, "data", None)
+        held_out = text.held_out if text else data and data.evaluation
+        if self.run.eval_every and not held_out:
+            raise ValueError(
+                f"run.eval_every is {self.run.eval_every}, but nothing is kept apart to evaluate "
+                f"on; give {'text.held_out' if text else 'data.evaluation'}, or set run.eval_every "
+                "to 0"
+            )
+        return self
 
 
 def load_recipe(kind: type[RecipeKind], path: Path, overrides: Sequence[str] = ()) -> RecipeKind:

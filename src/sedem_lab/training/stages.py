@@ -26,7 +26,6 @@ from sedem_lab.training.recipe import (
     Recipe,
     RunSettings,
     TextSource,
-    check_evaluation,
 )
 from sedem_lab.training.run_setup import backbone_options, check_start, processes, shard, start_run
 from sedem_lab.training.sources import open_windows, read_mixture
@@ -57,7 +56,6 @@ class Stage1Recipe(Recipe):
                 f"text.continuation is {self.text.continuation}, more than segment_length "
                 f"{self.model.segment_length}; shorten it, or set losses.recall to 0"
             )
-        check_evaluation(self.run, self.text.held_out > 0, "text.held_out")
         return self
 
 
@@ -109,7 +107,6 @@ class Stage2Recipe(Recipe):
 
     @model_validator(mode="after")
     def _can_be_trained(self) -> Self:
-        check_evaluation(self.run, bool(self.data.evaluation), "data.evaluation")
         differing = {
             "data.cache_states": self.data.cache_states,
             "data.conditions other than memory": set(self.data.conditions) != {"memory"},
