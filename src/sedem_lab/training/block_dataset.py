@@ -24,7 +24,7 @@ from sedem.types import check_tokens
 from sedem_lab.data import labels
 from sedem_lab.data.examples import Example
 from sedem_lab.data.labels import Labelling
-from sedem_lab.training.example_dataset import ExampleDataset, Ragged, RaggedBuilder
+from sedem_lab.training.example_dataset import ExampleDataset, Ragged
 
 
 class BlockModel(NamedTuple):
@@ -97,21 +97,19 @@ class BlockDataset(ExampleDataset[BlockItem]):
     def prepare(self, batches: Iterator[list[Example]], labelling: Labelling) -> dict[str, Ragged]:
         """New documents, and blocks, their labels, prompt and answer of each example."""
         model, before, chat = self.model, self.arrays, self.model.config.chat_template
-        rows = {
-            name: RaggedBuilder(np.uint8 if name in ("texts", "digests", "evidence") else np.int32)
-            for name in (
-                "segments",  # encoder tokens of each segment
-                "owned",  # first segment and number of segments of each document
-                "blocks",  # of each document; three numbers per block, as in `block_rows`
-                "texts",  # of each document, in UTF-8
-                "digests",  # of each document
-                "contexts",  # documents of each example
-                "evidence",  # of each example; 1 for a block with evidence
-                "questions",  # encoder tokens of each question
-                "prefixes",  # decoder tokens of each prompt
-                "answers",  # decoder tokens of each answer
-            )
+        types = {
+            "segments": np.int32,  # encoder tokens of each segment
+            "owned": np.int32,  # first segment and number of segments of each document
+            "blocks": np.int32,  # of each document; three numbers per block, as in `block_rows`
+            "texts": np.uint8,  # of each document, in UTF-8
+            "digests": np.uint8,  # of each document
+            "contexts": np.int32,  # documents of each example
+            "evidence": np.uint8,  # of each example; 1 for a block with evidence
+            "questions": np.int32,  # encoder tokens of each question
+            "prefixes": np.int32,  # decoder tokens of each prompt
+            "answers": np.int32,  # decoder tokens of each answer
         }
+        parts = [{name: Ragged.of([], dtype) for name, dtype in types.items()}]
         # The documents of what was added before, by their digests, and the blocks of each.
         known = before.get("digests", ())
         numbers = {digest.tobytes(): number for number, digest in enumerate(known)}
@@ -127,6 +125,7 @@ class BlockDataset(ExampleDataset[BlockItem]):
             if not usable:
                 continue
             examples = [example for example, _ in usable]
+            rows: dict[str, list[Any]] = {name: [] for name in types}
 
             # The documents of each example; new ones are cut into segments and blocks.
             new: dict[bytes, str] = {}
@@ -141,12 +140,12 @@ class BlockDataset(ExampleDataset[BlockItem]):
                     contexts[-1].append(numbers[digest])
             for segments, cut in segment_texts([*new.values()], model):
                 rows["segments"].extend(segments)
-                rows["owned"].extend([[segmented, len(segments)]])
-                rows["blocks"].extend([[number for row in cut for number in row]])
+                rows["owned"].append([segmented, len(segments)])
+                rows["blocks"].append([number for row in cut for number in row])
                 segmented += len(segments)
                 blocks.append(cut)
-            rows["digests"].extend([*new])
-            rows["texts"].extend([text.encode() for text in new.values()])
+            rows["digests"].extend(new)
+            rows["texts"].extend(text.encode() for text in new.values())
             rows["contexts"].extend(contexts)
 
             # The labels of its blocks, its question, prompt and answer.
@@ -160,13 +159,14 @@ class BlockDataset(ExampleDataset[BlockItem]):
                     found = labels.from_evidence(own, example.evidence)
                 else:
                     found = labels.from_answers(own, example.documents, example.answers)
-                rows["evidence"].extend([found])
+                rows["evidence"].append(found)
             questions = [example.question for example in examples]
             tokens = model.encoder.tokenize([question.strip() for question in questions])
             rows["questions"].extend(tokens["input_ids"])
             rows["prefixes"].extend(all_question_ids(model.decoder, questions, chat=chat))
-            rows["answers"].extend([ids for _, ids in usable])
-        return {name: builder.build() for name, builder in rows.items()}
+            rows["answers"].extend(ids for _, ids in usable)
+            parts.append({name: Ragged.of(rows[name], dtype) for name, dtype in types.items()})
+        return {name: Ragged.joined([part[name] for part in parts]) for name in types}
 
     def item(self, number: int) -> BlockItem:
         """The item of a prepared example."""

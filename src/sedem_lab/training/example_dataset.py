@@ -41,6 +41,13 @@ class Ragged:
     bounds: NDArray[np.int64]
 
     @classmethod
+    def of(cls, rows: Sequence[Sequence[int]], dtype: DTypeLike = np.int32) -> Ragged:
+        """Rows that are given as Python objects."""
+        lengths = [0, *map(len, rows)]
+        values = np.fromiter(chain.from_iterable(rows), dtype, sum(lengths))
+        return cls(values, np.cumsum(lengths, dtype=np.int64))
+
+    @classmethod
     def joined(cls, parts: Sequence[Ragged]) -> Ragged:
         """Concatenate the rows of several lists; a single list is not copied."""
         if len(parts) == 1:
@@ -81,26 +88,6 @@ class Ragged:
 
     def __iter__(self) -> Iterator[NDArray[Any]]:
         return (self[index] for index in range(len(self)))
-
-
-@dataclass
-class RaggedBuilder:
-    """Collects rows for a `Ragged`, without keeping their numbers as Python objects."""
-
-    dtype: DTypeLike = np.int32
-    _values: list[NDArray[Any]] = field(default_factory=list)
-    _lengths: list[int] = field(default_factory=lambda: [0])
-
-    def extend(self, rows: Sequence[Sequence[int]]) -> None:
-        """Add rows."""
-        lengths = [len(row) for row in rows]
-        self._values.append(np.fromiter(chain.from_iterable(rows), self.dtype, sum(lengths)))
-        self._lengths += lengths
-
-    def build(self) -> Ragged:
-        """Return all rows that were added."""
-        values = [np.zeros(0, self.dtype), *self._values]
-        return Ragged(np.concatenate(values), np.cumsum(self._lengths, dtype=np.int64))
 
 
 @dataclass(kw_only=True)

@@ -18,7 +18,7 @@ from sedem.types import Document
 from sedem_lab.baselines.trained import TrainedReader
 from sedem_lab.data.examples import Example
 from sedem_lab.data.labels import Labelling, gold_documents, labelling_of, some_documents
-from sedem_lab.training.example_dataset import ExampleDataset, Ragged, RaggedBuilder
+from sedem_lab.training.example_dataset import ExampleDataset, Ragged
 from sedem_lab.training.targets import targets
 
 Documents = Literal["all", "gold"]
@@ -70,7 +70,7 @@ class QuestionDataset(ExampleDataset[QuestionItem]):
 
     def prepare(self, batches: Iterator[list[Example]], labelling: Labelling) -> dict[str, Ragged]:
         """Context, prompt and answer of each example."""
-        rows = {name: RaggedBuilder() for name in ("contexts", "prefixes", "answers")}
+        parts = [[Ragged.of([])] * 3]
         backbone = self.reader.backbone
         for batch in batches:
             answers = all_answer_ids(backbone, [example.answers[0] for example in batch])
@@ -84,6 +84,7 @@ class QuestionDataset(ExampleDataset[QuestionItem]):
             texts = [context_prompt([d.text for d in documents]) for _, _, documents in chosen]
             contexts = backbone.tokenize(texts)["input_ids"]
             prefixes = all_question_ids(backbone, [example.question for example, _, _ in chosen])
+            rows = []
             for (_, answer, _), context, prefix in zip(chosen, contexts, prefixes, strict=True):
                 if not context:
                     self.dropped["documents without tokens"] += 1
@@ -94,9 +95,10 @@ class QuestionDataset(ExampleDataset[QuestionItem]):
                 if kept < len(context):
                     self.cut["contexts cut"] += 1
                     self.cut["tokens left out"] += len(context) - kept
-                for name, own in zip(rows, (context[:kept], prefix, answer), strict=True):
-                    rows[name].extend([own])
-        return {name: builder.build() for name, builder in rows.items()}
+                rows.append((context[:kept], prefix, answer))
+            parts += [[Ragged.of(own) for own in zip(*rows, strict=True)]] if rows else []
+        joined = map(Ragged.joined, zip(*parts, strict=True))
+        return dict(zip(("contexts", "prefixes", "answers"), joined, strict=True))
 
     def example_lengths(self) -> NDArray[np.int64]:
         """Count the tokens of context, prompt and answer."""

@@ -35,17 +35,11 @@ STATES = "states.bin"
 DONE = "done.json"
 
 
-class StateCache:
+class StateCache(Ragged):
     """Hidden states of many texts, memory-mapped from disk.
 
-    Args:
-        states: one row per token `[tokens, X, E]`, the bits of bfloat16 numbers.
-        bounds: the first row of each text, then the end of the last text.
+    A row is a text: for each token, the bits of bfloat16 numbers `[X, E]`.
     """
-
-    def __init__(self, states: np.memmap[tuple[int, ...], np.dtype[np.int16]], bounds: list[int]):
-        self.states = states
-        self.bounds = bounds
 
     @classmethod
     def open(
@@ -70,8 +64,8 @@ class StateCache:
         for ids in texts:
             key.update(ids.astype(np.int32).tobytes() + b"|")
         folder = cache / f"states-{key.hexdigest()[:16]}"
-        bounds = texts.bounds.tolist()
-        shape = (bounds[-1], len(layers), backbone.width)
+        count = int(texts.bounds[-1])
+        shape = (count, len(layers), backbone.width)
         size = math.prod(shape) * np.dtype(np.int16).itemsize
         # Texts of similar length are encoded together, to reduce padding.
         order = sorted(range(len(texts)), key=lambda i: (-len(texts[i]), i))
@@ -86,10 +80,11 @@ class StateCache:
             """Encode the batches that are not yet recorded as done."""
             if not (partial / STATES).is_file():
                 (partial / DONE).unlink(missing_ok=True)
-            room = f"{bytes_text(size)} for the frozen states of {bounds[-1]:,} tokens of {label}"
+            room = f"{bytes_text(size)} for the frozen states of {count:,} tokens of {label}"
             logger.info("%s, in '%s'", room, cache)
             reserve(partial / STATES, size, f"data.cache_states ({room})")
-            states = np.memmap(partial / STATES, np.int16, "r+", shape=shape)
+            values = np.memmap(partial / STATES, np.int16, "r+", shape=shape)
+            states = cls(values, texts.bounds)
             done, total = _batches_done(partial), len(batches)
             for number in tqdm(range(done, total), f"encoding {label}", total, initial=done):
                 rows = [torch.from_numpy(texts[i].astype(np.int64)) for i in batches[number]]
@@ -97,21 +92,18 @@ class StateCache:
                 states_XSTE = encode(backbone, ids_ST, layers).to("cpu", torch.bfloat16)
                 for row, i in enumerate(batches[number]):
                     own_TXE = states_XSTE[:, row, : len(texts[i])].transpose(0, 1).contiguous()
-                    states[bounds[i] : bounds[i + 1]] = own_TXE.view(torch.int16).numpy()
+                    states[i][:] = own_TXE.view(torch.int16).numpy()
                 if (number + 1) % FLUSH == 0 or number + 1 == total:
-                    states.flush()
+                    values.flush()
                     write_text(partial / DONE, json.dumps(number + 1))
 
         build_once(folder, is_complete, build, f"the frozen states of {label}")
-        return cls(np.memmap(folder / STATES, np.int16, "r", shape=shape), bounds)
+        return cls(np.memmap(folder / STATES, np.int16, "r", shape=shape), texts.bounds)
 
     def batch(self, indices: Sequence[int]) -> Tensor:
         """States of texts by their indices `[X, S, T, E]`: bfloat16, zero-padded on the right."""
-        rows = [
-            torch.from_numpy(self.states[self.bounds[i] : self.bounds[i + 1]].copy())
-            for i in indices
-        ]
-        padded_STXE = pad_sequence([row.view(torch.bfloat16) for row in rows], batch_first=True)
+        rows = [torch.from_numpy(self[i].copy()).view(torch.bfloat16) for i in indices]
+        padded_STXE = pad_sequence(rows, batch_first=True)
         return padded_STXE.permute(2, 0, 1, 3)
 
 

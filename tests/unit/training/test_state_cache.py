@@ -16,7 +16,7 @@ from sedem.backbone.loading import open_backbone
 from sedem.errors import ConfigError
 from sedem.method.encoder import encode
 from sedem_lab.training import state_cache
-from sedem_lab.training.example_dataset import RaggedBuilder
+from sedem_lab.training.example_dataset import Ragged
 from sedem_lab.training.state_cache import StateCache
 
 LAYERS = (3, 1)
@@ -30,9 +30,7 @@ def random_texts(count: int) -> list[list[int]]:
 def kept(
     backbone: Backbone, texts: list[list[int]], cache: Path, layers: tuple[int, ...] = LAYERS
 ) -> StateCache:
-    rows = RaggedBuilder()
-    rows.extend(texts)
-    return StateCache.open(backbone, layers, rows.build(), cache, "texts")
+    return StateCache.open(backbone, layers, Ragged.of(texts), cache, "texts")
 
 
 @pytest.fixture
