@@ -131,25 +131,23 @@ def own(path: Path, *answers: str) -> DataSource:
     return DataSource(path=path.name, repeat=2)
 
 
-def test_own_questions_without_evidence_are_labelled_by_their_answers(
+def test_own_questions_are_labelled_by_their_answers_and_trained_on_where_that_labels_a_block(
     model: SeDeM, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    source, message = (
+        own(tmp_path / "own.jsonl", "rent", "a thousand", "welcome"),
+        "own: 3 examples ",
+    )
+    labelled = "labelled by answer string: 3"
     dataset = BlockDataset(model, answer_limit=100)
-    source = own(tmp_path / "own.jsonl", "rent", "a thousand", "welcome")
     with caplog.at_level(logging.INFO):
         read_source(dataset, source, tmp_path, selects=True)
     assert [any(item.evidence) for item in dataset.items[::2]] == [True, False, True]
     assert caplog.messages == [
-        "own: 3 examples (6 in an epoch); left out: none; labelled by answer string: 3; "
-        "without any positive block: 1"
+        f"{message}(6 in an epoch); left out: none; {labelled}; without any positive block: 1"
     ]
-
-
-def test_examples_without_a_positive_block_can_be_left_out_of_training_alone(
-    model: SeDeM, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+    caplog.clear()
     dataset = BlockDataset(model, answer_limit=100)
-    source = own(tmp_path / "own.jsonl", "rent", "a thousand", "welcome")
     mixture = Mixture(training=(source,), evaluation=(source,), evidence_only=True)
     with caplog.at_level(logging.INFO):
         training, evaluation = read_mixture(dataset, mixture, tmp_path)
@@ -158,9 +156,8 @@ def test_examples_without_a_positive_block_can_be_left_out_of_training_alone(
     assert [evaluation[index].question for index in range(len(evaluation))] == [3, 3, 4, 4, 5, 5]
     assert dataset.dropped == {"without any positive block": 1}
     assert caplog.messages == [
-        "own: 3 examples (4 in an epoch); left out: {'without any positive block': 1}; "
-        "labelled by answer string: 3",
-        "own: 3 examples (6 in an epoch); left out: none; labelled by answer string: 3",
+        f"{message}(4 in an epoch); left out: {{'without any positive block': 1}}; {labelled}",
+        f"{message}(6 in an epoch); left out: none; {labelled}",
     ]
 
 

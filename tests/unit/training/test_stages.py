@@ -172,24 +172,18 @@ def test_sources_are_mixed_and_followed_ones_kept_apart(
 # Models
 
 
-def test_a_model_is_opened_in_the_type_the_recipe_says(stage2_recipe: Stage2Recipe) -> None:
-    for dtype in ("float32", "bfloat16"):
-        optimization = stage2_recipe.optimization.with_changes(backbone_dtype=dtype)
-        model = open_model(stage2_recipe.model, optimization, None)
-        assert model.decoder.dtype == getattr(torch, dtype)
-        # What is trained stays in float32.
-        assert {p.dtype for p in model.parts().parameters()} == {torch.float32}
-
-
 def test_a_start_gives_its_weights_and_the_recipe_its_free_settings(
     stage2_recipe: Stage2Recipe, model: SeDeM, tmp_path: Path
 ) -> None:
     model.save_pretrained(tmp_path / "start")
     config = stage2_recipe.model.with_changes(k=5, auto_max=4, lora_rank=7)
-    opened = open_model(config, stage2_recipe.optimization, str(tmp_path / "start"))
-    assert opened.config == config
-    for name, tensor in model.parts().state_dict().items():
-        assert torch.equal(opened.parts().state_dict()[name], tensor)
+    for dtype in ("float32", "bfloat16"):
+        optimization = stage2_recipe.optimization.with_changes(backbone_dtype=dtype)
+        opened = open_model(config, optimization, str(tmp_path / "start"))
+        assert opened.config == config and opened.decoder.dtype == getattr(torch, dtype)
+        # What is trained stays in float32.
+        for name, tensor in model.parts().state_dict().items():
+            assert torch.equal(opened.parts().state_dict()[name], tensor)
 
 
 @pytest.mark.parametrize("part", ["confidence", "second_hop", "read_once", "second_reading"])
