@@ -35,7 +35,9 @@ def test_blocks_of_a_batch_have_the_memory_of_a_bank(
     shape: dict[str, Any],
 ) -> None:
     model = model_of_shape(backbone, config, segmentation=segmentation, **shape)
-    dataset = block_dataset(model, examples)
+    # Of two sets, the second with documents of the first.
+    dataset = block_dataset(model, ExampleSet("first", examples.examples[:1]))
+    dataset.add(ExampleSet("second", examples.examples[1:]), "evidence")
     batch = collator(dataset)(dataset.items)
     memory_BNJD = memory_of(model, batch)
     for row, example in enumerate(examples.examples):

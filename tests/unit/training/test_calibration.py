@@ -112,7 +112,9 @@ def test_a_confidence_is_fitted_to_the_first_questions_and_measured_on_the_last(
     with torch.no_grad():
         confidence = expected(features[60:])
     assert found.auroc == pytest.approx(calibration.auroc(confidence, present[60:]))
-    assert found.to_dict()["auroc"] == round(found.auroc, 4)
+    told = found.to_dict()
+    assert told["auroc"] == round(found.auroc, 4) and told["fitted"] == 30
+    assert told["calibration_error"] == round(found.calibration_error, 4) and "parts" not in told
 
 
 @pytest.mark.parametrize(("states", "words"), [(1.0, 0.0), (0.0, 1.0), (0.7, 0.3)])
@@ -174,6 +176,7 @@ def test_spans_are_fitted_to_the_first_questions_and_measured_on_the_last(
     best = [float(one.right[expected(one.features).argmax()]) for one in measured]
     assert found.f1["span"] == pytest.approx(100 * mean(best))
     assert found.f1["free"] == pytest.approx(100 * mean(one.free for one in measured))
+    assert found.to_dict()["f1"] == {how: round(f1, 2) for how, f1 in found.f1.items()}
 
 
 def test_a_recipe_keeps_questions_for_calibration(
