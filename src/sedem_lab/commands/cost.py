@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -31,15 +31,10 @@ def cost(
     result = count(backbone, method=method)
     if as_json:
         output.print_json(result)
-    else:
-        print_cost(result)
-
-
-def print_cost(result: dict[str, Any]) -> None:
-    """Write parameters and FLOPs of SeDeM or of a trained baseline, and what they assume."""
-    parameters = dict(result["parameters"])
+        return
+    # Parameters and FLOPs of SeDeM or of a trained baseline, and what they assume.
+    parameters, flops = dict(result["parameters"]), dict(result["flops"])
     percent = parameters.pop("percent" if "percent" in parameters else "percent_without_lora")
-    flops = dict(result["flops"])
     assumptions = flops.pop("assumptions")
     added = ("added", f"{percent:.2f}", "% of the backbone")
     rows = [

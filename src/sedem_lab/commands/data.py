@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from sedem.cli import output
 from sedem.cli.options import Json, OptionEntries, parse_options
 from sedem.errors import ConfigError
-
-if TYPE_CHECKING:
-    from sedem_lab.data.inspection import Inspection
 
 LONGEST_BAR = 40
 """Characters of the longest bar of a histogram."""
@@ -60,7 +57,7 @@ def inspect(
     Shows what was left out and why, and lengths in tokens and blocks.
     """
     from sedem_lab.data.corpus import holds_texts, read_texts
-    from sedem_lab.data.inspection import inspect_examples, inspect_texts, plot
+    from sedem_lab.data.inspection import bins, inspect_examples, inspect_texts, plot, summary
     from sedem_lab.data.question_sets import counts_tokens, open_examples, sniff
     from sedem_lab.data.tokenizer import open_tokenizer
 
@@ -85,14 +82,8 @@ def inspect(
         plot(found, picture)
     if as_json:
         output.print_json(found.to_dict())
-    else:
-        print_inspection(found)
-
-
-def print_inspection(found: Inspection) -> None:
-    """Write the counts, what was left out or repaired, and a histogram of each measure."""
-    from sedem_lab.data.inspection import bins, summary
-
+        return
+    # The counts, what was left out or repaired, and a histogram of each measure.
     output.write(f"{found.name}, tokens of {found.tokenizer}")
     output.write()
     reasons = {"left out": found.dropped, "repaired or odd": found.noted}

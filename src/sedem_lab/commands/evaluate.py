@@ -136,8 +136,22 @@ def evaluate(
         metrics = run_evaluation(config, out, report_progress)
     if as_json:
         output.print_json(metrics)
-    else:
-        print_metrics(metrics)
+        return
+    # Means with their intervals, then the counts, then the first failure if there is one.
+    rows = []
+    for name, value in metrics.items():
+        if isinstance(value, dict) and "mean" in value:
+            low, high = value["interval"]
+            rows.append((name, f"{value['mean']:.2f}", f"[{low:.2f}, {high:.2f}]", f"{value['n']}"))
+    output.print_table(rows, ("metric", "mean", "95 % interval", "n"))
+    output.write()
+    counts = metrics["counts"]
+    output.print_facts(counts.items())
+    if counts["not_answered"]:
+        output.write(
+            f"{counts['not_answered']:,} of {counts['examples']:,} could not be answered and count "
+            f"as wrong; the first, {metrics['first_error']}"
+        )
 
 
 @eval_app.command()
@@ -163,24 +177,6 @@ def report(
         output.print_json(result)
     else:
         print_report(result)
-
-
-def print_metrics(metrics: dict[str, Any]) -> None:
-    """Write means with their intervals, then the counts, then the first failure if there is one."""
-    rows = []
-    for name, value in metrics.items():
-        if isinstance(value, dict) and "mean" in value:
-            low, high = value["interval"]
-            rows.append((name, f"{value['mean']:.2f}", f"[{low:.2f}, {high:.2f}]", f"{value['n']}"))
-    output.print_table(rows, ("metric", "mean", "95 % interval", "n"))
-    output.write()
-    counts = metrics["counts"]
-    output.print_facts(counts.items())
-    if counts["not_answered"]:
-        output.write(
-            f"{counts['not_answered']:,} of {counts['examples']:,} could not be answered and count "
-            f"as wrong; the first, {metrics['first_error']}"
-        )
 
 
 def print_report(report: dict[str, Any]) -> None:

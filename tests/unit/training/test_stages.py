@@ -176,11 +176,14 @@ def test_a_start_gives_its_weights_and_the_recipe_its_free_settings(
     stage2_recipe: Stage2Recipe, model: SeDeM, tmp_path: Path
 ) -> None:
     model.save_pretrained(tmp_path / "start")
-    config = stage2_recipe.model.with_changes(k=5, auto_max=4, lora_rank=7)
+    free = {"k": 5, "auto_max": 4, "lora_rank": 7}
+    free |= {"guidance": True, "block_context": "independent"}
+    config = stage2_recipe.model.with_changes(**free)
     for dtype in ("float32", "bfloat16"):
         optimization = stage2_recipe.optimization.with_changes(backbone_dtype=dtype)
         opened = open_model(config, optimization, str(tmp_path / "start"))
         assert opened.config == config and opened.decoder.dtype == getattr(torch, dtype)
+        assert model.guidance is None and opened.guidance is not None
         # What is trained stays in float32.
         for name, tensor in model.parts().state_dict().items():
             assert torch.equal(opened.parts().state_dict()[name], tensor)
