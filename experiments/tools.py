@@ -22,7 +22,7 @@ from sedem.types import Document
 from sedem_lab.data.articles import paragraphs, read_articles
 from sedem_lab.data.custom_questions import to_entry
 from sedem_lab.data.examples import Evidence, Example
-from sedem_lab.data.facts import generate
+from sedem_lab.data.facts import EXACT_FACTS
 
 EXAMPLES, FILLERS, SEED = 1000, 300, 0
 PAPERS = ROOT / "tests" / "household"
@@ -49,7 +49,7 @@ def exact_facts(articles: Path) -> None:
     ]
     chosen = sorted(random.Random(SEED).sample(range(len(pool)), FILLERS))
     fillers = [pool[index][1] for index in chosen]
-    _write(FACTS, generate("evaluation", EXAMPLES, fillers, seed=SEED).examples)
+    _write(FACTS, EXACT_FACTS.generate("evaluation", EXAMPLES, fillers, seed=SEED).examples)
     for title in sorted({pool[index][0] for index in chosen}):
         typer.echo(title)
 

@@ -1,11 +1,9 @@
-"""Articles with titles: the source of cloze questions and of the exact-facts set."""
+"""Articles with titles: the source of cloze questions and of invented sets."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
-from sedem.errors import DataError
 from sedem_lab.data.records import RecordModel, Records, Text, read_records
 
 Article = tuple[str, str]
@@ -25,29 +23,6 @@ def articles(records: Records) -> list[Article]:
     """
     given = (_ArticleRecord.from_record(record, place) for place, record in records)
     return [(article.title, article.text) for article in given]
-
-
-def fillers(records: Records, shortest: int, longest: int, needed: int) -> list[str]:
-    """Paragraphs of articles, among which generated ones are hidden.
-
-    Raises:
-        DataError: there are fewer than are needed.
-    """
-    found = [p for _, text in articles(records) for p in paragraphs(text, shortest, longest)]
-    check_fillers(found, needed)
-    return found
-
-
-def check_fillers(given: Sequence[str], needed: int) -> None:
-    """Refuse too few paragraphs to fill a context.
-
-    Raises:
-        DataError: there are fewer than are needed.
-    """
-    if len(given) < needed:
-        raise DataError(
-            f"a context needs {needed} filler paragraphs, {len(given)} are given; give more text"
-        )
 
 
 class _ArticleRecord(RecordModel):

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 
 from sedem.config import Whole, WholeAbove0
 from sedem.errors import DataError
-from sedem.types import Document
 from sedem_lab.data.articles import articles, paragraphs
-from sedem_lab.data.examples import Evidence, Example, ExampleSet
+from sedem_lab.data.examples import ExampleSet, numbered_example
 from sedem_lab.data.records import Records
 
 SHORTEST, LONGEST = 8, 32
@@ -106,14 +105,10 @@ def read(records: Records, *, count: WholeAbove0 = 10_000, seed: Whole = 0) -> E
             if other not in texts:
                 texts.append(other)
         texts = rng.sample(texts, DOCUMENTS)
+        evidence = [(gold, cloze.start, cloze.end)]
+        identity = f"cloze-{seed}-{number}"
         result.examples.append(
-            Example(
-                f"cloze-{seed}-{number}",
-                tuple(Document(f"paragraph {i}", text) for i, text in enumerate(texts, 1)),
-                cloze.question,
-                (cloze.answer,),
-                (Evidence(texts.index(gold), cloze.start, cloze.end),),
-            )
+            numbered_example(identity, "paragraph", texts, cloze.question, cloze.answer, evidence)
         )
     return result
 

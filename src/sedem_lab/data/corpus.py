@@ -178,8 +178,20 @@ class TokenizedCorpus:
 
         def build(partial: Path) -> None:
             if not _is_complete(partial):
-                _check_room(source, limit, _dtype(backbone), partial)
-                revision = _revision(source, partial)
+                # Refuse a corpus whose tokens will not fit on the disk, if their number is known.
+                tokens, repository = limit or 0, hub_id(source)
+                if repository is None:
+                    size = sum(file.stat().st_size for file in text_files(Path(source)))
+                    tokens = min(size // TEXT_BYTES, limit or size)
+                written = (partial / TOKENS).stat().st_size if (partial / TOKENS).exists() else 0
+                needed = tokens * _dtype(backbone).itemsize - written
+                check_free_space(folder.parent, needed, f"tokenizing '{source}'")
+                # A continued run reads the commit of the first run.
+                revision, kept = None, partial / "revision.txt"
+                if repository is not None:
+                    if not kept.is_file():
+                        write_text(kept, commit(Home(repository)))
+                    revision = kept.read_text()
                 texts = read_texts(source, exclude_titles, revision, shard_seed, field)
                 if join is not None:
                     texts = join_texts(texts, join)
@@ -207,16 +219,6 @@ def _stamp(source: str | Path) -> str:
     )
 
 
-def _revision(source: str | Path, folder: Path) -> str | None:
-    """The commit to tokenize; a continued run reads the commit of the first run."""
-    repository, kept = hub_id(source), folder / "revision.txt"
-    if repository is None:
-        return None
-    if not kept.is_file():
-        write_text(kept, commit(Home(repository)))
-    return kept.read_text()
-
-
 def _is_complete(folder: Path) -> bool:
     return (folder / BOUNDS).is_file()
 
@@ -224,17 +226,6 @@ def _is_complete(folder: Path) -> bool:
 def _dtype(backbone: Backbone) -> np.dtype[Any]:
     """The smallest type that holds every token."""
     return np.dtype(np.uint16 if len(backbone.tokenizer) <= 2**16 else np.uint32)
-
-
-def _check_room(source: str | Path, limit: int | None, dtype: np.dtype[Any], folder: Path) -> None:
-    """Refuse a corpus whose tokens will not fit on the disk, if their number is known."""
-    tokens = limit or 0
-    if hub_id(source) is None:
-        estimate = sum(file.stat().st_size for file in text_files(Path(source))) // TEXT_BYTES
-        tokens = min(estimate, limit or estimate)
-    written = (folder / TOKENS).stat().st_size if (folder / TOKENS).exists() else 0
-    size = tokens * dtype.itemsize - written
-    check_free_space(folder.parent, size, f"tokenizing '{source}'")
 
 
 def _write(
@@ -257,32 +248,27 @@ def _write(
             sizes_file.flush()
             os.fsync(sizes_file.fileno())
 
-        room = None if limit is None else limit - sum(sizes)
+        room, left = None if limit is None else limit - sum(sizes), islice(texts, done, None)
         with tqdm(
             total=limit, initial=sum(sizes), desc=f"tokenizing {source}", unit="token"
         ) as bar:
-            for ids in _tokenized(islice(texts, done, None), backbone, room):
-                tokens_file.write(np.asarray(ids, dtype).tobytes())
-                sizes.append(len(ids))
-                pending += len(ids)
-                bar.update(len(ids))
-                if pending >= PART:
-                    make_durable()
-                    done, pending = len(sizes), 0
+            while room != 0 and (batch := list(islice(left, TOKENIZED_TOGETHER))):
+                for tokens in backbone.tokenize(batch)["input_ids"]:
+                    # The last text is cut at the limit.
+                    ids = tokens[:room]
+                    tokens_file.write(np.asarray(ids, dtype).tobytes())
+                    sizes.append(len(ids))
+                    pending += len(ids)
+                    bar.update(len(ids))
+                    if pending >= PART:
+                        make_durable()
+                        done, pending = len(sizes), 0
+                    if room is not None:
+                        room -= len(ids)
+                        if not room:
+                            break
         make_durable()
     if not sum(sizes):
         raise DataError(f"'{source}' has no tokens; give a corpus with text in it")
     with atomic_write(folder / BOUNDS) as temporary, temporary.open("wb") as file:
         np.save(file, np.cumsum([0, *sizes]))
-
-
-def _tokenized(texts: Iterator[str], backbone: Backbone, limit: int | None) -> Iterator[list[int]]:
-    """Tokens of each text, at most `limit` in total; the last text is cut."""
-    while limit != 0 and (batch := list(islice(texts, TOKENIZED_TOGETHER))):
-        for ids in backbone.tokenize(batch)["input_ids"]:
-            kept = ids[:limit]
-            yield kept
-            if limit is not None:
-                limit -= len(kept)
-                if not limit:
-                    return

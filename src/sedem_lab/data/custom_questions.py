@@ -67,7 +67,19 @@ def read(records: Records) -> ExampleSet:
     for place, entry in records:
         question = _Line.from_record(entry, place)
         with within(place):
-            example = _example(question, _file_and_line(place))
+            documents = tuple(Document(given.name, given.text) for given in question.documents)
+            indices = {document.name: index for index, document in enumerate(documents)}
+            evidence = []
+            for i, span in enumerate(question.evidence or []):
+                if span.document not in indices:
+                    raise DataError(
+                        f"evidence[{i}].document is '{span.document}'; give the name of a document"
+                    )
+                evidence.append(Evidence(indices[span.document], span.start, span.end))
+            # A default id includes the file, because shards repeat line numbers.
+            identity = Path(place).name.replace("'", "") if question.id is None else question.id
+            answers = tuple(question.answers)
+            example = Example(identity, documents, question.question, answers, tuple(evidence))
         if example.id in places:
             raise DataError(
                 f"{place}: the id '{example.id}' is also that of {places[example.id]}; "
@@ -90,22 +102,3 @@ def to_entry(example: Example) -> dict[str, Any]:
             for e in example.evidence
         ],
     }
-
-
-def _example(given: _Line, default_id: str) -> Example:
-    documents = tuple(Document(document.name, document.text) for document in given.documents)
-    indices = {document.name: index for index, document in enumerate(documents)}
-    evidence = []
-    for i, span in enumerate(given.evidence or []):
-        if span.document not in indices:
-            raise DataError(
-                f"evidence[{i}].document is '{span.document}'; give the name of a document"
-            )
-        evidence.append(Evidence(indices[span.document], span.start, span.end))
-    identity = default_id if given.id is None else given.id
-    return Example(identity, documents, given.question, tuple(given.answers), tuple(evidence))
-
-
-def _file_and_line(place: str) -> str:
-    """The id of a question without one; it includes the file because shards repeat line numbers."""
-    return Path(place).name.replace("'", "")

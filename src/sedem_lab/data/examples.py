@@ -125,6 +125,28 @@ def distinct_names(names: Sequence[str]) -> list[str]:
     return distinct
 
 
+def numbered_example(
+    identity: str,
+    document: str,
+    texts: Sequence[str],
+    question: str,
+    answer: str,
+    evidence: Sequence[tuple[str, int, int]],
+) -> Example:
+    """An example over distinct texts in their order; document n is named `document` and n.
+
+    Args:
+        evidence: one of the texts, and a span of it.
+    """
+    return Example(
+        identity,
+        tuple(Document(f"{document} {number}", text) for number, text in enumerate(texts, 1)),
+        question,
+        (answer,),
+        tuple(Evidence(texts.index(text), start, end) for text, start, end in evidence),
+    )
+
+
 def whole(document: int, documents: Sequence[Document]) -> Evidence:
     """A whole document as evidence, for sets that label paragraphs."""
     return Evidence(document, 0, len(documents[document].text))

@@ -8,21 +8,15 @@ assigns every name and value to one of the two splits.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Any
 
-from sedem.config import Whole, WholeAbove0
-from sedem.types import Document
-from sedem_lab.data.articles import check_fillers, fillers
-from sedem_lab.data.examples import Evidence, Example, ExampleSet
-from sedem_lab.data.records import Records
+from sedem_lab.data.invented import InventedSet, Split, Told, split_of
 
-Split = Literal["train", "evaluation"]
 REAL, INVENTED = 8, 2
 """Paragraphs of a context; the question is about an invented one."""
 
@@ -45,12 +39,8 @@ _MONTHS = (
 ).split()
 _GOODS = "carpets glass timber wool copper grain paper salt linen ceramics leather tin".split()
 _COINS = "crowns florins marks pounds".split()
+_LETTERS = "ABCDEFGHJKLMNPRSTUVWXYZ"
 _TRADES = "Brothers Company Mills Works Trading Foundry".split()
-
-
-def _code(rng: random.Random) -> str:
-    letters = "".join(rng.choice("ABCDEFGHJKLMNPRSTUVWXYZ") for _ in range(2))
-    return f"{letters}-{rng.randrange(1000, 10000)}"
 
 
 _MAKERS: dict[str, Callable[[random.Random, Split], str]] = {
@@ -59,7 +49,9 @@ _MAKERS: dict[str, Callable[[random.Random, Split], str]] = {
     "firm": lambda rng, split: f"{make('place', split, rng)} {rng.choice(_TRADES)}",
     "contract": lambda rng, split: f"contract {make('code', split, rng)}",
     "shipment": lambda rng, split: f"shipment {make('code', split, rng)}",
-    "code": lambda rng, split: _code(rng),
+    "code": lambda rng, split: (
+        f"{rng.choice(_LETTERS)}{rng.choice(_LETTERS)}-{rng.randrange(1000, 10000)}"
+    ),
     "date": lambda rng, split: (
         f"{rng.randrange(1, 29)} {rng.choice(_MONTHS)} {rng.randrange(1801, 2024)}"
     ),
@@ -72,63 +64,25 @@ _MAKERS: dict[str, Callable[[random.Random, Split], str]] = {
 }
 
 
-def read(
-    records: Records,
-    *,
-    split: Split = "evaluation",
-    count: WholeAbove0 = 1000,
-    seed: Whole = 0,
-) -> ExampleSet:
-    """Examples with the paragraphs of articles (`title` and `text`) as fillers.
-
-    Raises:
-        DataError: the articles have too few paragraphs.
-    """
-    return generate(split, count, fillers(records, 250, 650, REAL), seed=seed)
-
-
-def generate(split: Split, count: int, real: Sequence[str], *, seed: int = 0) -> ExampleSet:
-    """Examples with facts of a split, each hidden among real paragraphs.
-
-    Raises:
-        DataError: there are too few of these.
-    """
-    check_fillers(real, REAL)
-    examples = []
-    for number in range(count):
-        rng = random.Random(f"{split}:{seed}:{number}")
-        name, gold, question, value, start, end = _tell(split, rng)
-        texts = [gold]
-        while len(texts) < INVENTED:
-            _, other, *_ = _tell(split, rng)
-            # No other paragraph is about the same thing, so the question has one answer.
-            if name.lower() not in other.lower():
-                texts.append(other)
-        texts = rng.sample([*texts, *rng.sample(real, REAL)], REAL + INVENTED)
-        examples.append(
-            Example(
-                f"{split}-{seed}-{number}",
-                tuple(Document(f"paragraph {i}", text) for i, text in enumerate(texts, 1)),
-                question,
-                (value,),
-                (Evidence(texts.index(gold), start, end),),
-            )
-        )
-    return ExampleSet(f"exact-facts-{split}", examples)
-
-
-def split_of(text: str) -> Split:
-    """The split that a name or value belongs to."""
-    return "train" if hashlib.sha256(text.encode()).digest()[0] % 2 else "evaluation"
-
-
 @cache
 def templates() -> dict[str, Any]:
     """Attributes of each kind of invented thing, with their templates by split."""
     return dict(json.loads((files("sedem_lab.data") / "fact_templates.json").read_text()))
 
 
-def _tell(split: Split, rng: random.Random) -> tuple[str, str, str, str, int, int]:
+def _tell(split: Split, rng: random.Random, real: Sequence[str]) -> Told:
+    name, gold, question, value, start, end = _paragraph(split, rng)
+    texts = [gold]
+    while len(texts) < INVENTED:
+        _, other, *_ = _paragraph(split, rng)
+        # No other paragraph is about the same thing, so the question has one answer.
+        if name.lower() not in other.lower():
+            texts.append(other)
+    texts = rng.sample([*texts, *rng.sample(real, REAL)], REAL + INVENTED)
+    return texts, question, value, [(gold, start, end)]
+
+
+def _paragraph(split: Split, rng: random.Random) -> tuple[str, str, str, str, int, int]:
     """Name of a thing, paragraph, question, answer, start and end of the answer's sentence."""
     kind = rng.choice(sorted(templates()))
     name = make(kind, split, rng)
@@ -154,3 +108,7 @@ def make(kind: str, split: Split, rng: random.Random) -> str:
         candidate = _MAKERS[kind](rng, split)
         if split_of(candidate) == split:
             return candidate
+
+
+EXACT_FACTS = InventedSet("exact-facts", "{}:{}:{}", REAL, 650, _tell)
+"""The set; one thing of a context is asked about."""

@@ -13,7 +13,7 @@ from typing import Any
 from sedem.bank.blocks import BlockRow
 from sedem.errors import DataError
 from sedem_lab.data import labels
-from sedem_lab.data.examples import Example, ExampleSet
+from sedem_lab.data.examples import ExampleSet
 from sedem_lab.data.tokenizer import Span, Tokenizer
 
 TOGETHER = 64
@@ -103,11 +103,20 @@ def inspect_examples(
     }
     tokens, documents, count, positive, _ = measures.values()
     for example in chosen:
-        rows = _rows(example, cuts)
+        rows = [
+            BlockRow(number, start, end, ())
+            for number, document in enumerate(example.documents)
+            for start, end in cuts[document.text][1]
+        ]
         tokens.append(sum(cuts[document.text][0] for document in example.documents))
         documents.append(len(example.documents))
         count.append(len(rows))
-        positive.append(sum(_labels(example, rows)))
+        # The labels that training gives, unless the recipe specifies them.
+        if labels.labelling_of(example, "evidence") == "evidence":
+            marked = labels.from_evidence(rows, example.evidence)
+        else:
+            marked = labels.from_answers(rows, example.documents, example.answers)
+        positive.append(sum(marked))
     with_evidence = sum(bool(example.evidence) for example in chosen)
     counts = {
         "examples": len(examples.examples),
@@ -219,18 +228,3 @@ def plot(inspection: Inspection, path: Path) -> None:
         figure.savefig(path)
     except (OSError, ValueError) as error:
         raise DataError(f"'{path}' cannot be drawn: {error}") from None
-
-
-def _labels(example: Example, rows: Sequence[BlockRow]) -> list[bool]:
-    """The labels that training gives an example's blocks, unless the recipe specifies them."""
-    if labels.labelling_of(example, "evidence") == "evidence":
-        return labels.from_evidence(rows, example.evidence)
-    return labels.from_answers(rows, example.documents, example.answers)
-
-
-def _rows(example: Example, cuts: dict[str, tuple[int, list[Span]]]) -> list[BlockRow]:
-    return [
-        BlockRow(number, start, end, ())
-        for number, document in enumerate(example.documents)
-        for start, end in cuts[document.text][1]
-    ]

@@ -198,21 +198,16 @@ def _read(
     for place, question in usable(records, parse, result):
         names = distinct_names([paragraph.title for paragraph in question.paragraphs])
         with within(place):
-            documents = tuple(
-                Document(name, _document_text(paragraph, separator))
-                for name, paragraph in zip(names, question.paragraphs, strict=True)
-            )
+            documents = []
+            for name, paragraph in zip(names, question.paragraphs, strict=True):
+                title, _, body = paragraph.text(separator).partition("\n")
+                documents.append(Document(name, f"{title}\n{body.strip()}"))
             evidence = tuple(whole(index, documents) for index in question.gold)
             answers = distinct_answers(question.answers)
             result.examples.append(
-                Example(question.id, documents, question.question, answers, evidence)
+                Example(question.id, tuple(documents), question.question, answers, evidence)
             )
     return result
-
-
-def _document_text(paragraph: TitledParagraph, separator: str) -> str:
-    title, _, body = paragraph.text(separator).partition("\n")
-    return f"{title}\n{body.strip()}"
 
 
 def _has_sentence(paragraphs: Sequence[TitledParagraph], fact: _Fact) -> bool:

@@ -11,17 +11,12 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from sedem.config import Whole, WholeAbove0
-from sedem.types import Document
-from sedem_lab.data.articles import fillers
-from sedem_lab.data.examples import Evidence, Example, ExampleSet
-from sedem_lab.data.facts import Split, split_of
-from sedem_lab.data.records import Records
+from sedem_lab.data.invented import InventedSet, Split, Told, split_of
 
 PAPERS, REAL = 4, 3
 """Generated documents of a context, the question is about one of them; and real paragraphs."""
@@ -122,26 +117,6 @@ SMALL = ("goods", "room", "clock", "period", "percent", "count", "month", "area"
 """Types with too few values, or too common ones, to be divided between splits."""
 
 
-def read(
-    records: Records,
-    *,
-    split: Split = "evaluation",
-    count: WholeAbove0 = 1000,
-    seed: Whole = 0,
-) -> ExampleSet:
-    """Examples with paragraphs of articles (`title` and `text`) beside the paperwork.
-
-    Raises:
-        DataError: the articles have too few paragraphs.
-    """
-    real = fillers(records, 250, 900, REAL)
-    examples = []
-    for number in range(count):
-        rng = random.Random(f"paperwork:{split}:{seed}:{number}")
-        examples.append(_example(f"paperwork-{split}-{seed}-{number}", split, rng, real))
-    return ExampleSet(f"paperwork-{split}", examples)
-
-
 def templates() -> list[dict[str, Any]]:
     """Kinds of paper: the types of their fields, their texts, and questions by field."""
     return list(_file()["kinds"])
@@ -157,7 +132,7 @@ def _file() -> dict[str, Any]:
     return dict(json.loads((files("sedem_lab.data") / "paperwork.json").read_text("utf-8")))
 
 
-def _example(name: str, split: Split, rng: random.Random, real: list[str]) -> Example:
+def _tell(split: Split, rng: random.Random, real: Sequence[str]) -> Told:
     kind = rng.choice(templates())
     field = rng.choice(sorted(kind["questions"]))
     values, template = _paper(kind, split, rng)
@@ -169,15 +144,11 @@ def _example(name: str, split: Split, rng: random.Random, real: list[str]) -> Ex
     rng.shuffle(texts)
     # Where the field stands, since its value may also be a part of another one before it.
     start = len(template[: template.index(f"{{{field}}}")].format_map(values))
-    start, end = _line_of(text, start, start + len(values[field]))
+    # The sentence, or the line of a table, around it.
+    after = _BREAK.search(text, start + len(values[field]))
+    [*_, start] = [0, *(found.end() for found in _BREAK.finditer(text, 0, start))]
     question = rng.choice(kind["questions"][field]).format_map(values)
-    return Example(
-        name,
-        tuple(Document(f"paper {number}", one) for number, one in enumerate(texts, 1)),
-        question,
-        (values[field],),
-        (Evidence(texts.index(text), start, end),),
-    )
+    return texts, question, values[field], [(text, start, after.start() if after else len(text))]
 
 
 def _paper(kind: dict[str, Any], split: Split, rng: random.Random) -> tuple[dict[str, str], str]:
@@ -199,8 +170,5 @@ def make(of_type: str, split: Split, rng: random.Random) -> str:
             return value
 
 
-def _line_of(text: str, start: int, end: int) -> tuple[int, int]:
-    """The sentence, or the line of a table, around a span."""
-    starts = [found.end() for found in _BREAK.finditer(text, 0, start)]
-    after = _BREAK.search(text, end)
-    return (starts or [0])[-1], after.start() if after else len(text)
+PAPERWORK = InventedSet("paperwork", "paperwork:{}:{}:{}", REAL, 900, _tell, "paper")
+"""The set; one paper of a context is asked about."""

@@ -133,7 +133,8 @@ def _add_question(
         for quote in annotation.evidence or []
         if quote.strip() and not quote.startswith(FLOAT)
     }
-    spans = _spans(sorted(quotes), document.text)
+    places = [(document.text.find(quote), len(quote)) for quote in sorted(quotes)]
+    spans = tuple(Evidence(0, start, start + size) for start, size in places if start >= 0)
     reason = ""
     if not any(answers):
         reason = "unanswerable"
@@ -155,8 +156,3 @@ def _add_question(
     result.examples.append(
         Example(identity, (document,), question.question, distinct_answers(answers), spans)
     )
-
-
-def _spans(quotes: list[str], text: str) -> tuple[Evidence, ...]:
-    found = [(text.find(quote), len(quote)) for quote in quotes]
-    return tuple(Evidence(0, start, start + size) for start, size in found if start >= 0)

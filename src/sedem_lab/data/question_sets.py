@@ -56,11 +56,25 @@ SETS: dict[str, Schema] = {
     "qasper": Schema(qasper.read, qasper.papers),
     "govreport": Schema(reports.read),
     "ruler-qa2": Schema(ruler.read, multihop.rows),
-    "exact-facts": Schema(facts.read),
-    "paperwork": Schema(paperwork.read),
-    "two-steps": Schema(two_steps.read),
+    "exact-facts": Schema(facts.EXACT_FACTS.read),
+    "paperwork": Schema(paperwork.PAPERWORK.read),
+    "two-steps": Schema(two_steps.TWO_STEPS.read),
     "cloze": Schema(cloze.read),
 }
+
+
+SCHEMA_FIELDS: tuple[tuple[str, set[str], set[str]], ...] = (
+    ("qasper", {"full_text", "qas"}, set()),
+    ("covidqa", {"document_id"}, {"qas", "answer_start"}),
+    ("squad", set(), {"qas", "answer_start"}),
+    ("musique", {"paragraph_text"}, set()),
+    ("2wikimultihopqa", {"supporting_facts"}, {"evidences", "entity_ids"}),
+    ("hotpotqa", {"supporting_facts"}, set()),
+    ("govreport", {"report", "summary"}, set()),
+    ("own", {"documents", "answers"}, set()),
+)
+"""Schemas that are detected, the first that fits: fields of a record, and others of which it has
+one."""
 
 
 def open_examples(
@@ -95,7 +109,11 @@ def open_examples(
     if name not in SETS:
         raise ConfigError(f"there is no schema '{name}'; known are {', '.join(SETS)}")
     read = SETS[name].read
-    known = _options(read)
+    # The options of a reader are those that its signature declares.
+    _, *parameters = signature(read).parameters.values()
+    hints = get_type_hints(read, include_extras=True)
+    fields: dict[str, Any] = {p.name: (hints[p.name], p.default) for p in parameters}
+    known = create_model("Options", __base__=Settings, **fields)
     if not exists(path):
         given = read_home(_public(source), split, revision=revision, streaming=streaming)
     else:
@@ -107,7 +125,17 @@ def open_examples(
                 raise ConfigError(f"split is '{split}', but '{source}' is a file: leave it out")
             options["split"] = split
     checked = dict(known.from_entries(options, f"'{source}' as {name}"))
-    examples = read(_some(SETS[name].units(given), chosen, streaming), **checked)
+    units = SETS[name].units(given)
+    if min(chosen.start or 0, chosen.stop or 0) >= 0:
+        # Records after the slice are not read.
+        some: Records = islice(units, chosen.start, chosen.stop)
+    elif streaming:
+        raise ConfigError(
+            "records counts from the end, which a stream does not know; count from its start"
+        )
+    else:
+        some = iter(list(units)[chosen])
+    examples = read(some, **checked)
     if name == "own":
         examples.name = path.stem
     return examples
@@ -154,32 +182,14 @@ def sniff(source: str | Path) -> str:
     path = Path(source)
     if not exists(path):
         return _public(source)
-    schema = _schema(first_field_names(shards(path)[0]))
-    if schema is not None:
-        return schema
+    fields = first_field_names(shards(path)[0])
+    for schema, needed, one_of in SCHEMA_FIELDS:
+        if needed <= fields and (not one_of or one_of & fields):
+            return schema
     raise DataError(
         f"the fields of '{path}' fit no schema; name it ({', '.join(SETS)}), or give JSON lines of "
         "{documents, question, answers, evidence}"
     )
-
-
-def _schema(fields: set[str]) -> str | None:
-    """The schema that has these fields; None if no schema is recognised."""
-    if "full_text" in fields and "qas" in fields:
-        return "qasper"
-    if "document_id" in fields and fields & {"qas", "answer_start"}:
-        return "covidqa"
-    if fields & {"qas", "answer_start"}:
-        return "squad"
-    if "paragraph_text" in fields:
-        return "musique"
-    if "supporting_facts" in fields:
-        return "2wikimultihopqa" if fields & {"evidences", "entity_ids"} else "hotpotqa"
-    if {"report", "summary"} <= fields:
-        return "govreport"
-    if "documents" in fields and "answers" in fields:
-        return "own"
-    return None
 
 
 def counts_tokens(schema: str) -> bool:
@@ -206,14 +216,6 @@ def parse_records(text: str | None) -> slice:
     raise ConfigError(f"records is '{text}'; it must be 'start:stop', such as '70:' or ':400'")
 
 
-def _options(read: Callable[..., ExampleSet]) -> type[Settings]:
-    """The options of a reader, as its signature declares them."""
-    _, *parameters = signature(read).parameters.values()
-    hints = get_type_hints(read, include_extras=True)
-    fields: dict[str, Any] = {p.name: (hints[p.name], p.default) for p in parameters}
-    return create_model("Options", __base__=Settings, **fields)
-
-
 def _public(source: str | Path) -> str:
     """Check a public name; otherwise raise an error that lists the names."""
     if str(source) in HOMES:
@@ -227,14 +229,3 @@ def _public(source: str | Path) -> str:
         f"there is no file '{source}' and no public set of that name; "
         f"the names are {', '.join(HOMES)}"
     )
-
-
-def _some(records: Records, chosen: slice, streaming: bool) -> Records:
-    """The records of a slice; records after it are not read."""
-    if min(chosen.start or 0, chosen.stop or 0) >= 0:
-        return islice(records, chosen.start, chosen.stop)
-    if streaming:
-        raise ConfigError(
-            "records counts from the end, which a stream does not know; count from its start"
-        )
-    return iter(list(records)[chosen])

@@ -57,36 +57,29 @@ def kind(path: Path) -> str:
 
 
 @contextmanager
-def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file for reading bytes; its suffix determines the compression.
-
-    Raises:
-        DataError: the file is missing, damaged or not a regular file, or a library is missing.
-    """
-    try:
-        opener = _OPENERS.get(path.suffix, nullcontext)
-        with open_file(path, DataError) as stored, opener(stored) as file:
-            yield file
-    except FileNotFoundError:
-        raise DataError(f"there is no file '{path}'") from None
-    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        raise DataError(f"'{path}' cannot be read: {error}") from None
-
-
-@contextmanager
 def open_text(path: Path) -> Iterator[IO[str]]:
     """Open a UTF-8 text file; its suffix determines the compression.
 
     Raises:
-        DataError: as `open_bytes`, or the file is not UTF-8.
+        DataError: the file is missing, damaged, not a regular file or not UTF-8, or a library is
+            missing.
     """
     try:
-        with open_bytes(path) as file, io.TextIOWrapper(file, encoding="utf-8") as text:
+        opener = _OPENERS.get(path.suffix, nullcontext)
+        with (
+            open_file(path, DataError) as stored,
+            opener(stored) as file,
+            io.TextIOWrapper(file, encoding="utf-8") as text,
+        ):
             yield text
+    except FileNotFoundError:
+        raise DataError(f"there is no file '{path}'") from None
     except UnicodeDecodeError as error:
         raise DataError(
             f"'{path}' is not UTF-8 text ({error.reason} at byte {error.start})"
         ) from None
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        raise DataError(f"'{path}' cannot be read: {error}") from None
 
 
 def read_records(path: Path) -> Records:
@@ -244,10 +237,6 @@ def _not_blank(value: str) -> str:
     return value
 
 
-def _id_text(value: Any) -> Any:
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
 def _objects(table: Any) -> Any:
     """Objects of a table of columns, as the hub stores lists of objects; others unchanged."""
     if not isinstance(table, dict) or not all(isinstance(c, list) for c in table.values()):
@@ -260,7 +249,7 @@ def _objects(table: Any) -> Any:
 Text = Annotated[str, Strict(), AfterValidator(_unicode)]
 FilledText = Annotated[Text, AfterValidator(_not_blank)]
 """Text that is not only white space."""
-Id = Annotated[Text, BeforeValidator(_id_text)]
+Id = Annotated[Text, BeforeValidator(lambda given: str(given) if type(given) is int else given)]
 """Text, or an integer as text."""
 FromColumns = BeforeValidator(_objects)
 """Accepts a list of objects also as a table of columns."""

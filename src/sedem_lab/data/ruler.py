@@ -9,12 +9,12 @@ finds how many. A question whose context is still too long drops ten documents a
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from sedem.config import Flag, Whole, WholeAbove0, WholeFrom0
 from sedem.errors import DataError
 from sedem.types import Document
-from sedem_lab.data.examples import Evidence, Example, ExampleSet, distinct_answers, whole
+from sedem_lab.data.examples import Example, ExampleSet, distinct_answers, whole
 from sedem_lab.data.multihop import ParagraphQuestion, parse, usable
 from sedem_lab.data.records import Records, within
 from sedem_lab.data.tokenizer import Tokenizer, open_tokenizer
@@ -58,59 +58,68 @@ def read(
         DataError: the set has too few paragraphs for the length; names the largest length.
     """
     result = ExampleSet("ruler-qa2", [])
-    pool = _Pool([q for _, q in usable(records, parse, result)])
-    if not pool.questions:
+    questions = [question for _, question in usable(records, parse, result)]
+    if not questions:
         raise DataError("the set has no question for RULER's qa_2; give HotpotQA")
-    sampler = _ContextSampler(pool, open_tokenizer(tokenizer), length, answer_tokens, seed)
-    wanted = sampler.documents()
-    if wanted > len(pool.texts) and not repeat:
-        every = sampler.tokens(0, sampler.draw(0, len(pool.texts))) + answer_tokens
+    sampler = _ContextSampler(questions, open_tokenizer(tokenizer), length, answer_tokens, seed)
+    wanted, texts = sampler.documents(), sampler.texts
+    if wanted > len(texts) and not repeat:
+        every = sampler.tokens(0, sampler.draw(0, len(texts))) + answer_tokens
         raise DataError(
-            f"length is {length:,}, but the {len(pool.texts):,} paragraphs of the set make only "
+            f"length is {length:,}, but the {len(texts):,} paragraphs of the set make only "
             f"{every:,} tokens; ask for at most that, give a larger set, or set repeat"
         )
-    for index, question in enumerate(pool.questions[:count]):
+    for index, question in enumerate(questions[:count]):
         chosen = sampler.fitting(index, wanted)
         if chosen is None:
             result.drop(f"its own paragraphs exceed {length} tokens", question.id)
-        else:
-            result.examples.append(_example(question, chosen, pool))
+            continue
+        with within(f"question '{question.id}'"):
+            documents = tuple(
+                Document(f"Document {i + 1}", shown(i, texts[number]))
+                for i, number in enumerate(chosen)
+            )
+        own = sampler.numbers(index)
+        gold = {own[i] for i in question.gold}
+        evidence = tuple(whole(i, documents) for i, n in enumerate(chosen) if n in gold)
+        answers = distinct_answers(question.answers)
+        result.examples.append(
+            Example(question.id, documents, question.question, answers, evidence)
+        )
     return result
 
 
-@dataclass
-class _Pool:
-    """All questions, and the distinct paragraphs of the set, sorted."""
-
-    questions: list[ParagraphQuestion]
-
-    def __post_init__(self) -> None:
-        distinct = {p.text("") for question in self.questions for p in question.paragraphs}
-        self.texts = sorted(distinct)
-        self._numbers = {text: number for number, text in enumerate(self.texts)}
-
-    def numbers(self, question: ParagraphQuestion) -> list[int]:
-        """Numbers of a question's paragraphs in the pool."""
-        return [self._numbers[p.text("")] for p in question.paragraphs]
-
-
 class _ContextSampler:
-    """Draws contexts. All draws use one random generator, so their order matters."""
+    """Draws contexts. All draws use one random generator, so their order matters.
+
+    `texts` has the distinct paragraphs of the set, sorted.
+    """
 
     def __init__(
-        self, pool: _Pool, tokenizer: Tokenizer, length: int, answer_tokens: int, seed: int
+        self,
+        questions: Sequence[ParagraphQuestion],
+        tokenizer: Tokenizer,
+        length: int,
+        answer_tokens: int,
+        seed: int,
     ) -> None:
-        self.pool = pool
+        self.questions = questions
+        self.texts = sorted({p.text("") for question in questions for p in question.paragraphs})
+        self._numbers = {text: number for number, text in enumerate(self.texts)}
         self.tokenizer = tokenizer
         self.length = length
         self.room = length - answer_tokens
         self.seed = seed
         self.rng = random.Random(seed)
 
+    def numbers(self, index: int) -> list[int]:
+        """Numbers of a question's own paragraphs."""
+        return [self._numbers[p.text("")] for p in self.questions[index].paragraphs]
+
     def draw(self, index: int, documents: int) -> list[int]:
         """Paragraphs of a question's context, shuffled."""
-        own = self.pool.numbers(self.pool.questions[index])
-        every = len(self.pool.texts)
+        own = self.numbers(index)
+        every = len(self.texts)
         if documents < every:
             known = set(own)
             others = [number for number in range(every) if number not in known]
@@ -125,8 +134,8 @@ class _ContextSampler:
 
     def tokens(self, index: int, chosen: list[int]) -> int:
         """Tokens of the context in its template."""
-        context = "\n\n".join(shown(i, self.pool.texts[number]) for i, number in enumerate(chosen))
-        query = self.pool.questions[index].question
+        context = "\n\n".join(shown(i, self.texts[number]) for i, number in enumerate(chosen))
+        query = self.questions[index].question
         return self.tokenizer.count(TEMPLATE.format(context=context, query=query))
 
     def documents(self) -> int:
@@ -144,7 +153,7 @@ class _ContextSampler:
 
     def fitting(self, index: int, documents: int) -> list[int] | None:
         """A context of at most `documents` documents that fits; None if its own are too long."""
-        own = len(self.pool.questions[index].paragraphs)
+        own = len(self.questions[index].paragraphs)
         while True:
             chosen = self.draw(index, documents)
             if self.tokens(index, chosen) <= self.room:
@@ -157,18 +166,3 @@ class _ContextSampler:
 def shown(index: int, text: str) -> str:
     """A document as the public set shows it."""
     return f"Document {index + 1}:\n{text}"
-
-
-def _example(question: ParagraphQuestion, chosen: list[int], pool: _Pool) -> Example:
-    with within(f"question '{question.id}'"):
-        documents = tuple(
-            Document(f"Document {i + 1}", shown(i, pool.texts[number]))
-            for i, number in enumerate(chosen)
-        )
-    numbers = pool.numbers(question)
-    gold = {numbers[index] for index in question.gold}
-    evidence: tuple[Evidence, ...] = tuple(
-        whole(i, documents) for i, number in enumerate(chosen) if number in gold
-    )
-    answers = distinct_answers(question.answers)
-    return Example(question.id, documents, question.question, answers, evidence)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 
 from sedem_lab.data.examples import Evidence, Example
@@ -27,8 +26,19 @@ def swapped(example: Example) -> Example | None:
 
     Evidence must be the answer itself, as in SQuAD.
     """
-    swaps = _swaps(example.answers[0], random.Random(f"swap:{example.id}"))
-    if swaps is None:
+    given, rng = example.answers[0], random.Random(f"swap:{example.id}")
+    # What replaces each part of the answer.
+    if _YEAR.fullmatch(given):
+        year = int(given)
+        swaps = {given: str(rng.choice([n for n in range(year - 60, year + 20) if n != year]))}
+    elif _NUMBER.fullmatch(given):
+        drawn = given
+        while drawn == given:
+            drawn = re.sub(r"\d", lambda _: str(rng.randrange(1, 10)), given)
+        swaps = {given: drawn}
+    elif _NAME.fullmatch(given):
+        swaps = {word: make("place", "evaluation", rng) for word in given.split()}
+    else:
         return None
     words = "|".join(map(re.escape, swaps))
     pattern = re.compile(rf"(?<![\w,.])(?:{words})(?!\w|[,.]\d)")
@@ -37,7 +47,7 @@ def swapped(example: Example) -> Example | None:
         return pattern.sub(lambda found: swaps[found[0]], text)
 
     documents = tuple(replace(one, text=changed(one.text)) for one in example.documents)
-    answer, evidence = changed(example.answers[0]), []
+    answer, evidence = changed(given), []
     for span in example.evidence:
         start = len(changed(example.documents[span.document].text[: span.start]))
         evidence.append(Evidence(span.document, start, start + len(answer)))
@@ -45,18 +55,3 @@ def swapped(example: Example) -> Example | None:
             return None
     question = changed(example.question)
     return Example(example.id, documents, question, (answer,), tuple(evidence))
-
-
-def _swaps(answer: str, rng: random.Random) -> Mapping[str, str] | None:
-    """What replaces each part of an answer."""
-    if _YEAR.fullmatch(answer):
-        year = int(answer)
-        return {answer: str(rng.choice([n for n in range(year - 60, year + 20) if n != year]))}
-    if _NUMBER.fullmatch(answer):
-        drawn = answer
-        while drawn == answer:
-            drawn = re.sub(r"\d", lambda _: str(rng.randrange(1, 10)), answer)
-        return {answer: drawn}
-    if _NAME.fullmatch(answer):
-        return {word: make("place", "evaluation", rng) for word in answer.split()}
-    return None

@@ -11,12 +11,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sedem.config import Whole, WholeAbove0
-from sedem.types import Document
-from sedem_lab.data.articles import fillers
-from sedem_lab.data.examples import Evidence, Example, ExampleSet
-from sedem_lab.data.facts import Split, make
-from sedem_lab.data.records import Records
+from sedem_lab.data.facts import make
+from sedem_lab.data.invented import InventedSet, Split, Told
 
 REAL, OTHERS = 4, 2
 """Real paragraphs of a context, and other pairs of invented ones."""
@@ -82,38 +78,13 @@ ATTRIBUTES = {
 }
 
 
-def read(
-    records: Records,
-    *,
-    split: Split = "evaluation",
-    count: WholeAbove0 = 1000,
-    seed: Whole = 0,
-) -> ExampleSet:
-    """Examples with paragraphs of articles (`title` and `text`) beside the invented ones.
-
-    Raises:
-        DataError: the articles have too few paragraphs.
-    """
-    real = fillers(records, 250, 650, REAL)
-    examples = [_example(f"two-steps-{split}-{seed}-{n}", split, real) for n in range(count)]
-    return ExampleSet(f"two-steps-{split}", examples)
-
-
-def _example(name: str, split: Split, real: Sequence[str]) -> Example:
-    rng = random.Random(name)
+def _tell(split: Split, rng: random.Random, real: Sequence[str]) -> Told:
     first, second, question, answer = _pair(split, rng)
     texts = [first, second]
     for _ in range(OTHERS):
         texts += _pair(split, rng)[:2]
     texts = rng.sample([*texts, *rng.sample(real, REAL)], len(texts) + REAL)
-    places = [texts.index(text) for text in (first, second)]
-    return Example(
-        name,
-        tuple(Document(f"paragraph {i}", text) for i, text in enumerate(texts, 1)),
-        question,
-        (answer,),
-        tuple(Evidence(place, 0, len(texts[place])) for place in places),
-    )
+    return texts, question, answer, [(text, 0, len(text)) for text in (first, second)]
 
 
 def _pair(split: Split, rng: random.Random) -> tuple[str, str, str, str]:
@@ -132,3 +103,7 @@ def _pair(split: Split, rng: random.Random) -> tuple[str, str, str, str]:
     first, second = (rng.sample(lines, 2) for lines in (first, second))
     question = asked.question.format(d=relation.described.format(a=own))
     return " ".join(first), " ".join(second), question, value
+
+
+TWO_STEPS = InventedSet("two-steps", "two-steps-{}-{}-{}", REAL, 650, _tell)
+"""The set; both paragraphs that lead to the answer are evidence."""

@@ -2,15 +2,13 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from pathlib import Path
 from typing import get_args
 
 import pytest
 
-from sedem.errors import DataError
-from sedem_lab.data.articles import paragraphs, read_articles
 from sedem_lab.data.examples import Example
-from sedem_lab.data.facts import Split, generate, split_of, templates
+from sedem_lab.data.facts import EXACT_FACTS, templates
+from sedem_lab.data.invented import Split, split_of
 from sedem_lab.data.question_sets import open_examples
 
 load = partial(open_examples, schema="exact-facts")
@@ -37,7 +35,7 @@ def asked(split: Split, question: str) -> str:
 
 @pytest.fixture(scope="module")
 def made() -> dict[Split, list[Example]]:
-    return {split: generate(split, COUNT, FILLERS).examples for split in SPLITS}
+    return {split: EXACT_FACTS.generate(split, COUNT, FILLERS).examples for split in SPLITS}
 
 
 def invented(example: Example) -> list[str]:
@@ -94,21 +92,14 @@ def test_only_one_sentence_answers_and_only_its_paragraph_is_about_what_is_asked
 
 def test_two_paragraphs_are_never_about_one_thing() -> None:
     # A repeated name is drawn again: here the second paragraph's first draw is Varfield too.
-    example = generate("train", 955, FILLERS, seed=9).examples[954]
+    example = EXACT_FACTS.generate("train", 955, FILLERS, seed=9).examples[954]
     assert asked("train", example.question) == "Varfield"
     assert sum("Varfield" in document.text for document in example.documents) == 1
 
 
-def test_a_seed_decides_everything() -> None:
-    once, other = (generate("train", 20, FILLERS, seed=seed).examples for seed in (3, 4))
-    assert not {example.question for example in once} & {example.question for example in other}
-    # More of the same begin with the same.
-    assert generate("train", 40, FILLERS, seed=3).examples[:20] == once
-
-
 def test_the_evaluation_set_never_changes() -> None:
     # Published numbers were measured on it.
-    example = generate("evaluation", 1, FILLERS).examples[0]
+    example = EXACT_FACTS.generate("evaluation", 1, FILLERS).examples[0]
     (span,) = example.evidence
     assert example.question == "Since when has contract BJ-5100 been in force?"
     assert example.documents[span.document].text == (
@@ -116,20 +107,3 @@ def test_the_evaluation_set_never_changes() -> None:
         "Company. Contract BJ-5100 was drafted by Emil Haling."
     )
     assert (span.document, example.answers) == (5, ("11 May 1963",))
-
-
-def test_too_few_fillers_are_an_error_with_both_numbers() -> None:
-    with pytest.raises(DataError, match="a context needs 8 filler paragraphs, 7 are given"):
-        generate("train", 1, FILLERS[:7])
-
-
-def test_articles_give_the_fillers(fixtures: Path) -> None:
-    path = fixtures / "articles.jsonl"
-    result = load(path, split="train", count=5, records="1:")
-    real = {
-        paragraph for _, text in read_articles(path)[1:] for paragraph in paragraphs(text, 250, 650)
-    }
-    assert result.name == "exact-facts-train"
-    for example in result.examples:
-        assert sum(document.text in real for document in example.documents) == 8
-    assert load(path, count=1).name == "exact-facts-evaluation"

@@ -7,27 +7,20 @@ import re
 
 import pytest
 
-from sedem.errors import DataError
-from sedem_lab.data.facts import Split, split_of
-from sedem_lab.data.paperwork import MAKERS, PAPERS, REAL, SMALL, make, read, templates
-from sedem_lab.data.records import Records
+from sedem_lab.data.invented import Split, split_of
+from sedem_lab.data.paperwork import MAKERS, PAPERS, PAPERWORK, REAL, SMALL, make, templates
 
-
-def fillers(count: int = 9) -> Records:
-    text = "\n".join(f"A real paragraph about harbour {number}. " * 12 for number in range(count))
-    return iter([("here", {"title": "Harbours", "text": text})])
+FILLERS = [f"A real paragraph about harbour {number}. " * 12 for number in range(9)]
 
 
 @pytest.mark.parametrize("split", ["train", "evaluation"])
 def test_an_answer_stands_in_the_evidence_that_the_question_asks_for(split: Split) -> None:
-    found = read(fillers(), split=split, count=300).examples
-    for example in found:
+    for example in PAPERWORK.generate(split, 300, FILLERS).examples:
         assert len(example.documents) == PAPERS + REAL
         (evidence,) = example.evidence
         line = example.documents[evidence.document].text[evidence.start : evidence.end]
         assert example.answers[0] in line and "\n" not in line
         assert "{" not in example.question + line
-    assert found == read(fillers(), split=split, count=300).examples
 
 
 def test_every_field_is_in_every_text_and_every_question_fits() -> None:
@@ -50,11 +43,6 @@ def test_training_and_evaluation_share_no_name_or_number(split: Split) -> None:
         assert len(values) > 100 and {split_of(value) for value in values} == {split}, of_type
 
 
-def test_too_few_paragraphs_beside_them_are_refused() -> None:
-    with pytest.raises(DataError, match=f"a context needs {REAL} filler paragraphs, 2 are given"):
-        read(fillers(2), count=1)
-
-
 def test_the_evidence_is_where_the_field_stands_though_its_value_is_part_of_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -66,7 +54,7 @@ def test_the_evidence_is_where_the_field_stands_though_its_value_is_part_of_anot
     }
     monkeypatch.setattr("sedem_lab.data.paperwork.templates", lambda: [kind])
     before = 0
-    for example in read(fillers(), count=300).examples:
+    for example in PAPERWORK.generate("evaluation", 300, FILLERS).examples:
         (evidence,) = example.evidence
         text = example.documents[evidence.document].text
         assert text[evidence.start : evidence.end] == f"Sold: {example.answers[0]} pieces."

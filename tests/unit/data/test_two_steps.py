@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
 from typing import get_args
 
 import pytest
 
-from sedem.errors import DataError
 from sedem_lab.data.examples import Example
-from sedem_lab.data.facts import Split
-from sedem_lab.data.question_sets import open_examples
-from sedem_lab.data.two_steps import ATTRIBUTES, OTHERS, REAL, RELATIONS
+from sedem_lab.data.invented import Split
+from sedem_lab.data.two_steps import ATTRIBUTES, OTHERS, REAL, RELATIONS, TWO_STEPS
 
-FILLER = "Nothing in this paragraph is about anybody, as it only has to be long enough. " * 4
+FILLERS = [f"Real paragraph {number} is about nobody." for number in range(REAL)]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> dict[Split, list[Example]]:
-    path = tmp_path_factory.mktemp("articles") / "articles.jsonl"
-    text = "\n".join(f"{number}. {FILLER}" for number in range(REAL))
-    path.write_text(json.dumps({"title": "Real", "text": text}) + "\n")
-    return {
-        split: open_examples(path, "two-steps", split=split, count=100).examples
-        for split in get_args(Split)
-    }
+def made() -> dict[Split, list[Example]]:
+    return {split: TWO_STEPS.generate(split, 100, FILLERS).examples for split in get_args(Split)}
 
 
 def test_the_answer_stands_only_in_a_paragraph_that_the_question_does_not_name(
@@ -57,10 +47,3 @@ def test_splits_share_no_name(made: dict[Split, list[Example]]) -> None:
         for examples in made.values()
     ]
     assert names[0] - trades and not names[0] & names[1] - trades
-
-
-def test_too_little_text_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "articles.jsonl"
-    path.write_text(json.dumps({"title": "Real", "text": FILLER}) + "\n")
-    with pytest.raises(DataError, match=rf"a context needs {REAL} filler paragraphs, 1 are given"):
-        open_examples(path, "two-steps")
