@@ -41,7 +41,7 @@ def memory(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     model = _open(folder, recipe.optimization.backbone_dtype)
     _, windows = open_windows(recipe.text, recipe, model.encoder, model.config.segment_length)
     assert windows is not None, f"the recipe of {folder} holds no text out"
-    return continuation_losses(model, windows, lambda done, total: None)
+    return continuation_losses(model, windows)
 
 
 def loss(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:

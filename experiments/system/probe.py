@@ -126,7 +126,7 @@ def probe(
         return model
 
     def losses(model: SeDeM, *conditions: str) -> dict[str, Any]:
-        return continuation_losses(model, held_out, lambda done, total: None, conditions)
+        return continuation_losses(model, held_out, conditions)
 
     def kept_in(name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """A result from its file, measured if the file does not exist."""

@@ -13,7 +13,6 @@ from sedem.config import SedemConfig
 from sedem.durable_files import sha256
 from sedem_lab.baselines.registry import find, reader_class
 from sedem_lab.baselines.settings import method_of
-from sedem_lab.data.examples import ExampleSet
 from sedem_lab.data.question_sets import counts_tokens, identify, open_examples, sniff
 from sedem_lab.evaluation.config import EvaluationConfig, MethodSettings, QuestionSettings
 from sedem_lab.evaluation.readers import open_method
@@ -41,13 +40,30 @@ def run_evaluation(
     Raises:
         SedemError: a setting is not allowed, or the data or the checkpoint cannot be read.
     """
-    config = _with_defaults_of_data(config)
+    # The data decides its schema and its answer limit, if they are not set.
+    schema = config.schema_name or sniff(config.data)
+    limit = LONG_ANSWER_LIMIT if schema in LONG_ANSWERS else ANSWER_LIMIT
+    config = config.with_changes(schema_name=schema, max_new_tokens=config.max_new_tokens or limit)
     identity = identify(config.data, config.split)
-    examples = _open_examples(config, identity.get("revision"))
+    # The examples, before sampling.
+    options: dict[str, Any] = {"seed": config.seed} if schema in SEEDED else {}
+    if counts_tokens(schema):
+        options["tokenizer"] = _tokenizer(config.checkpoint)
+    examples = open_examples(
+        config.data,
+        schema,
+        records=config.records,
+        split=config.split,
+        revision=identity.get("revision"),
+        **{**options, **config.options},
+    )
+    # The files that decide a method's answers: all weights, or only those of the backbone.
+    folder = locate(config.checkpoint)
+    weights = (folder / BACKBONE if find(config.method).frozen else folder).rglob("*.safetensors")
     settings = {
         "method": config.method,
         **identity,
-        "weights_sha256": sha256(*weight_files(locate(config.checkpoint), config.method)),
+        "weights_sha256": sha256(*sorted(weights)),
         # The name of the data may be a local path; `identity` says which data it is.
         **config.model_dump(include=QuestionSettings.model_fields.keys() - {"data"}, by_alias=True),
         **config.model_dump(include=set(MethodSettings.model_fields)),
@@ -58,31 +74,8 @@ def run_evaluation(
     if method.backbone is not None:
         # A checkpoint may only name its backbone, and that name may later refer to another one.
         settings["backbone_digest"] = method.backbone.digest
-    with nullcontext(out) if out else tempfile.TemporaryDirectory() as folder:
-        return evaluate(method, chosen, settings, Path(str(folder)), progress)
-
-
-def _with_defaults_of_data(config: EvaluationConfig) -> EvaluationConfig:
-    """Fill in the schema and the answer limit of the data if they are not set."""
-    schema = config.schema_name or sniff(config.data)
-    limit = LONG_ANSWER_LIMIT if schema in LONG_ANSWERS else ANSWER_LIMIT
-    return config.with_changes(schema_name=schema, max_new_tokens=config.max_new_tokens or limit)
-
-
-def _open_examples(config: EvaluationConfig, revision: str | None) -> ExampleSet:
-    """The examples of the data, before sampling."""
-    schema = str(config.schema_name)
-    options: dict[str, Any] = {"seed": config.seed} if schema in SEEDED else {}
-    if counts_tokens(schema):
-        options["tokenizer"] = _tokenizer(config.checkpoint)
-    return open_examples(
-        config.data,
-        schema,
-        records=config.records,
-        split=config.split,
-        revision=revision,
-        **{**options, **config.options},
-    )
+    with nullcontext(out) if out else tempfile.TemporaryDirectory() as kept:
+        return evaluate(method, chosen, settings, Path(str(kept)), progress)
 
 
 def _tokenizer(checkpoint: str) -> str:
@@ -92,9 +85,3 @@ def _tokenizer(checkpoint: str) -> str:
         return reader_class(method).Config.load(folder).backbone
     encoder = SedemConfig.load(folder, extra=EXTRA_ENTRIES).encoder
     return str(folder) if encoder == BACKBONE else encoder
-
-
-def weight_files(checkpoint: Path, method: str) -> list[Path]:
-    """The files that decide a method's answers: all weights, or only those of the backbone."""
-    folder = checkpoint / BACKBONE if find(method).frozen else checkpoint
-    return sorted(folder.rglob("*.safetensors"))

@@ -63,14 +63,13 @@ def compare(
         )
     others = {record["id"]: values(record) for record in second}
     pairs = [(values(record), others[record["id"]]) for record in first]
-    differences = {
-        name: [b[name] - a[name] for a, b in pairs if name in a and name in b] for name in metrics
-    }
-    return {name: _difference(numbers) for name, numbers in differences.items() if numbers}
-
-
-def _difference(numbers: Sequence[float]) -> Difference:
-    means = np.asarray(resampled_means(numbers))
-    low, high = np.percentile(means, [2.5, 97.5])
-    below_zero = float((means < 0).mean())
-    return Difference(float(np.mean(numbers)), (float(low), float(high)), below_zero, len(numbers))
+    result = {}
+    for name in metrics:
+        numbers = [b[name] - a[name] for a, b in pairs if name in a and name in b]
+        if not numbers:
+            continue
+        means = np.asarray(resampled_means(numbers))
+        low, high = map(float, np.percentile(means, [2.5, 97.5]))
+        below_zero, count = float((means < 0).mean()), len(numbers)
+        result[name] = Difference(float(np.mean(numbers)), (low, high), below_zero, count)
+    return result

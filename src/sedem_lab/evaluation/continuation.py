@@ -5,7 +5,7 @@ Letters: B batch, T context tokens, A continuation tokens, D decoder width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,7 +28,6 @@ CONDITIONS = ("raw_text", "true_states", "memory", "other_memory", "nothing")
 def continuation_losses(
     model: SeDeM,
     windows: Dataset[dict[str, Any]],
-    progress: Callable[[int, int], None],
     conditions: Sequence[str] = CONDITIONS,
 ) -> dict[str, dict[str, Any]]:
     """Mean cross-entropy, in nats per token, of continuations and of spans of the context.
@@ -40,7 +39,6 @@ def continuation_losses(
     Args:
         model: a model with one backbone, or with two that share a tokenizer.
         windows: items with `context` `[T]` and `continuation` `[A]`.
-        progress: called with the number of finished windows and the number of windows.
 
     Returns:
         The losses by target and condition. Targets are "continuation" and "recall", a span of the
@@ -62,8 +60,10 @@ def continuation_losses(
     with model.decoder.without_lora():
         for start in range(0, total, BATCH):
             items = [windows[i] for i in range(start, min(start + BATCH, total))]
-            context_BT = _stack(items, "context").to(model.device)
-            after_BA = _stack(items, "continuation").to(model.device)
+            context_BT, after_BA = (
+                torch.stack([torch.as_tensor(item[name]) for item in items]).to(model.device)
+                for name in ("context", "continuation")
+            )
             states = _conditions(model, context_BT)
             half = context_BT.shape[1] // 2
             span_BA = context_BT[:, half : half + after_BA.shape[1] - len(separator)]
@@ -76,7 +76,6 @@ def continuation_losses(
                     losses[target][condition] += _losses(
                         model, condition, context_BT, states.get(condition), target_BA, skipped
                     )
-            progress(min(start + BATCH, total), total)
     return {
         target: {name: summarize(values, digits=4) for name, values in by_condition.items()}
         for target, by_condition in losses.items()
@@ -132,7 +131,3 @@ def _losses(
         float(next_token_loss(logits[None], targets[None]))
         for logits, targets in zip(logits_BAV, scored_BA, strict=True)
     ]
-
-
-def _stack(items: list[dict[str, Any]], name: str) -> Tensor:
-    return torch.stack([torch.as_tensor(item[name]) for item in items])

@@ -21,6 +21,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from sedem.backbone.decoder import FAMILIES, LORA_TARGETS
 from sedem.backbone.loading import read_config
+from sedem.checkpoint.folder import EXTRA_ENTRIES
 from sedem.config import SedemConfig, llama_1b, llama_1b_to_3b, llama_3b
 from sedem.engine.eager import condition
 from sedem.errors import ConfigError
@@ -338,11 +339,17 @@ def model_shapes(name: str) -> tuple[SedemConfig, PretrainedConfig, PretrainedCo
         ConfigError: the name is unknown.
     """
     if name.lower() in PRESETS:
-        preset, encoder, decoder = PRESETS[name.lower()]
-        return preset(), shape_file(encoder), shape_file(decoder)
+        preset, *names = PRESETS[name.lower()]
+        encoder, decoder = map(shape_file, names)
+        return preset(), encoder, decoder
     folder = Path(name)
     if (folder / "sedem.safetensors").is_file():
-        return _checkpoint_shapes(folder)
+        config = SedemConfig.load(folder, extra=EXTRA_ENTRIES)
+        encoder, decoder = (
+            _auto_config(str(folder / own) if (folder / own).is_dir() else own)
+            for own in (config.encoder, config.decoder or config.encoder)
+        )
+        return config, encoder, decoder
     shape = _auto_config(name)
     # The proportions of the paper's 3B setting: layers 14 and 10 of 28.
     depth = shape.num_hidden_layers
@@ -352,17 +359,6 @@ def model_shapes(name: str) -> tuple[SedemConfig, PretrainedConfig, PretrainedCo
         inject_layer=round(depth * 10 / 28),
     )
     return config, shape, shape
-
-
-def _checkpoint_shapes(folder: Path) -> tuple[SedemConfig, PretrainedConfig, PretrainedConfig]:
-    from sedem.checkpoint.folder import EXTRA_ENTRIES
-
-    config = SedemConfig.load(folder, extra=EXTRA_ENTRIES)
-
-    def shape(name: str) -> PretrainedConfig:
-        return _auto_config(str(folder / name) if (folder / name).is_dir() else name)
-
-    return config, shape(config.encoder), shape(config.decoder or config.encoder)
 
 
 def _auto_config(name: str) -> PretrainedConfig:

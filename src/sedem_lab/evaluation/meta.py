@@ -82,7 +82,9 @@ def counting(kept: Iterable[Tensor] = (), *, mixed: bool = False) -> Iterator[Co
         replaced.enter_context(patch.object(F, "scaled_dot_product_attention", _attention))
         replaced.enter_context(patch.object(torch, "autocast", mixture.autocast))
         # It would make tensors on this device without asking `Counter`.
-        replaced.enter_context(patch.object(torch, "tensor", _on_cpu(torch.tensor)))
+        make = torch.tensor
+        on_cpu: Any = lambda data, *, device=None, **options: make(data, **options)  # noqa: E731
+        replaced.enter_context(patch.object(torch, "tensor", on_cpu))
         # It wants both tensors on one device before it asks.
         replaced.enter_context(patch.object(torch, "take_along_dim", _taken))
         for owner, name in HALVED if mixed else ():
@@ -120,23 +122,19 @@ class _Mixed:
 
         def halved(*args: Any, **kwargs: Any) -> Tensor:
             if self.enabled:
-                args, kwargs = tree_map_only(Tensor, self._half, (args, kwargs))
+                args, kwargs = tree_map_only(Tensor, half, (args, kwargs))
             return call(*args, **kwargs)
 
+        def half(tensor: Tensor) -> Tensor:
+            if tensor.dtype != torch.float32:
+                return tensor
+            if not (tensor.is_leaf and tensor.requires_grad):
+                return tensor.bfloat16()
+            if (cast := self.cast.get(id(tensor))) is None:
+                cast = self.cast[id(tensor)] = tensor.bfloat16()
+            return cast
+
         return halved
-
-    def _half(self, tensor: Tensor) -> Tensor:
-        if tensor.dtype != torch.float32:
-            return tensor
-        if not (tensor.is_leaf and tensor.requires_grad):
-            return tensor.bfloat16()
-        if (cast := self.cast.get(id(tensor))) is None:
-            cast = self.cast[id(tensor)] = tensor.bfloat16()
-        return cast
-
-
-def _on_cpu(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda data, *, device=None, **options: make(data, **options)
 
 
 def _taken(given: Tensor, indices: Tensor, dim: int) -> Tensor:
@@ -201,18 +199,13 @@ class Counter(TorchDispatchMode):
         if (formula := FORMULAS.get(func._overloadpacket)) is not None:
             self.flops += formula(*args, **kwargs, out_val=found)
         for leaf in _flat((found,)):
-            if isinstance(leaf, Tensor):
-                self._count(leaf)
+            if isinstance(leaf, Tensor) and leaf.untyped_storage()._cdata not in self.known:
+                storage = leaf.untyped_storage()
+                self.known.add(storage._cdata)
+                self.alive += storage.nbytes()
+                self.peak_bytes = max(self.peak_bytes, self.alive)
+                weakref.finalize(storage, self._free, storage._cdata, storage.nbytes())
         return found
-
-    def _count(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key not in self.known:
-            self.known.add(key)
-            self.alive += storage.nbytes()
-            self.peak_bytes = max(self.peak_bytes, self.alive)
-            weakref.finalize(storage, self._free, key, storage.nbytes())
 
     def _free(self, key: int, size: int) -> None:
         self.known.discard(key)
@@ -292,13 +285,9 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> in
     return 2 * batch * heads * pairs * (width + value.shape[-1])
 
 
-def _causal_backward(_: Tensor, *attended: Any, **__: Any) -> int:
-    """Scores again, and the gradients of scores, queries, keys and values."""
-    return _causal(*attended[:3]) * 5 // 2
-
-
 FORMULAS: dict[Any, Callable[..., int]] = {
     **flop_registry,
     ATTENTION: _causal,
-    ATTENTION_BACKWARD: _causal_backward,
+    # Scores again, and the gradients of scores, queries, keys and values.
+    ATTENTION_BACKWARD: lambda _, *attended, **__: _causal(*attended[:3]) * 5 // 2,
 }

@@ -132,11 +132,30 @@ class SedemMethod:
         Raises:
             DataError: the control is "gold-documents", and an example has no evidence.
         """
-        self._read_new_texts(examples)
+        # Each new text is read once.
+        new = sorted({d.text for e in examples for d in e.documents} - self._texts.keys())
+        if new:
+            bank = self.model.read([Document(str(i), text) for i, text in enumerate(new)])
+            bank = bank.cast(self.settings.memory)
+            bounds = np.searchsorted(bank.blocks.documents, np.arange(len(new) + 1)).tolist()
+            for text, (first, last) in zip(new, pairwise(bounds), strict=True):
+                blocks = bank.blocks.take(slice(first, last))
+                self._texts[text] = blocks, bank.stored(range(first, last))
         requests = []
         for example in examples:
             gold = self.settings.control == "gold-documents"
-            bank = self._bank(labels.only_gold(example) if gold else example.documents)
+            documents = labels.only_gold(example) if gold else example.documents
+            # The bank of a context is put together from its texts.
+            parts = [self._texts[document.text] for document in documents]
+            own = [b.of_documents(np.full(len(b), n)) for n, (b, _) in enumerate(parts)]
+            bank = MemoryBank(
+                self.model.fingerprint(),
+                self.model.made_by(),
+                list(documents),
+                Blocks.join(own),
+                join([memory for _, memory in parts]),
+                dtype=self.settings.memory,
+            )
             request = Request(
                 bank,
                 example.question,
@@ -148,34 +167,6 @@ class SedemMethod:
             )
             requests.append(request)
         return requests
-
-    def _read_new_texts(self, examples: Sequence[Example]) -> None:
-        texts = {d.text for e in examples for d in e.documents} - self._texts.keys()
-        if not texts:
-            return
-        ordered = sorted(texts)
-        bank = self.model.read([Document(str(i), text) for i, text in enumerate(ordered)])
-        bank = bank.cast(self.settings.memory)
-        bounds = np.searchsorted(bank.blocks.documents, np.arange(len(ordered) + 1))
-        for text, (first, last) in zip(ordered, pairwise(bounds.tolist()), strict=True):
-            blocks = bank.blocks.take(slice(first, last))
-            self._texts[text] = blocks, bank.stored(range(first, last))
-
-    def _bank(self, documents: Sequence[Document]) -> MemoryBank:
-        parts = [self._texts[document.text] for document in documents]
-        blocks = [
-            blocks.of_documents(np.full(len(blocks), number))
-            for number, (blocks, _) in enumerate(parts)
-        ]
-        memories = [memory for _, memory in parts]
-        return MemoryBank(
-            self.model.fingerprint(),
-            self.model.made_by(),
-            list(documents),
-            Blocks.join(blocks),
-            join(memories),
-            dtype=self.settings.memory,
-        )
 
     def _forced_blocks(self, bank: BankReader, example: Example) -> list[int] | None:
         """Indices of the blocks to answer from; None leaves the choice to the selector."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from sedem.config import WholeAbove0, WholeFrom0
 from sedem.errors import SedemError
-from sedem.types import Answer, Citation, Span
+from sedem.types import Answer
 from sedem_lab.data.examples import Example
 from sedem_lab.evaluation.metrics import (
     evidence_recall_at,
@@ -79,23 +79,34 @@ def to_record(example: Example, answer: Answer, batch: int = 1) -> Record:
     Args:
         batch: number of questions answered together; `timings` are those of the whole batch.
     """
+
+    def is_evidence(document: str, start: int, end: int) -> bool:
+        return any(
+            example.documents[span.document].name == document and span.overlaps(start, end)
+            for span in example.evidence
+        )
+
+    selected = []
+    for citation in answer.citations:
+        document, start, end = citation.document, citation.start, citation.end
+        score = None if citation.score is None else round(citation.score, 4)
+        block = {"document": document, "start": start, "end": end, "score": score}
+        selected.append({**block, "evidence": is_evidence(document, start, end)})
+    # Ranks of all evidence blocks; None if the answer does not rank every block.
+    ranks = None
+    if answer.ranking is not None:
+        flags = [is_evidence(*span) for span in answer.ranking]
+        ranks = [rank for rank, flag in enumerate(flags, start=1) if flag]
+    elif len(selected) >= answer.blocks and all(b["score"] is not None for b in selected):
+        ranks = [rank for rank, block in enumerate(selected, start=1) if block["evidence"]]
     return {
         "id": example.id,
         "question": example.question,
         "references": list(example.answers),
         "labelled": bool(example.evidence),
         "prediction": answer.text,
-        "selected": [
-            {
-                "document": citation.document,
-                "start": citation.start,
-                "end": citation.end,
-                "score": None if citation.score is None else round(citation.score, 4),
-                "evidence": _is_evidence(_span(citation), example),
-            }
-            for citation in answer.citations
-        ],
-        "evidence_ranks": _evidence_ranks(answer, example),
+        "selected": selected,
+        "evidence_ranks": ranks,
         "k": answer.k,
         "blocks": answer.blocks,
         "finish_reason": answer.finish_reason,
@@ -120,12 +131,27 @@ def values(record: Record, depth: int = DEPTH) -> dict[str, float]:
     Selection is measured among `depth` blocks.
     """
     if "error" in record:
-        names = _selection_names(depth) if record["labelled"] else []
-        return dict.fromkeys([*ANSWERS, *names], 0.0)
+        kinds = ("recall", "precision", "evidence_recall")
+        names = [f"{kind}@{k}" for kind in kinds for k in range(1, depth + 1)]
+        selection = [*names, "mrr"] if record["labelled"] and depth else []
+        return dict.fromkeys([*ANSWERS, *selection], 0.0)
     answer = record["prediction"], record["references"]
     scores = {name: score(*answer) for name, score in ANSWERS.items()}
     if _has_selection(record):
-        scores |= _selection_scores(record, depth)
+        flags = [bool(block["evidence"]) for block in record["selected"]]
+        selected, ranks = range(len(flags)), record["evidence_ranks"]
+        # Evidence blocks that were not selected count as well, if every block has a rank.
+        every = flags + [True] * (len(ranks or ()) - sum(flags))
+        depths = range(1, depth + 1)
+        scores |= {f"recall@{k}": recall_at(selected, flags, k) for k in depths}
+        scores |= {f"precision@{k}": precision_at(selected, flags, k) for k in depths}
+        if ranks is not None and any(every):
+            found = {f"evidence_recall@{k}": evidence_recall_at(selected, every, k) for k in depths}
+            scores |= found
+        if ranks is None:
+            scores["mrr"] = reciprocal_rank(selected, flags)
+        else:
+            scores["mrr"] = 100.0 / ranks[0] if ranks else 0.0
     if record["conditioning"] is not None:
         scores["conditioning"] = float(record["conditioning"])
     if record["stored_bytes"] is not None and record["context_tokens"]:
@@ -153,12 +179,22 @@ def measure(records: Sequence[Record]) -> dict[str, Any]:
     for record in failed:
         for name in values(record, depth).keys() & columns.keys():
             columns[name].append(0.0)
+    kinds: dict[str, list[dict[str, float]]] = {"yes_no": [], "other": []}
+    for record in records:
+        yes_no = any(normalize(reference) in YES_NO for reference in record["references"])
+        kinds["yes_no" if yes_no else "other"].append(values(record))
+    by_kind = {
+        kind: {name: summarize([scores[name] for scores in found]) for name in ANSWERS}
+        for kind, found in kinds.items()
+        if found and kinds["yes_no"]
+    }
+    blocks = [record["blocks"] for record in answered]
     return {
         **{name: summarize(column) for name, column in columns.items()},
-        **_by_kind(records),
+        **by_kind,
         "counts": {
             "examples": len(records),
-            "blocks_mean": _mean(record["blocks"] for record in answered),
+            "blocks_mean": round(sum(blocks) / len(blocks), 2) if blocks else 0.0,
             "something_cut": sum(bool(record["cut"]) for record in records),
             "ended_by_limit": sum(record["finish_reason"] == "length" for record in records),
             "not_answered": len(failed),
@@ -168,72 +204,7 @@ def measure(records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def _by_kind(records: Iterable[Record]) -> dict[str, dict[str, Any]]:
-    """Metrics of the answers to yes/no questions and to the others; empty without yes/no ones."""
-    kinds: dict[str, list[dict[str, float]]] = {"yes_no": [], "other": []}
-    for record in records:
-        yes_no = any(normalize(reference) in YES_NO for reference in record["references"])
-        kind = "yes_no" if yes_no else "other"
-        kinds[kind].append(values(record))
-    if not kinds["yes_no"]:
-        return {}
-    return {
-        kind: {name: summarize([scores[name] for scores in found]) for name in ANSWERS}
-        for kind, found in kinds.items()
-        if found
-    }
-
-
 def _has_selection(record: Record) -> bool:
     """Whether selection can be measured: blocks have scores and the evidence is labelled."""
     selected = record["selected"]
     return bool(record["labelled"] and selected and selected[0]["score"] is not None)
-
-
-def _selection_scores(record: Record, depth: int) -> dict[str, float]:
-    flags = [bool(block["evidence"]) for block in record["selected"]]
-    selected, ranks = range(len(flags)), record["evidence_ranks"]
-    scores = {f"recall@{k}": recall_at(selected, flags, k) for k in range(1, depth + 1)}
-    scores |= {f"precision@{k}": precision_at(selected, flags, k) for k in range(1, depth + 1)}
-    if ranks is None:
-        return {**scores, "mrr": reciprocal_rank(selected, flags)}
-    # Evidence blocks that were not selected count as well.
-    all_flags = flags + [True] * (len(ranks) - sum(flags))
-    if any(all_flags):
-        for k in range(1, depth + 1):
-            scores[f"evidence_recall@{k}"] = evidence_recall_at(selected, all_flags, k)
-    return {**scores, "mrr": 100.0 / ranks[0] if ranks else 0.0}
-
-
-def _selection_names(depth: int) -> list[str]:
-    kinds = ("recall", "precision", "evidence_recall")
-    names = [f"{kind}@{k}" for kind in kinds for k in range(1, depth + 1)]
-    return [*names, "mrr"] if depth else []
-
-
-def _evidence_ranks(answer: Answer, example: Example) -> list[int] | None:
-    """Ranks of all evidence blocks; None if the answer does not rank every block."""
-    ranking = answer.ranking
-    if ranking is None:
-        unscored = any(citation.score is None for citation in answer.citations)
-        if unscored or len(answer.citations) < answer.blocks:
-            return None
-        ranking = tuple(map(_span, answer.citations))
-    return [rank for rank, span in enumerate(ranking, start=1) if _is_evidence(span, example)]
-
-
-def _span(citation: Citation) -> Span:
-    return citation.document, citation.start, citation.end
-
-
-def _is_evidence(block: Span, example: Example) -> bool:
-    name, start, end = block
-    return any(
-        example.documents[span.document].name == name and span.overlaps(start, end)
-        for span in example.evidence
-    )
-
-
-def _mean(numbers: Iterable[float]) -> float:
-    terms = list(numbers)
-    return round(sum(terms) / len(terms), 2) if terms else 0.0

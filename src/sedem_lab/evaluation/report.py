@@ -175,7 +175,8 @@ def draw(compared: dict[str, Any], path: Path) -> None:
     figure, (bars, costs) = pyplot.subplots(1, 2, figsize=(11, height), layout="constrained")
     for index, row in enumerate(rows):
         color = COLORS[index % len(COLORS)]
-        mean, low, high = _interval(row)
+        f1 = row["metrics"]["f1"]
+        mean, (low, high) = f1["mean"], f1["interval"]
         error = [[mean - low], [high - mean]]
         bars.barh(index, mean, color=color, xerr=error, ecolor="#1a202c", height=0.6)
         positions = row["metrics"].get("conditioning")
@@ -201,8 +202,3 @@ def name_of(row: dict[str, Any]) -> str:
     control = "" if row["control"] in (None, "selected") else f" {row['control']}"
     folder, method = Path(row["run"]).name, row["method"]
     return f"{'' if folder == method else f'{folder}: '}{method}{k}{control}"
-
-
-def _interval(row: dict[str, Any]) -> tuple[float, float, float]:
-    value = row["metrics"]["f1"]
-    return value["mean"], *value["interval"]

@@ -84,7 +84,12 @@ def evaluate(
             raise DataError(f"two examples have the id '{name}'; give each its own")
     claim(out, settings)
     path = out / PREDICTIONS
-    done = {record["id"]: record for record in _resume(path)}
+    # The complete lines of an earlier run. A last line that a kill cut off is removed.
+    content = read_bytes(path, DataError, JSON_BYTES) if path.exists() else b""
+    complete = content[: content.rfind(b"\n") + 1]
+    if len(complete) < len(content):
+        path.write_bytes(complete)
+    done = {record["id"]: record for record in read_predictions(complete, path)}
     remaining = [example for example in examples if example.id not in done]
     device = method.backbone.device if method.backbone else None
     # Each process signs the first example that it answers.
@@ -134,15 +139,3 @@ def _answer(method: Method, batch: Sequence[Example]) -> list[Record]:
         half = len(batch) // 2
         return _answer(method, batch[:half]) + _answer(method, batch[half:])
     return [to_record(*pair, len(batch)) for pair in zip(batch, answers, strict=True)]
-
-
-def _resume(path: Path) -> Iterator[Record]:
-    """The complete lines of an earlier run. A last line that a kill cut off is removed."""
-    try:
-        content = read_bytes(path, DataError, JSON_BYTES)
-    except FileNotFoundError:
-        return
-    complete = content[: content.rfind(b"\n") + 1]
-    if len(complete) < len(content):
-        path.write_bytes(complete)
-    yield from read_predictions(complete, path)
