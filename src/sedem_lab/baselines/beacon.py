@@ -20,7 +20,7 @@ tokens to predict, D width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -35,7 +35,7 @@ from transformers import PretrainedConfig
 from sedem.backbone.decoder import Backbone, KeyAxis
 from sedem.config import Whole, WholeAbove0, WholeFrom0
 from sedem.errors import ConfigError
-from sedem.method.injection import GrowingCache, GrowingColumns
+from sedem.method.injection import GrowingCache
 from sedem.method.losses import next_token_loss
 from sedem_lab.baselines.full_context import free_positions
 from sedem_lab.baselines.settings import ReaderConfig
@@ -82,47 +82,12 @@ class BeaconConfig(ReaderConfig):
 
 @dataclass(frozen=True)
 class ReindexedCache:
-    """Cached keys and values of the columns that are left, at positions 0, 1, 2 ... in every row.
-
-    Attributes:
-        layers: keys and values of each layer `[B, H, K, E]`; empty before the first call.
-        valid: False where a column is padding `[B, K]`.
-    """
+    """Keys and values of the columns that are left, at positions 0, 1, 2 ... in every row."""
 
     layers: list[tuple[Tensor, Tensor]]
+    """Keys and values of each layer `[B, H, K, E]`; empty before the first call."""
     valid: Tensor
-
-    def extended(
-        self, columns: GrowingColumns, kept: Tensor, active_B: Tensor, rotary: nn.Module
-    ) -> ReindexedCache:
-        """Append some columns of a forward call at the next free positions.
-
-        Cached keys carry the rotation of the position where they were computed. Rotations add up,
-        so rotating a key by the difference moves it to its new position.
-
-        Args:
-            columns: those of this cache, followed by those of the call.
-            kept: indices of the call's columns to append.
-            active_B: False for rows whose appended columns are padding.
-        """
-        before = self.valid.shape[1]
-        moved_1N = (torch.arange(len(kept), device=kept.device) - kept)[None]
-        angles = rotary(kept.new_zeros(1, dtype=torch.float), position_ids=moved_1N)
-        # Some rotary embeddings also scale keys; cached keys are already scaled.
-        cos_1NE, sin_1NE = (x / rotary.attention_scaling for x in angles)
-        layers = []
-        for keys, values in columns.stored.values():
-            keys_BHNE = keys[:, :, before + kept]
-            first, second = keys_BHNE.float().chunk(2, dim=-1)
-            rotated_BHNE = torch.cat([first, second], dim=-1) * cos_1NE
-            rotated_BHNE = rotated_BHNE + torch.cat([-second, first], dim=-1) * sin_1NE
-            new = (rotated_BHNE.to(keys_BHNE.dtype), values[:, :, before + kept])
-            past = (keys[:, :, :before], values[:, :, :before])
-            layers.append(
-                (torch.cat([past[0], new[0]], dim=2), torch.cat([past[1], new[1]], dim=2))
-            )
-        valid_BK = torch.cat([self.valid, active_B[:, None].expand(-1, len(kept))], dim=1)
-        return ReindexedCache(layers, valid_BK)
+    """False where a column is padding `[B, K]`."""
 
 
 class ActivationBeacon(TrainedReader):
@@ -217,26 +182,49 @@ class ActivationBeacon(TrainedReader):
         hidden_BPD = torch.cat([text_BGRD, beacon_BG1D], dim=2).flatten(1, 2)
         total = hidden_BPD.shape[1]
         beacons = torch.arange(ratio, total, ratio + 1, device=ids_BW.device)
-        with self.backbone.within(partial(self._beacons_at, beacons)):
+
+        @contextmanager
+        def with_beacons() -> Iterator[None]:
+            """Tokens at the places of the beacons use the beacon projections."""
+
+            def replaced(own: nn.Module, _: Any, inputs: tuple[Tensor, ...], out: Tensor) -> Tensor:
+                projected: Tensor = own(inputs[0][:, beacons].float())
+                return out.index_copy(1, beacons, projected.to(out.dtype))
+
+            hooks = [
+                frozen.register_forward_hook(partial(replaced, own))
+                for own, frozen in self.projections()
+            ]
+            try:
+                yield
+            finally:
+                for hook in hooks:
+                    hook.remove()
+
+        with self.backbone.within(with_beacons):
             states_BPD, cache = self._run(hidden_BPD, active_B[:, None].expand(-1, total), cached)
         sink = torch.arange(0 if cached.layers else self.config.sink, device=ids_BW.device)
+        kept, before = torch.cat([sink, beacons]), cached.valid.shape[1]
+        # The kept columns move to the next free positions. Cached keys carry the rotation of the
+        # position where they were computed. Rotations add up, so rotating a key by the difference
+        # moves it to its new position.
         rotary = self.backbone.model.get_decoder().rotary_emb
-        extended = cached.extended(cache.upper, torch.cat([sink, beacons]), active_B, rotary)
+        moved_1N = (torch.arange(len(kept), device=kept.device) - kept)[None]
+        angles = rotary(kept.new_zeros(1, dtype=torch.float), position_ids=moved_1N)
+        # Some rotary embeddings also scale keys; cached keys are already scaled.
+        cos_1NE, sin_1NE = (x / rotary.attention_scaling for x in angles)
+        layers = []
+        for keys, values in cache.upper.stored.values():
+            keys_BHNE = keys[:, :, before + kept]
+            first, second = keys_BHNE.float().chunk(2, dim=-1)
+            rotated_BHNE = torch.cat([first, second], dim=-1) * cos_1NE
+            rotated_BHNE = rotated_BHNE + torch.cat([-second, first], dim=-1) * sin_1NE
+            keys = torch.cat([keys[:, :, :before], rotated_BHNE.to(keys_BHNE.dtype)], dim=2)
+            values = torch.cat([values[:, :, :before], values[:, :, before + kept]], dim=2)
+            layers.append((keys, values))
+        valid_BK = torch.cat([cached.valid, active_B[:, None].expand(-1, len(kept))], dim=1)
         states_BGRD = states_BPD.unflatten(1, (-1, ratio + 1))[:, :, :ratio]
-        return states_BGRD.flatten(1, 2), extended
-
-    @contextmanager
-    def _beacons_at(self, places: Tensor) -> Iterator[None]:
-        """Context manager in which tokens at these places use the beacon projections."""
-        hooks = [
-            frozen.register_forward_hook(_replaced_at(places, own))
-            for own, frozen in self.projections()
-        ]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+        return states_BGRD.flatten(1, 2), ReindexedCache(layers, valid_BK)
 
     # Memory
 
@@ -366,15 +354,3 @@ class ActivationBeacon(TrainedReader):
             # No row fills a window. The batch trains nothing, but its loss needs a gradient.
             losses["loss"] = losses["loss"] + 0 * self.parts()["token"](start - start).sum()
         return losses
-
-
-def _replaced_at(
-    places: Tensor, own: nn.Module
-) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
-    """A hook on a frozen projection; at some positions `own` replaces its output."""
-
-    def hook(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        beacons: Tensor = own(inputs[0][:, places].float())
-        return output.index_copy(1, places, beacons.to(output.dtype))
-
-    return hook

@@ -17,7 +17,6 @@ prompt and answer tokens, A answer tokens, L layers, G key-value heads, H head w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -61,6 +60,7 @@ class Compressor500x(TrainedReader):
 
     name = "500x"
     Config = Compressor500xConfig
+    frozen_decoder = True
 
     def __init__(self, config: Compressor500xConfig, backbone: Backbone) -> None:
         if config.limit + config.memory > backbone.max_positions:
@@ -153,10 +153,6 @@ class Compressor500x(TrainedReader):
         return states_BPD, cache
 
     # Answering
-
-    def decoding_mode(self) -> AbstractContextManager[None]:
-        """Decode without adapters: the decoder is the frozen backbone."""
-        return self.backbone.without_lora()
 
     def context_tokens_used(self, tokens: int, prompt: int, limit: int) -> int:
         """Return the number of context tokens up to `limit`, or those in the windows that fit."""

@@ -208,7 +208,11 @@ class HMT(TrainedReader):
         self, readings: Sequence[ReadingState], segments: Sequence[Tensor], recall: bool = True
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Embeddings of [memory; sensory tokens; segment], and of the memory alone, row by row."""
-        initial = self._recalled(readings, segments) if recall else self._previous(readings)
+        first_MD, count = self._learned("memory"), self.config.memory
+        if recall:
+            initial = self._recalled(readings, segments)
+        else:  # the memory of the previous segment
+            initial = [r.memories[-count:] if len(r.memories) else first_MD for r in readings]
         fronts, memories = [], []
         for reading, segment, memory_MD in zip(readings, segments, initial, strict=True):
             embedded_TD = self.backbone.embed(torch.cat([reading.sensory, segment]))
@@ -222,11 +226,6 @@ class HMT(TrainedReader):
         table = self.parts()[name]
         assert isinstance(table, nn.Embedding)
         return table.weight
-
-    def _previous(self, readings: Sequence[ReadingState]) -> list[Tensor]:
-        """Without recall: the memory of the previous segment."""
-        first_MD, count = self._learned("memory"), self.config.memory
-        return [r.memories[-count:] if len(r.memories) else first_MD for r in readings]
 
     def _recalled(
         self, readings: Sequence[ReadingState], segments: Sequence[Tensor]

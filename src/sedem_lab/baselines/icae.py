@@ -17,7 +17,6 @@ to predict, D width.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,6 +85,7 @@ class ICAE(TrainedReader):
 
     name = "icae"
     Config = ICAEConfig
+    frozen_decoder = True
 
     @staticmethod
     def build_parts(config: Any, shape: PretrainedConfig) -> nn.ModuleDict:
@@ -136,10 +136,6 @@ class ICAE(TrainedReader):
         return CompressedContext(SegmentSlots(states_SMD, len(segments[0])), 2 * states_SMD.numel())
 
     # Answering
-
-    def decoding_mode(self) -> AbstractContextManager[None]:
-        """Decode without adapters: the decoder is the frozen backbone."""
-        return self.backbone.without_lora()
 
     def context_tokens_used(self, tokens: int, prompt: int, limit: int) -> int:
         """Return the tokens of all segments whose slots fit together with FT."""

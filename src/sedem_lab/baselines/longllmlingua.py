@@ -135,18 +135,37 @@ class LongLLMLingua(FullContext):
                 "paragraph; ask something shorter"
             )
         lengths = [len(paragraph.ids) for paragraph in paragraphs]
-        target = self._target(lengths, question)
+        # The number of paragraph tokens to keep; may be negative. As officially, each text counts
+        # with a start token, and the empty instruction is a text.
+        question_tokens = len(backbone.token_ids(question)) + 1
+        every = 1 + question_tokens + sum(length + 1 for length in lengths)
+        target = every * self.rate - 1 - question_tokens
+        notes: tuple[str, ...] = ()
         if len(paragraphs) == 1:
             ranked, scores, kept = [0], [0.0], [0]
-            notes: tuple[str, ...] = (
-                f"the context is one paragraph, so {self.name} ranked nothing",
-            )
+            notes = (f"the context is one paragraph, so {self.name} ranked nothing",)
         else:
             scores = [-self.question_nll(paragraph.text, question) for paragraph in paragraphs]
             ranked = sorted(range(len(scores)), key=lambda i: -scores[i])
-            kept, notes = self._affordable(ranked, lengths, target, question)
-        mean = target / (sum(lengths[i] + 2 for i in kept) + 1)
-        rates = [min(1.0, max(0.0, mean + more)) for more in rate_offsets(len(kept), self.spread)]
+            budget = (target if target >= 0 else 100) + self.extra
+            room = backbone.max_positions - len(backbone.token_ids(question + SEPARATOR))
+            kept = []
+            for index in ranked:
+                room -= lengths[index] + 2
+                if room < 0 and kept:
+                    notes = (
+                        f"{self.name} kept {len(kept):,} paragraphs: the next in rank does not fit "
+                        f"the model's {backbone.max_positions:,} positions",
+                    )
+                    break
+                kept.append(index)
+                budget -= lengths[index] + 1
+                if budget < 0:
+                    break
+        # By rank, from `spread` above the mean rate for the best paragraph to as much below it.
+        mean, last = target / (sum(lengths[i] + 2 for i in kept) + 1), len(kept) - 1
+        offsets = [self.spread * (last - 2 * rank) / max(1, last) for rank in range(last + 1)]
+        rates = [min(1.0, max(0.0, mean + more)) for more in offsets]
         return SelectedParagraphs(ranked, scores, kept, rates, notes)
 
     @torch.no_grad()
@@ -156,36 +175,6 @@ class LongLLMLingua(FullContext):
         ids = [backbone.bos_token_id, *backbone.token_ids(text + question + RESTRICTIVE_STATEMENT)]
         nll = CachedScorer(backbone).token_nll(torch.tensor(ids, device=backbone.device))
         return float(nll[len(backbone.token_ids(text)) :].mean())
-
-    def _target(self, lengths: Sequence[int], question: str) -> float:
-        """Number of paragraph tokens to keep; may be negative.
-
-        As officially, each text counts with a start token, and the empty instruction is a text.
-        """
-        asked = len(self.backbone.token_ids(question)) + 1
-        every = 1 + asked + sum(length + 1 for length in lengths)
-        return every * self.rate - 1 - asked
-
-    def _affordable(
-        self, ranked: Sequence[int], lengths: Sequence[int], target: float, question: str
-    ) -> tuple[list[int], tuple[str, ...]]:
-        most = self.backbone.max_positions
-        budget = (target if target >= 0 else 100) + self.extra
-        room = most - len(self.backbone.token_ids(question + SEPARATOR))
-        kept: list[int] = []
-        for index in ranked:
-            room -= lengths[index] + 2
-            if room < 0 and kept:
-                note = (
-                    f"{self.name} kept {len(kept):,} paragraphs: the next in rank does not fit "
-                    f"the model's {most:,} positions"
-                )
-                return kept, (note,)
-            kept.append(index)
-            budget -= lengths[index] + 1
-            if budget < 0:
-                break
-        return kept, ()
 
     # Tokens
 
@@ -204,13 +193,6 @@ class LongLLMLingua(FullContext):
         plan = plan_windows([len(paragraph.ids) + 2 for paragraph in kept], rates, size)
         stays = prune_tokens(backbone, ids_P, front, plan, size)
         return backbone.tokenizer.decode(ids_P[stays], clean_up_tokenization_spaces=False)
-
-
-def rate_offsets(count: int, most: float) -> list[float]:
-    """Offsets from the mean rate by rank, from `most` for the best paragraph to -`most`."""
-    if count == 1:
-        return [0.0]
-    return [most * (count - 1 - 2 * rank) / (count - 1) for rank in range(count)]
 
 
 # Pruning tokens
@@ -283,14 +265,6 @@ def plan_windows(lengths: Sequence[int], rates: Sequence[float], size: int) -> l
     return [window for window in found if window]
 
 
-def above_threshold(scores_L: Tensor, rate: float) -> Tensor:
-    """Mask of the tokens whose score exceeds the threshold that keeps a share of all tokens."""
-    if rate == 1 or not len(scores_L):
-        return torch.ones_like(scores_L, dtype=torch.bool)
-    place = max(0, min(len(scores_L) - 1, int(len(scores_L) * rate) - 1))
-    return scores_L > scores_L.sort(descending=True).values[place]
-
-
 @torch.no_grad()
 def prune_tokens(
     backbone: Backbone, ids_P: Tensor, question: int, plan: Sequence[Window], size: int
@@ -331,8 +305,12 @@ def prune_tokens(
         for tokens, rate in window:
             keep_L = torch.ones_like(kept_L, dtype=torch.bool)
             part = slice(front - question, front - question + tokens)
-            keep_A = above_threshold(scores_L, rate)[part]
-            keep_L[front : front + len(keep_A)] = keep_A
+            if rate != 1 and len(scores_L):
+                # Above the score that keeps a share of all tokens.
+                place = max(0, min(len(scores_L) - 1, int(len(scores_L) * rate) - 1))
+                threshold = scores_L.sort(descending=True).values[place]
+                keep_A = (scores_L > threshold)[part]
+                keep_L[front : front + len(keep_A)] = keep_A
             scores_L = scores_L[keep_L[question:-1]]
             front += tokens - int((~keep_L).sum())
             kept_L = kept_L[keep_L]

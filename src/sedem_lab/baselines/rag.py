@@ -131,7 +131,11 @@ class RAG(FullContextTuned):
         """
         read = super().read(documents)
         paragraphs = split(documents, self.backbone, self.config.paragraph)
-        keys = self._keys(paragraphs)
+        keys: list[Tensor] = []
+        for at in range(0, len(paragraphs), ENCODED_TOGETHER):
+            rows = [paragraph.ids for paragraph in paragraphs[at : at + ENCODED_TOGETHER]]
+            keys_NJRH = self.selector.keys(self._states(rows)).bfloat16()
+            keys += [own[: len(ids)] for own, ids in zip(keys_NJRH, rows, strict=True)]
         notes = split_notes(
             documents, paragraphs, self.config.paragraph, len(read.token_ends), self.name
         )
@@ -143,15 +147,6 @@ class RAG(FullContextTuned):
             paragraphs,
             keys,
         )
-
-    def _keys(self, paragraphs: Sequence[Paragraph]) -> list[Tensor]:
-        found: list[Tensor] = []
-        for at in range(0, len(paragraphs), ENCODED_TOGETHER):
-            rows = [paragraph.ids for paragraph in paragraphs[at : at + ENCODED_TOGETHER]]
-            states_NJE = self._states(rows)
-            keys_NJRH = self.selector.keys(states_NJE).bfloat16()
-            found += [keys[: len(ids)] for keys, ids in zip(keys_NJRH, rows, strict=True)]
-        return found
 
     def _states(self, rows: Sequence[Tensor]) -> Tensor:
         ids_NJ = pad_sequence(list(rows), batch_first=True).to(self.backbone.device)
@@ -245,32 +240,28 @@ class RAG(FullContextTuned):
         best = [sorted(own[: resolve_budget(self.config.k, len(own))]) for own in ranked]
         contexts = [self.selected(m, chosen) for m, chosen in zip(indexed, best, strict=True)]
         select_ms = (time.perf_counter() - start) * 1e3
-        answers = super().answer_all(contexts, questions)
-        return [
-            self._located(*parts, select_ms)
-            for parts in zip(answers, indexed, ranked, scores, strict=True)
-        ]
-
-    def _located(
-        self, answer: Answer, memory: RAGMemory, ranked: list[int], scores: Tensor, select_ms: float
-    ) -> Answer:
-        """The answer with citations of the original documents, and with the cost of selecting."""
-        read = {int(citation.document): citation for citation in answer.citations}
-        cited = [
-            memory.paragraphs[index].cited(rank, float(scores[index]), read[index].end)
-            for rank, index in enumerate((i for i in ranked if i in read), start=1)
-        ]
-        late = {"select_ms", "ttft_ms", "total_ms"}
-        return replace(
-            answer,
-            citations=tuple(cited),
-            blocks=len(memory.paragraphs),
-            timings={n: ms + select_ms * (n in late) for n, ms in answer.timings.items()},
-            cut=(*memory.compressed.notes, *answer.cut),
-            stored_bytes=memory.stored_bytes,
-            context_tokens=len(memory.token_ends),
-            ranking=tuple(memory.paragraphs[index].span for index in ranked),
-        )
+        read = super().answer_all(contexts, questions)
+        # Citations are of the original documents, and times and sizes include selecting.
+        answers, late = [], {"select_ms", "ttft_ms", "total_ms"}
+        for answer, memory, order, own in zip(read, indexed, ranked, scores, strict=True):
+            paragraphs = memory.paragraphs
+            ends = {int(citation.document): citation.end for citation in answer.citations}
+            cited = [
+                paragraphs[index].cited(rank, float(own[index]), ends[index])
+                for rank, index in enumerate((i for i in order if i in ends), start=1)
+            ]
+            located = replace(
+                answer,
+                citations=tuple(cited),
+                blocks=len(paragraphs),
+                timings={n: ms + select_ms * (n in late) for n, ms in answer.timings.items()},
+                cut=(*memory.compressed.notes, *answer.cut),
+                stored_bytes=memory.stored_bytes,
+                context_tokens=len(memory.token_ends),
+                ranking=tuple(paragraphs[index].span for index in order),
+            )
+            answers.append(located)
+        return answers
 
 
 def _numbered(ids: Tensor, number: int = 0) -> Tensor:

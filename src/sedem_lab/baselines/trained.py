@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from sedem.answering.decoding import Decoding, Transcript
+from sedem.answering.decoding import Decoding
 from sedem.backbone.decoder import FAMILIES, Backbone
 from sedem.backbone.prompts import context_prompt, question_ids
 from sedem.checkpoint import folder as checkpoint
@@ -83,6 +83,8 @@ class TrainedReader(nn.Module, ABC):
     Config: ClassVar[type[ReaderConfig]]
     has_selection_budget: ClassVar[bool] = False
     """Whether the method is trained to select K paragraphs, with the setting `k`."""
+    frozen_decoder: ClassVar[bool] = False
+    """Whether the decoder is the frozen backbone, so that the adapters only compress."""
 
     def __init__(self, config: ReaderConfig, backbone: Backbone) -> None:
         super().__init__()
@@ -156,8 +158,8 @@ class TrainedReader(nn.Module, ABC):
         raise ConfigError(f"'{self.name}' is not trained on text; give its recipe questions (data)")
 
     def decoding_mode(self) -> AbstractContextManager[None]:
-        """A context manager for decoding; a method may switch its adapters off in it."""
-        return nullcontext()
+        """A context manager for decoding, without adapters if the decoder is frozen."""
+        return self.backbone.without_lora() if self.frozen_decoder else nullcontext()
 
     @classmethod
     def overhead(cls, config: Any, shape: PretrainedConfig) -> int:
@@ -233,38 +235,31 @@ class TrainedReader(nn.Module, ABC):
             filled = self.prefill([memory.compressed.content for memory in memories], used, prompts)
             clock.lap("prefill_ms")
             rows = generate_timed(self.backbone, filled.logits, filled.advance, decoding, clock)
-        return [
-            self._to_answer(*parts, clock.timings)
-            for parts in zip(memories, used, rows, filled.conditioning, strict=True)
-        ]
-
-    def _to_answer(
-        self,
-        memory: ContextMemory,
-        used: int,
-        row: Transcript,
-        conditioning: int,
-        timings: dict[str, float],
-    ) -> Answer:
-        assert row.finish_reason is not None
-        documents, tokens = memory.documents, len(memory.token_ends)
-        cut = memory.compressed.notes
-        if used < tokens:
-            cut = (*cut, f"the context has {tokens:,} tokens, {self.name} took its first {used:,}")
-        citations = cite(documents, memory.token_ends[used - 1] if used else 0)
-        return Answer(
-            text=row.text,
-            citations=citations,
-            k=len(citations),
-            blocks=len(documents),
-            timings=dict(timings),
-            finish_reason=row.finish_reason,
-            model=self.name,
-            cut=(*cut, *row.cut()),
-            conditioning=conditioning,
-            stored_bytes=memory.stored_bytes,
-            context_tokens=tokens,
-        )
+        answers = []
+        for memory, count, row, conditioning in zip(
+            memories, used, rows, filled.conditioning, strict=True
+        ):
+            assert row.finish_reason is not None
+            tokens, cut = len(memory.token_ends), memory.compressed.notes
+            if count < tokens:
+                took = f"{self.name} took its first {count:,}"
+                cut = (*cut, f"the context has {tokens:,} tokens, {took}")
+            citations = cite(memory.documents, memory.token_ends[count - 1] if count else 0)
+            answer = Answer(
+                text=row.text,
+                citations=citations,
+                k=len(citations),
+                blocks=len(memory.documents),
+                timings=dict(clock.timings),
+                finish_reason=row.finish_reason,
+                model=self.name,
+                cut=(*cut, *row.cut()),
+                conditioning=conditioning,
+                stored_bytes=memory.stored_bytes,
+                context_tokens=tokens,
+            )
+            answers.append(answer)
+        return answers
 
     # Checkpoints
 
@@ -275,14 +270,12 @@ class TrainedReader(nn.Module, ABC):
         *,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
-        attention: str = "sdpa",
     ) -> Self:
         """Open a checkpoint, a folder or a hub id.
 
         Args:
             dtype: data type of the backbone; None means bfloat16 on a GPU, float32 elsewhere.
             device: None means a GPU if there is one.
-            attention: "sdpa" or "eager".
 
         Raises:
             CheckpointError: the checkpoint is missing or incomplete, or it belongs to another
@@ -305,7 +298,6 @@ class TrainedReader(nn.Module, ABC):
                 folder,
                 dtype=dtype,
                 device=device,
-                attention=attention,
             )
             reader = cls(config, backbone)
             checkpoint.read_weights(folder, reader.parts())
@@ -313,18 +305,14 @@ class TrainedReader(nn.Module, ABC):
                 backbone.load_lora(folder / checkpoint.ADAPTER)
         return reader.requires_grad_(False).eval()
 
-    def save_pretrained(self, folder: str | Path, *, int8: bool = False) -> None:
-        """Write a checkpoint atomically.
-
-        Args:
-            int8: store matrices as int8 rows with one scale each.
-        """
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write a checkpoint atomically."""
         backbone = portable_name(self.config.backbone)
         with checkpoint.unfinished(Path(folder)) as partial:
             self.config.with_changes(backbone=backbone).save(partial, self.name)
-            checkpoint.write_weights(partial, self.parts(), int8=int8)
+            checkpoint.write_weights(partial, self.parts())
             if self.config.lora_rank:
-                self.backbone.save_lora(partial / checkpoint.ADAPTER, backbone, int8=int8)
+                self.backbone.save_lora(partial / checkpoint.ADAPTER, backbone)
 
 
 def generator_for(seed: int, ids: Tensor) -> np.random.Generator:
