@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from sedem.answering.decoding import Decoding
 from sedem.backbone.loading import open_backbone
 from sedem_lab.baselines.registry import TRAINED, reader_class
+from sedem_lab.baselines.soft_prompt import PrefillResult
 from sedem_lab.baselines.trained import TrainedReader
 from sedem_lab.training.baseline import BaselineRecipe, QuestionData, WindowSource
 from sedem_lab.training.recipe import DataSource, Optimization, RunSettings
+from sedem_lab.training.targets import targets
 
 SMALL: dict[str, dict[str, Any]] = {
     "full-context-tuned": {"lora_rank": 4, "lora_alpha": 8},
@@ -68,6 +70,57 @@ def naive_loss(reader: TrainedReader, soft: Tensor, text: list[int], target: lis
     with reader.decoding_mode():
         logits = reader.backbone.model(inputs_embeds=row[None]).logits[0]
     return F.cross_entropy(logits[-1 - len(target) : -1], torch.tensor(target), reduction="none")
+
+
+PAIRS = [([0, 5, 6, 7], [8, 9, 1]), ([0, 4], [11, 12, 13, 1])]
+"""Prompt and answer of two questions."""
+
+
+def check_question_loss(
+    reader: TrainedReader, contexts: list[Tensor], soft: Callable[[Tensor], Tensor]
+) -> None:
+    """The loss of two questions is Hugging Face's after the soft tokens of each context."""
+    loss = reader.question_loss(contexts, **targets(PAIRS))["loss"]
+    expected = [
+        naive_loss(reader, soft(context), prefix[1:], answer).mean()
+        for context, (prefix, answer) in zip(contexts, PAIRS, strict=True)
+    ]
+    torch.testing.assert_close(loss, torch.stack(expected).mean(), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def fill(named: Iterable[tuple[str, nn.Parameter]]) -> None:
+    """Fill parameters in the order of their names: sin(0.0137 (k + 1) i² + k), scaled.
+
+    Value i of parameter k is 0.2 times that, or 1 plus 0.1 times that if the name contains "norm".
+    The official code was run with the same weights.
+    """
+    for k, (name, parameter) in enumerate(sorted(named, key=lambda entry: entry[0])):
+        at = torch.arange(parameter.numel(), dtype=torch.float64)
+        wave = torch.sin(0.0137 * (k + 1) * at**2 + k).view_as(parameter)
+        parameter.copy_(1 + 0.1 * wave if "norm" in name else 0.2 * wave)
+
+
+def adapters(reader: TrainedReader) -> list[tuple[str, nn.Parameter]]:
+    return [(n, p) for n, p in reader.backbone.model.named_parameters() if "lora_" in n]
+
+
+def as_official(name: str, folder: str, **settings: Any) -> Any:
+    """A reader whose backbone has the weights of the official run; its own are not filled yet."""
+    backbone, kind = open_backbone(folder), reader_class(name)
+    fill(backbone.model.named_parameters())
+    return kind(kind.Config(backbone=folder, lora_rank=4, lora_alpha=8, **settings), backbone)
+
+
+def check_official_answer(filled: PrefillResult, official: dict[str, Any], atol: float) -> None:
+    """The first logits and the greedy answer are those of the official run."""
+    expected = torch.tensor(official["logits"])
+    torch.testing.assert_close(filled.logits[0], expected, rtol=1e-4, atol=atol)
+    logits, generated = filled.logits, []
+    for _ in official["generated"]:
+        generated.append(int(logits.argmax()))
+        logits = filled.advance(torch.tensor(generated[-1:]))
+    assert generated == official["generated"]
 
 
 @pytest.fixture(params=TRAINED)

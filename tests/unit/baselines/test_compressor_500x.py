@@ -12,13 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache
-from unit.baselines.conftest import make, tokens
-from unit.baselines.waves import fill
+from unit.baselines.conftest import PAIRS, adapters, as_official, fill, make, tokens
 
 from sedem import Document
-from sedem.backbone.loading import open_backbone
 from sedem.errors import ConfigError, DataError
-from sedem_lab.baselines.compressor_500x import Compressor500x, Compressor500xConfig
+from sedem_lab.baselines.compressor_500x import Compressor500x
 from sedem_lab.training.targets import targets
 
 
@@ -32,18 +30,10 @@ def official(fixtures: Path) -> dict[str, Any]:
     return dict(json.loads((fixtures / "500x-official.json").read_text()))
 
 
-def as_official(folder: str, numbers: dict[str, Any]) -> Compressor500x:
-    backbone = open_backbone(folder)
-    fill(backbone.model.named_parameters())
-    config = Compressor500xConfig(
-        backbone=folder,
-        lora_rank=4,
-        lora_alpha=8,
-        memory=numbers["memory"],
-        limit=numbers["limit"],
-    )
-    reader = Compressor500x(config, backbone)
-    fill([(n, p) for n, p in backbone.model.named_parameters() if "lora_" in n])
+def official_500x(folder: str, numbers: dict[str, Any]) -> Compressor500x:
+    settings = {name: numbers[name] for name in ("memory", "limit")}
+    reader: Compressor500x = as_official("500x", folder, **settings)
+    fill(adapters(reader))
     fill(reader.parts().named_parameters())
     return reader.requires_grad_(False).eval()
 
@@ -54,7 +44,7 @@ def as_official(folder: str, numbers: dict[str, Any]) -> Compressor500x:
 def test_the_reproduction_loss_matches_the_official_code(
     official: dict[str, Any], tiny_folder: Callable[..., str]
 ) -> None:
-    reader = as_official(tiny_folder(), official)
+    reader = official_500x(tiny_folder(), official)
     text = torch.tensor([official["tokens"][: official["limit"]]])
     loss = reader.text_loss(text, text[:, :1])["loss"]
     assert float(loss) == pytest.approx(official["reproduce"]["loss"], rel=1e-4)
@@ -63,7 +53,7 @@ def test_the_reproduction_loss_matches_the_official_code(
 def test_the_answer_loss_of_a_short_context_matches_the_official_code(
     official: dict[str, Any], tiny_folder: Callable[..., str]
 ) -> None:
-    reader = as_official(tiny_folder(), official)
+    reader = official_500x(tiny_folder(), official)
     ids, asked = official["tokens"], official["question"]
     context = torch.tensor(ids[: asked["context"]])
     question, answer = (ids[slice(*asked[name])] for name in ("question", "answer"))
@@ -116,12 +106,11 @@ def test_losses_match_hugging_face(
 ) -> None:
     reader: Any = make("500x", tiny_folder(), long_contexts=long_contexts)
     contexts = tokens(*lengths)
-    pairs = [([0, 5, 6, 7], [8, 9, 1]), ([0, 4], [11, 12, 13, 1])]
     expected = []
-    for context, (prefix, answer) in zip(contexts, pairs, strict=True):
+    for context, (prefix, answer) in zip(contexts, PAIRS, strict=True):
         logits = naive_logits(reader, context.tolist(), [*prefix, *answer[:-1]])
         expected.append(float(F.cross_entropy(logits[-len(answer) :], torch.tensor(answer))))
-    loss = reader.question_loss(contexts, **targets(pairs))["loss"]
+    loss = reader.question_loss(contexts, **targets(PAIRS))["loss"]
     assert float(loss) == pytest.approx(sum(expected) / 2, rel=1e-4)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from answers import RENT, SHORT, assert_cites
 from conftest import LEASE, RECIPE
-from unit.baselines.conftest import make, naive_loss, tokens
+from unit.baselines.conftest import check_question_loss, make, tokens
 
 from sedem import Document, SeDeM
 from sedem.answering.decoding import Decoding
@@ -21,7 +21,6 @@ from sedem_lab.baselines import full_context
 from sedem_lab.baselines.bm25 import BM25
 from sedem_lab.baselines.full_context import FullContext, generate_timed
 from sedem_lab.baselines.soft_prompt import prefill_result, run_embeddings
-from sedem_lab.training.targets import targets
 
 
 def test_full_context_reads_documents_in_their_order(model: SeDeM) -> None:
@@ -150,12 +149,6 @@ def test_without_training_the_tuned_reader_equals_the_frozen_one(
 def test_the_loss_matches_hugging_faces_forward(tiny_folder: Callable[..., str]) -> None:
     reader = make("full-context-tuned", tiny_folder())
     contexts = tokens(30, 12)
-    pairs = [([0, 5, 6, 7], [8, 9, 1]), ([0, 4], [11, 12, 13, 1])]
-    loss = reader.question_loss(contexts, **targets(pairs))["loss"]
-    losses = [
-        naive_loss(reader, reader.backbone.embed(context), prefix[1:], answer).mean()
-        for context, (prefix, answer) in zip(contexts, pairs, strict=True)
-    ]
-    torch.testing.assert_close(loss, torch.stack(losses).mean(), rtol=1e-4, atol=1e-4)
+    check_question_loss(reader, contexts, reader.backbone.embed)
     with pytest.raises(ConfigError, match="is not trained on text; give its recipe questions"):
         reader.text_loss(contexts[0][None], contexts[1][None])

@@ -9,13 +9,20 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from unit.baselines.conftest import make, naive_loss, tokens
-from unit.baselines.waves import fill
+from torch import Tensor
+from unit.baselines.conftest import (
+    adapters,
+    as_official,
+    check_official_answer,
+    check_question_loss,
+    fill,
+    make,
+    naive_loss,
+    tokens,
+)
 
-from sedem.backbone.loading import open_backbone
 from sedem.errors import ConfigError
-from sedem_lab.baselines.icae import ICAE, ICAEConfig, SegmentSlots
+from sedem_lab.baselines.icae import ICAE, SegmentSlots
 from sedem_lab.baselines.trained import generator_for
 from sedem_lab.training.targets import targets
 
@@ -30,18 +37,11 @@ def official(fixtures: Path) -> dict[str, Any]:
     return dict(json.loads((fixtures / "icae-official.json").read_text()))
 
 
-def as_official(folder: str, numbers: dict[str, Any], **changes: Any) -> ICAE:
-    backbone = open_backbone(folder)
-    fill(backbone.model.named_parameters())
+def official_icae(folder: str, numbers: dict[str, Any], **changes: Any) -> ICAE:
     settings = {name: numbers[name] for name in ("memory", "compression", "unscored")}
-    config = ICAEConfig(backbone=folder, lora_rank=4, lora_alpha=8, **settings, **changes)
-    reader = ICAE(config, backbone)
+    reader: ICAE = as_official("icae", folder, **settings, **changes)
     fill([*adapters(reader), *reader.parts().named_parameters()])
     return reader.eval()
-
-
-def adapters(reader: ICAE) -> list[tuple[str, nn.Parameter]]:
-    return [(n, p) for n, p in reader.backbone.model.named_parameters() if "lora_" in n]
 
 
 # Against the official code
@@ -51,7 +51,7 @@ def adapters(reader: ICAE) -> list[tuple[str, nn.Parameter]]:
 def test_slots_match_the_official_code(
     official: dict[str, Any], tiny_folder: Callable[..., str]
 ) -> None:
-    reader = as_official(tiny_folder(), official)
+    reader = official_icae(tiny_folder(), official)
     for length, expected in official["slots"].items():
         (slots,) = reader._slots([torch.tensor(official["tokens"][: int(length)])])
         torch.testing.assert_close(slots, torch.tensor(expected), rtol=1e-4, atol=1e-4)
@@ -62,7 +62,7 @@ def test_slots_match_the_official_code(
 def test_the_text_losses_match_the_official_code(
     share: float, part: str, official: dict[str, Any], tiny_folder: Callable[..., str]
 ) -> None:
-    reader = as_official(tiny_folder(), official, autoencode=share)
+    reader = official_icae(tiny_folder(), official, autoencode=share)
     ids, length = torch.tensor([official["tokens"]]), official["context"]
     after = ids[:, length : length + official["continuation"]]
     loss = reader.text_loss(ids[:, :length], after)["loss"]
@@ -72,7 +72,7 @@ def test_the_text_losses_match_the_official_code(
 def test_the_question_loss_and_its_gradients_match_the_official_code(
     official: dict[str, Any], tiny_folder: Callable[..., str]
 ) -> None:
-    reader = as_official(tiny_folder(), official)
+    reader = official_icae(tiny_folder(), official)
     ids, asked = official["tokens"], official["question"]
     question, answer = (ids[slice(*asked[name])] for name in ("question", "answer"))
     start, end = reader.backbone.bos_token_id, reader.backbone.eos_token_id
@@ -90,20 +90,14 @@ def test_the_question_loss_and_its_gradients_match_the_official_code(
 def test_the_generated_answer_matches_the_official_code(
     official: dict[str, Any], tiny_folder: Callable[..., str]
 ) -> None:
-    reader = as_official(tiny_folder(), official)
+    reader = official_icae(tiny_folder(), official)
     ids, asked = official["tokens"], official["question"]
     segments = reader.segments(torch.tensor(ids[: official["context"]]))
     content = SegmentSlots(reader.encode(segments), len(segments[0]))
     prompt = [reader.backbone.bos_token_id, *ids[slice(*asked["question"])]]
     with reader.decoding_mode():
         filled = reader.prefill([content], [official["context"]], [prompt])
-        logits, generated = filled.logits, []
-        for _ in asked["generated"]:
-            generated.append(int(logits.argmax()))
-            logits = filled.advance(torch.tensor(generated[-1:]))
-    expected = torch.tensor(asked["logits"])
-    torch.testing.assert_close(filled.logits[0], expected, rtol=1e-4, atol=1e-4)
-    assert generated == asked["generated"]
+        check_official_answer(filled, asked, atol=1e-4)
 
 
 # Against the equations
@@ -144,13 +138,11 @@ def test_slots_match_the_equations(reader: ICAE) -> None:
 @torch.no_grad()
 def test_the_question_loss_matches_the_equations(reader: ICAE) -> None:
     contexts = tokens(40, 9)
-    pairs = [([0, 5, 6, 7], [8, 9, 1]), ([0, 4], [11, 12, 13, 1])]
-    loss = reader.question_loss(contexts, **targets(pairs))["loss"]
-    expected = []
-    for context, (prefix, answer) in zip(contexts, pairs, strict=True):
-        soft = torch.cat([naive_slots(reader, context.tolist()), special(reader, "ft")])
-        expected.append(naive_loss(reader, soft, prefix[1:], answer).mean())
-    torch.testing.assert_close(loss, torch.stack(expected).mean(), rtol=1e-4, atol=1e-4)
+    check_question_loss(
+        reader,
+        contexts,
+        lambda c: torch.cat([naive_slots(reader, c.tolist()), special(reader, "ft")]),
+    )
 
 
 @torch.no_grad()
