@@ -19,15 +19,6 @@ Write = Callable[[str, Any], Path]
 load = partial(open_examples, schema="cloze")
 
 
-@pytest.mark.parametrize("entry", [{"title": "Ada"}, {"text": "Ada"}, {"title": 1, "text": "Ada"}])
-def test_an_article_without_title_or_text_is_named(write: Write, entry: dict[str, Any]) -> None:
-    path = write("articles.jsonl", [{"title": "Bo", "text": "Bo"}, entry])
-    with pytest.raises(
-        DataError, match=r"line 2: ((title|text): field required|title is 1; input)"
-    ):
-        read_articles(path)
-
-
 def test_paragraphs_are_lines_of_some_length_and_no_headings() -> None:
     text = "== A heading that is long ==\n  abcde  \nabcd\n\nabcdefghij\nabcdefghijk\n"
     assert paragraphs(text, 5, 10) == ["abcde", "abcdefghij"]
@@ -88,18 +79,16 @@ def test_the_most_telling_span_is_asked_for(sentence: str, word: str) -> None:
         'The mayor wrote "the mill was built in 1850" to all.',  # said by somebody
         "The mayor of the old town was elected by the people.",  # nothing telling
         "The mill was built in 1850 and sold again in 1850.",  # said twice
+        "The mill was built by the old mayor in 1850. A fire came in 1850.",
     ],
 )
 def test_sentences_that_would_make_poor_questions_are_left_alone(sentence: str) -> None:
     assert list(clozes(sentence)) == []
 
 
-def test_a_span_said_elsewhere_in_the_paragraph_is_not_asked_for() -> None:
+def test_part_of_a_longer_number_is_another_span() -> None:
     sentence = "The mill was built by the old mayor in 1850."
-    assert len(list(clozes(sentence))) == 1
-    assert list(clozes(f"{sentence} A fire came in 1850.")) == []
-    # Part of a longer number is another span.
-    assert len(list(clozes(f"{sentence} A fire cost 18500 crowns."))) == 1
+    assert len([*clozes(f"{sentence} A fire cost 18500 crowns.")]) == len([*clozes(sentence)]) == 1
 
 
 def test_examples_hold_their_evidence_among_ten_paragraphs_half_of_the_same_article(
@@ -140,8 +129,5 @@ def test_articles_of_one_paragraph_are_left_out_and_counted(fixtures: Path, writ
     result = load(write("more.jsonl", given + lone + empty), count=100)
     assert result.dropped == {"articles with fewer than two paragraphs": 2}
     assert result.examples == load(fixtures / "articles.jsonl", count=100).examples
-
-
-def test_too_few_paragraphs_are_an_error_with_both_numbers(fixtures: Path) -> None:
     with pytest.raises(DataError, match="a context needs 10 paragraphs, 5 are given"):
         load(fixtures / "articles.jsonl", records=":1")

@@ -327,7 +327,7 @@ def text_of(corpus: TokenizedCorpus, start: int) -> int:
     return int(np.searchsorted(corpus.bounds, start, side="right")) - 1
 
 
-def test_a_window_is_context_and_what_comes_after_it(
+def test_windows_are_context_and_what_comes_after_it_and_use_up_every_text(
     corpus: TokenizedCorpus, backbone: Backbone, texts: list[str]
 ) -> None:
     windows = Windows(corpus, 16, 8, seed=0)
@@ -339,10 +339,6 @@ def test_a_window_is_context_and_what_comes_after_it(
         assert whole.tolist() == corpus.tokens[start : start + 24].tolist()
         letters = backbone.tokenizer.decode(whole.tolist())
         assert letters in texts[text_of(corpus, start)]
-
-
-def test_windows_use_up_every_text_that_is_long_enough(corpus: TokenizedCorpus) -> None:
-    windows = Windows(corpus, 16, 8, seed=0)
     per_text = np.bincount([text_of(corpus, start) for start in windows.starts], minlength=9)
     lengths = np.diff(corpus.bounds)
     assert (per_text >= lengths // 24 - 1).all()
@@ -378,17 +374,16 @@ def test_every_epoch_cuts_its_texts_elsewhere(corpus: TokenizedCorpus) -> None:
     assert windows[3]["context"].tolist() == corpus.tokens[drawn[2][3] :][:16].tolist()
 
 
-def test_a_limit_takes_the_first_windows_in_every_epoch(corpus: TokenizedCorpus) -> None:
+def test_a_limit_takes_the_first_windows_and_held_out_texts_are_kept_apart(
+    corpus: TokenizedCorpus,
+) -> None:
     few, windows = Windows(corpus, 16, 8, 0, limit=5), Windows(corpus, 16, 8, 0)
     for epoch in range(3):
         few.epoch = windows.epoch = epoch
         assert len(few) == 5 and few.starts.tolist() == windows.starts[:5].tolist()
-
-
-def test_held_out_texts_are_kept_apart(corpus: TokenizedCorpus) -> None:
-    seen, kept = Windows(corpus, 16, 8, 0, range(7)), Windows(corpus, 16, 8, 0, range(7, 9))
-    assert {text_of(corpus, start) for start in seen.starts} == set(range(7))
-    assert {text_of(corpus, start) for start in kept.starts} == {7, 8}
+    for texts in (range(7), range(7, 9)):
+        starts = Windows(corpus, 16, 8, 0, texts).starts
+        assert {text_of(corpus, start) for start in starts} == set(texts)
 
 
 def test_texts_that_are_too_short_are_an_error(corpus: TokenizedCorpus) -> None:

@@ -180,15 +180,17 @@ def test_records_stop_a_stream(hub: SimpleNamespace, monkeypatch: pytest.MonkeyP
     assert [e.id for e in open_examples("hotpotqa", records="-3:").examples] == ["97", "98", "99"]
 
 
-def test_names_and_splits_that_do_not_exist_are_refused(fixtures: Path) -> None:
-    with pytest.raises(DataError, match=f"no public set of that name; .*{', '.join(HOMES)}"):
-        open_examples("hotpot")
-    with pytest.raises(DataError, match=r"covidqa cannot be loaded from the hub .*give its path"):
-        open_examples("covidqa")
-    with pytest.raises(ConfigError, match="split of squad is 'test'; it can be train or valid"):
-        open_examples("squad", split="test")
-    with pytest.raises(ConfigError, match=r"split is 'train', but '.*' is a file: leave it out"):
-        open_examples(fixtures / "squad.json", split="train")
+def test_names_splits_and_revisions_that_do_not_exist_are_refused(fixtures: Path) -> None:
+    file = fixtures / "squad.json"
+    for source, options, error, message in (
+        ("hotpot", {}, DataError, f"no public set of that name; .*{', '.join(HOMES)}"),
+        ("covidqa", {}, DataError, r"covidqa cannot be loaded from the hub .*give its path"),
+        ("squad", {"split": "test"}, ConfigError, "split of squad is 'test'; it can be train or v"),
+        (file, {"split": "train"}, ConfigError, r"split is 'train', but '.*' is a file: leave it"),
+        (file, {"revision": COMMIT}, ConfigError, r"revision is '0123.*', but '.*' is a file: lea"),
+    ):
+        with pytest.raises(error, match=message):
+            open_examples(source, **options)  # type: ignore[arg-type]
 
 
 def test_a_path_wins_over_a_name(
@@ -223,9 +225,7 @@ def test_an_unreachable_hub_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> 
 # What decides the content
 
 
-def test_a_name_is_identified_by_its_commit(
-    monkeypatch: pytest.MonkeyPatch, fixtures: Path
-) -> None:
+def test_a_name_is_identified_by_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     def dataset_info(self: Any, repository: str, *, revision: str | None = None) -> Any:
         return SimpleNamespace(sha=f"commit of {revision}")
 
@@ -238,8 +238,6 @@ def test_a_name_is_identified_by_its_commit(
     assert found["revision"] == "commit of refs/convert/parquet"
     with pytest.raises(ConfigError, match="it can be train or validation"):
         identify("qasper", "dev")
-    with pytest.raises(ConfigError, match=r"revision is '0123.*', but '.*' is a file: leave it"):
-        open_examples(fixtures / "squad.json", revision=COMMIT)
 
 
 @pytest.mark.parametrize("folder", [COMMIT, f"{COMMIT}{COMMIT[:24]}", "default"])

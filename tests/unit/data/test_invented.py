@@ -31,12 +31,11 @@ def test_a_seed_decides_everything(made: InventedSet) -> None:
 def test_articles_give_the_real_paragraphs_of_which_enough_are_needed(
     made: InventedSet, fixtures: Path
 ) -> None:
-    found = open_examples(fixtures / "articles.jsonl", made.name, split="train", count=5)
+    path = fixtures / "articles.jsonl"
+    found = open_examples(path, made.name, split="train", count=5)
     assert (found.name, len(found.examples)) == (f"{made.name}-train", 5)
-    assert open_examples(fixtures / "articles.jsonl", made.name, count=1).name.endswith(
-        "-evaluation"
-    )
-    text = "\n".join(text for _, text in read_articles(fixtures / "articles.jsonl"))
+    assert open_examples(path, made.name, count=1).name == f"{made.name}-evaluation"
+    text = "\n".join(text for _, text in read_articles(path))
     for example in found.examples:
         real = [document.text in text for document in example.documents]
         assert sum(real) == made.real

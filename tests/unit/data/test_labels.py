@@ -41,11 +41,14 @@ def test_a_block_that_overlaps_evidence_is_positive(
     assert from_evidence(cut("x" * 30, 10), [Evidence(0, start, end)]) == labels
 
 
-def test_evidence_of_another_document_does_not_count() -> None:
+def test_evidence_and_answers_are_those_of_their_own_document() -> None:
     blocks = [*cut("x" * 20, 10), *cut("y" * 20, 10, document=1)]
     spans = [Evidence(0, 15, 16), Evidence(1, 19, 20)]
     assert from_evidence(blocks, spans) == [False, True, False, True]
     assert from_evidence(blocks, []) == [False] * 4
+    documents = [Document("a", "no such word"), Document("b", "the cat is here")]
+    rows = [BlockRow(0, 0, 12, (1,)), BlockRow(1, 0, 15, (1,))]
+    assert from_answers(rows, documents, ["cat"]) == [False, True]
 
 
 def test_labels_match_the_characters_that_blocks_stand_for(backbone: Backbone) -> None:
@@ -85,12 +88,6 @@ def test_an_answer_counts_as_whole_words_of_a_block_in_any_case(
     text: str, answers: list[str], size: int, labels: list[bool]
 ) -> None:
     assert from_answers(cut(text, size), [Document("d", text)], answers) == labels
-
-
-def test_answers_of_each_document_are_looked_for_in_it() -> None:
-    documents = [Document("a", "no such word"), Document("b", "the cat is here")]
-    rows = [BlockRow(0, 0, 12, (1,)), BlockRow(1, 0, 15, (1,))]
-    assert from_answers(rows, documents, ["cat"]) == [False, True]
 
 
 def test_answers_of_real_questions_are_found_where_they_stand(fixtures: Path) -> None:

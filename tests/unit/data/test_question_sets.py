@@ -46,14 +46,11 @@ def test_own_questions_are_found_out_even_compressed(tmp_path: Path, write: Writ
     assert open_examples(packed).examples == open_examples(path).examples
 
 
-def test_a_file_of_no_known_schema_is_refused(fixtures: Path, write: Write) -> None:
+def test_unknown_schemas_are_refused_with_the_known_ones(fixtures: Path, write: Write) -> None:
     with pytest.raises(DataError, match=r"articles\.jsonl' fit no schema; .*own, squad, covidqa"):
         sniff(fixtures / "articles.jsonl")
     with pytest.raises(DataError, match="or give JSON lines of"):
         sniff(write("empty.jsonl", ""))
-
-
-def test_an_unknown_schema_is_refused_with_the_known_ones(fixtures: Path) -> None:
     with pytest.raises(ConfigError, match=f"no schema 'sqad'; known are {', '.join(SETS)}"):
         open_examples(fixtures / "squad.json", "sqad")
 
@@ -149,6 +146,12 @@ def paper(**changes: Any) -> dict[str, Any]:
             "(id 'p1'): qas[0].answers[0].answer.unanswerable: field required",
         ),
         ("cloze", [{"title": "A", "text": HALF}], f"entry 1: text {UNICODE}"),
+        ("cloze", [{"title": "Ada"}], "entry 1: text: field required"),
+        ("cloze", [{"text": "Ada"}], "entry 1: title: field required"),
+        ("cloze", [{"title": 1, "text": "Ada"}], "entry 1: title is 1; input should be a valid"),
+        ("squad", {"version": "1.1"}, "line 1 is not in SQuAD's schema: it has no list"),
+        ("squad", {"data": {"title": "A"}}, "line 1 is not in SQuAD's schema: it has no list"),
+        ("govreport", [{"report": "A", "summary": 3}], "entry 1: summary is 3; input should be"),
     ],
 )
 def test_a_malformed_record_is_named_with_its_field(
@@ -158,15 +161,10 @@ def test_a_malformed_record_is_named_with_its_field(
         open_examples(write("odd.json", content), schema)
 
 
-@pytest.mark.parametrize(
-    ("text", "kept"),
-    [(None, [0, 1, 2, 3]), ("1:", [1, 2, 3]), (":2", [0, 1]), ("1:3", [1, 2]), ("-1:", [3])],
-)
-def test_records_are_a_slice(text: str | None, kept: list[int]) -> None:
-    assert [0, 1, 2, 3][parse_records(text)] == kept
-
-
-@pytest.mark.parametrize("text", ["", "5", "1:2:3", "a:", "1.5:"])
-def test_records_that_are_no_slice_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=f"records is '{text}'; it must be 'start:stop'"):
-        parse_records(text)
+def test_records_are_a_slice() -> None:
+    for text, kept in ((None, [0, 1, 2, 3]), ("1:", [1, 2, 3]), (":2", [0, 1]), ("-1:", [3])):
+        assert [0, 1, 2, 3][parse_records(text)] == kept
+    assert parse_records("1:3") == slice(1, 3)
+    for text in ("", "5", "1:2:3", "a:", "1.5:"):
+        with pytest.raises(ConfigError, match=f"records is '{text}'; it must be 'start:stop'"):
+            parse_records(text)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from sedem.errors import DataError
 from sedem_lab.data.examples import Example
 from sedem_lab.data.question_sets import open_examples
 
@@ -181,11 +180,3 @@ def test_papers_are_whole_contexts_with_repaired_offsets(fixtures: Path, write: 
         names = [e.documents[0].name for e in result.examples]
         assert names == ["paper 2684"] * 4 + ["paper 630"] * 2
         assert result.examples[4:] == open_examples(path, records="1:").examples
-
-
-@pytest.mark.parametrize("content", [{"version": "1.1"}, {"data": {"title": "Ada"}}])
-def test_another_schema_is_refused(write: Write, content: Any) -> None:
-    with pytest.raises(
-        DataError, match=r"other\.json', line 1 is not in SQuAD's schema: it has no list"
-    ):
-        load(write("other.json", content))
