@@ -107,19 +107,14 @@ def test_500x_costs_the_same_for_every_context_and_reports_what_it_reads() -> No
     assert [flops["assumptions"]["context_tokens_read"] for flops in (short, long)] == [300, 500]
 
 
-@pytest.mark.parametrize(
-    ("method", "backbone", "words"),
-    [
+def test_a_method_or_backbone_without_a_count_is_refused() -> None:
+    for method, backbone, words in (
         ("rag", "llama-3.2-1b", "FLOPs of 'rag' are not counted; those of icae, hmt"),
         ("icae", "llama-9", "backbone 'llama-9' is not known"),
         ("icae", "llama-3.2-1b-to-3b", "has two backbones; give llama-3.2-1b or llama-3.2-3b"),
-    ],
-)
-def test_a_method_or_backbone_without_a_count_is_refused(
-    method: str, backbone: str, words: str
-) -> None:
-    with pytest.raises(ConfigError, match=words):
-        baseline_flops(method, backbone)
+    ):
+        with pytest.raises(ConfigError, match=words):
+            baseline_flops(method, backbone)
 
 
 # Parameters, against the paper's table
@@ -133,26 +128,24 @@ PRINTED = {
 }
 
 
-@pytest.mark.parametrize("method", PRINTED)
-def test_overhead_equals_the_papers_to_the_digit(method: str) -> None:
-    for backbone, (printed, digits) in PRINTED[method].items():
-        found = baseline_parameters(method, backbone)
-        assert round(found["without_lora"] / 1e6, digits) == printed
+def test_overhead_equals_the_papers_to_the_digit() -> None:
+    for method, printed in PRINTED.items():
+        for backbone, (millions, digits) in printed.items():
+            found = baseline_parameters(method, backbone)
+            assert round(found["without_lora"] / 1e6, digits) == millions
 
 
-def test_icae_trains_its_table_and_adapters_on_q_and_v() -> None:
-    found = baseline_parameters("icae", "llama-3.2-1b")
-    assert found["parts"] == (128 + 3) * 2048
-    assert found["lora"] == 16 * 128 * ((2048 + 2048) + (2048 + 512))
+def test_trained_parameters_are_those_of_the_parts_and_the_adapters() -> None:
+    icae = baseline_parameters("icae", "llama-3.2-1b")
+    assert icae["parts"] == (128 + 3) * 2048
+    assert icae["lora"] == 16 * 128 * ((2048 + 2048) + (2048 + 512))
     # Twice the trained table and one row: what the official code allocates.
-    assert found["without_lora"] == 2 * found["parts"] + 2048
-    assert round(found["percent_without_lora"], 2) == 0.04
-
-
-def test_comprexit_trains_about_a_percent_and_no_adapters() -> None:
-    found = baseline_parameters("comprexit", "llama-3.2-1b")
+    assert icae["without_lora"] == 2 * icae["parts"] + 2048
+    assert round(icae["percent_without_lora"], 2) == 0.04
+    comprexit = baseline_parameters("comprexit", "llama-3.2-1b")
     width, inner, layers = 2048, 256, 17
     squares = 4 * (width * width + width)  # two values, two layers of the projection
     narrow = 3 * (width * inner + inner) + layers * (inner + 1)
-    assert found["total"] == found["parts"] == squares + narrow + 3 * 2 * width + width + 1
-    assert 1 < found["percent_without_lora"] < 2
+    every = squares + narrow + 3 * 2 * width + width + 1
+    assert comprexit["total"] == comprexit["parts"] == every
+    assert 1 < comprexit["percent_without_lora"] < 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import re
 import string
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -119,55 +120,37 @@ def test_answers_are_scored_against_their_best_reference(
 
 
 @pytest.mark.parametrize(
-    ("prediction", "reference", "score"),
+    ("metric", "prediction", "references", "score"),
     [
-        ("police killed gunman", "police kill gunman", 2 / 3),
-        ("b c d e", "x b y d z", 2 * (2 / 4) * (2 / 5) / (2 / 4 + 2 / 5)),
-        ("", "police", 0.0),
-    ],
-)
-def test_rouge_l_counts_the_longest_common_subsequence(
-    prediction: str, reference: str, score: float
-) -> None:
-    assert rouge_l(prediction, [reference]) == pytest.approx(100 * score)
-
-
-@pytest.mark.parametrize(
-    ("prediction", "references", "score"),
-    [
-        ("It is 900 Euros a month", ["1,800 euros", "900 EUROS"], 100),
-        ("900", ["900 euros"], 0),
+        # The longest common subsequence.
+        (rouge_l, "police killed gunman", ["police kill gunman"], 100 * 2 / 3),
+        (rouge_l, "b c d e", ["x b y d z"], 100 * 2 * (2 / 4) * (2 / 5) / (2 / 4 + 2 / 5)),
+        (rouge_l, "", ["police"], 0),
+        (string_match_part, "It is 900 Euros a month", ["1,800 euros", "900 EUROS"], 100),
+        (string_match_part, "900", ["900 euros"], 0),
         # Part of a word is a match, as in RULER; nothing is normalized.
-        ("category", ["cat"], 100),
-        ("900 euros", ["the 900 euros"], 0),
-        ("", ["900"], 0),
+        (string_match_part, "category", ["cat"], 100),
+        (string_match_part, "900 euros", ["the 900 euros"], 0),
+        (string_match_part, "", ["900"], 0),
     ],
 )
-def test_a_string_match_is_a_reference_anywhere_in_the_prediction(
-    prediction: str, references: list[str], score: float
+def test_parts_of_answers_are_scored(
+    metric: Callable[..., float], prediction: str, references: list[str], score: float
 ) -> None:
-    assert string_match_part(prediction, references) == score
+    assert metric(prediction, references) == pytest.approx(score)
 
 
-RANKED, EVIDENCE = [4, 0, 2, 1], [False, True, True, False, False]
-
-
-@pytest.mark.parametrize(
-    ("k", "recall", "found", "precise"),
-    [(1, 0, 0, 0), (2, 0, 0, 0), (3, 100, 50, 100 / 3), (4, 100, 100, 50), (9, 100, 100, 50)],
-)
-def test_recall_and_precision_count_blocks(
-    k: int, recall: float, found: float, precise: float
-) -> None:
-    assert recall_at(RANKED, EVIDENCE, k) == recall
-    assert evidence_recall_at(RANKED, EVIDENCE, k) == found
-    assert precision_at(RANKED, EVIDENCE, k) == pytest.approx(precise)
-    assert recall_at([], EVIDENCE, k) == 0
-
-
-def test_the_reciprocal_rank_is_that_of_the_first_evidence_block() -> None:
-    assert reciprocal_rank(RANKED, EVIDENCE) == pytest.approx(100 / 3)
-    assert reciprocal_rank([0, 3], EVIDENCE) == 0
+def test_selection_counts_evidence_blocks_and_ranks_the_first() -> None:
+    ranked, evidence = [4, 0, 2, 1], [False, True, True, False, False]
+    for k, *expected in (
+        (1, 0, 0, 0), (2, 0, 0, 0), (3, 100, 50, 100 / 3), (4, 100, 100, 50), (9, 100, 100, 50)
+    ):  # fmt: skip
+        scores = (recall_at, evidence_recall_at, precision_at)
+        found = [score(ranked, evidence, k) for score in scores]
+        assert found == pytest.approx(expected)
+        assert recall_at([], evidence, k) == 0
+    assert reciprocal_rank(ranked, evidence) == pytest.approx(100 / 3)
+    assert reciprocal_rank([0, 3], evidence) == 0
 
 
 # Intervals

@@ -47,25 +47,16 @@ READERS: dict[str, Callable[[SeDeM], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["sedem", "full-context", "bm25"])
-def test_conditioning_is_what_the_last_layer_sees_before_the_first_answer_token(
+@pytest.mark.parametrize("name", READERS)
+def test_costs_are_those_of_what_is_seen_stored_and_read(
     name: str, model: SeDeM, documents: list[Document]
 ) -> None:
     reader = READERS[name](model)
     memory = reader.read(documents)
     with seen_by_the_last_layer(model) as seen:
         answer = reader.answer(memory, QUESTION)
-    assert answer.conditioning == seen[0]
-    assert answer.conditioning > len(QUESTION)
-
-
-@pytest.mark.parametrize("name", READERS)
-def test_sizes_are_those_of_what_is_stored_and_read(
-    name: str, model: SeDeM, documents: list[Document]
-) -> None:
-    reader = READERS[name](model)
-    memory = reader.read(documents)
-    answer = reader.answer(memory, QUESTION)
+    if name != "longllmlingua":  # it reads the context several times to prune it
+        assert answer.conditioning == seen[0] > len(QUESTION)
     if name == "sedem":
         stored = memory.memory(range(len(memory)))
         assert stored.dtype == torch.bfloat16

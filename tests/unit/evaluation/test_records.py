@@ -111,9 +111,7 @@ def test_yes_no_questions_are_measured_apart_as_well() -> None:
     assert (metrics["yes_no"]["em"]["n"], metrics["other"]["em"]["n"]) == (3, 2)
     assert metrics["yes_no"]["em"]["mean"] == pytest.approx(100 / 3, abs=0.01)
     assert metrics["other"]["f1"]["mean"] == 50 and len(metrics["other"]["f1"]["interval"]) == 2
-
-
-def test_a_set_without_yes_no_questions_is_not_split() -> None:
+    # A set of one kind is not split.
     assert not {"yes_no", "other"} & set(measure([record([HILL], [HILL])]))
     only = {**record([HILL], [HILL]), "references": ["No"]}
     assert "other" not in measure([only]) and measure([only])["yes_no"]["em"]["n"] == 1
