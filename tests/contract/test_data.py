@@ -66,7 +66,6 @@ def test_plain_text_is_measured_as_texts() -> None:
     ("words", "message"),
     [
         (["nowhere"], "there is no file 'nowhere' and no public set of that name; the names are"),
-        (["covidqa"], "covidqa cannot be loaded from the hub"),
         ([FIXTURES / "squad.json", "--option", "seed"], "'seed' is not of the form KEY=VALUE"),
         (
             [FIXTURES / "articles.jsonl", "--schema", "exact-facts", "--option", "split=train"],

@@ -178,7 +178,9 @@ def test_an_answer_cites_the_paragraphs_that_were_kept(small: LongLLMLingua) -> 
     assert answer.cut == (limited if answer.finish_reason == "length" else ())
 
 
-def test_the_answer_notes_paragraphs_that_were_not_ranked_or_were_cut(small: LongLLMLingua) -> None:
+def test_what_was_not_ranked_or_was_cut_is_noted_and_what_cannot_be_scored_refused(
+    small: LongLLMLingua,
+) -> None:
     one = small.answer([Document("a", "The rent is 900 euros a month.")], QUESTION)
     assert one.cut[0] == "the context is one paragraph, so longllmlingua ranked nothing"
     long = [Document("long", "The rent is 900 euros a month. " * 40)]
@@ -189,9 +191,6 @@ def test_the_answer_notes_paragraphs_that_were_not_ranked_or_were_cut(small: Lon
     )
     many = small.answer(lease(90), QUESTION)
     assert "does not fit the model's 512 positions" in many.cut[0]
-
-
-def test_a_question_that_cannot_be_scored_is_rejected(small: LongLLMLingua) -> None:
     with pytest.raises(DataError, match=r"the question is empty"):
         small.answer(lease(2), " ")
     with pytest.raises(DataError, match=r"the question has 314 tokens, longllmlingua has room for"):
