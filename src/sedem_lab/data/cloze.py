@@ -67,11 +67,22 @@ def clozes(paragraph: str) -> Iterator[Cloze]:
     """Questions of a paragraph, at most one per sentence."""
     for match in _SENTENCE.finditer(paragraph):
         sentence = match.group()
-        if not _stands_alone(sentence):
+        # It must stand alone.
+        if not (
+            SHORTEST <= len(sentence.split()) <= LONGEST
+            and not _DEPENDENT.match(sentence.lstrip('"('))
+            and sentence.count("(") == sentence.count(")")
+            and sentence.count('"') % 2 == 0
+            and not {"|", "\n"} & set(sentence)
+        ):
             continue
         for pattern, words in _KINDS:
             found = pattern.search(sentence)
-            if found is not None and _specific(found, sentence, paragraph):
+            if found is None:
+                continue
+            # The span must occur once in its paragraph, and not in a quotation.
+            spans = re.findall(rf"(?<!\w){re.escape(found.group(1))}(?!\w)", paragraph)
+            if len(spans) == 1 and sentence.count('"', 0, found.start(1)) % 2 == 0:
                 question = sentence[: found.start(1)] + words + sentence[found.end(1) :]
                 question = " ".join(question.rstrip(".!? ").split()) + "?"
                 yield Cloze(question, found.group(1), match.start(), match.end())
@@ -111,23 +122,3 @@ def read(records: Records, *, count: WholeAbove0 = 10_000, seed: Whole = 0) -> E
             numbered_example(identity, "paragraph", texts, cloze.question, cloze.answer, evidence)
         )
     return result
-
-
-def _stands_alone(sentence: str) -> bool:
-    words = sentence.split()
-    return (
-        SHORTEST <= len(words) <= LONGEST
-        and not _DEPENDENT.match(sentence.lstrip('"('))
-        and sentence.count("(") == sentence.count(")")
-        and sentence.count('"') % 2 == 0
-        and "|" not in sentence
-        and "\n" not in sentence
-    )
-
-
-def _specific(found: re.Match[str], sentence: str, paragraph: str) -> bool:
-    """Whether the span occurs once in its paragraph and is not quoted."""
-    span = found.group(1)
-    whole_word = re.compile(rf"(?<!\w){re.escape(span)}(?!\w)")
-    quoted = sentence.count('"', 0, found.start(1)) % 2 == 1
-    return len(whole_word.findall(paragraph)) == 1 and not quoted

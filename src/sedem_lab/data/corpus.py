@@ -6,6 +6,7 @@ import hashlib
 import os
 import random
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -139,15 +140,13 @@ TOKENS, SIZES, BOUNDS = "tokens.bin", "sizes.bin", "bounds.npy"
 """All tokens; the tokens of each text while they are written; and the file that is written last."""
 
 
+@dataclass(frozen=True)
 class TokenizedCorpus:
-    """All tokens of a corpus in one array on disk, and the bounds of its texts.
+    """All tokens of a corpus in one array on disk, and the bounds of its texts."""
 
-    `bounds` has the first token of each text, and the end of the last one.
-    """
-
-    def __init__(self, tokens: NDArray[Any], bounds: NDArray[np.int64]) -> None:
-        self.tokens = tokens
-        self.bounds = bounds
+    tokens: NDArray[Any]
+    bounds: NDArray[np.int64]
+    """The first token of each text, and the end of the last one."""
 
     @classmethod
     def open(

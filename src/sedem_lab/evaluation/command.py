@@ -48,7 +48,13 @@ def run_evaluation(
     # The examples, before sampling.
     options: dict[str, Any] = {"seed": config.seed} if schema in SEEDED else {}
     if counts_tokens(schema):
-        options["tokenizer"] = _tokenizer(config.checkpoint)
+        # That of the backbone which reads the context.
+        folder = locate(config.checkpoint)
+        if (method := method_of(folder)) == "sedem":
+            encoder = SedemConfig.load(folder, extra=EXTRA_ENTRIES).encoder
+            options["tokenizer"] = str(folder) if encoder == BACKBONE else encoder
+        else:
+            options["tokenizer"] = reader_class(method).Config.load(folder).backbone
     examples = open_examples(
         config.data,
         schema,
@@ -69,19 +75,10 @@ def run_evaluation(
         **config.model_dump(include=set(MethodSettings.model_fields)),
         "dropped": dict(examples.dropped),
     }
-    method = open_method(config.method, config)
+    opened = open_method(config.method, config)
     chosen = sample(examples.examples, config.limit, config.seed)
-    if method.backbone is not None:
+    if opened.backbone is not None:
         # A checkpoint may only name its backbone, and that name may later refer to another one.
-        settings["backbone_digest"] = method.backbone.digest
+        settings["backbone_digest"] = opened.backbone.digest
     with nullcontext(out) if out else tempfile.TemporaryDirectory() as kept:
-        return evaluate(method, chosen, settings, Path(str(kept)), progress)
-
-
-def _tokenizer(checkpoint: str) -> str:
-    """The backbone that reads the context; its tokens measure the length of a context."""
-    folder = locate(checkpoint)
-    if (method := method_of(folder)) != "sedem":
-        return reader_class(method).Config.load(folder).backbone
-    encoder = SedemConfig.load(folder, extra=EXTRA_ENTRIES).encoder
-    return str(folder) if encoder == BACKBONE else encoder
+        return evaluate(opened, chosen, settings, Path(str(kept)), progress)

@@ -64,7 +64,19 @@ def continuation_losses(
                 torch.stack([torch.as_tensor(item[name]) for item in items]).to(model.device)
                 for name in ("context", "continuation")
             )
-            states = _conditions(model, context_BT)
+            # What each condition injects `[B, T, D]`; raw text is a prefix instead.
+            layer = model.config.inject_layer
+            hidden_BTE = model.mixture(
+                encode(model.encoder, context_BT, model.config.extract_layers).float()
+            )
+            memory_BMD = model.compressor(hidden_BTE, torch.ones_like(context_BT).bool())
+            restored_BTD = model.decompressor(memory_BMD.to(torch.bfloat16).float())
+            states = {
+                "true_states": states_at(model.decoder, context_BT, [layer])[layer][:, 1:],
+                "memory": restored_BTD,
+                "other_memory": restored_BTD.roll(1, 0),
+                "nothing": restored_BTD[:, :0],
+            }
             half = context_BT.shape[1] // 2
             span_BA = context_BT[:, half : half + after_BA.shape[1] - len(separator)]
             recall_BA = torch.cat([separator.expand(len(span_BA), -1), span_BA], dim=1)
@@ -79,24 +91,6 @@ def continuation_losses(
     return {
         target: {name: summarize(values, digits=4) for name, values in by_condition.items()}
         for target, by_condition in losses.items()
-    }
-
-
-def _conditions(model: SeDeM, context_BT: Tensor) -> dict[str, Tensor]:
-    """The injected states of each condition except raw text `[B, T, D]`; T is 0 for nothing."""
-    layer = model.config.inject_layer
-    true_BTD = states_at(model.decoder, context_BT, [layer])[layer][:, 1:]
-    hidden_BTE = model.mixture(
-        encode(model.encoder, context_BT, model.config.extract_layers).float()
-    )
-    mask_BT = torch.ones_like(context_BT, dtype=torch.bool)
-    memory_BMD = model.compressor(hidden_BTE, mask_BT).to(torch.bfloat16).float()
-    restored_BTD = model.decompressor(memory_BMD)
-    return {
-        "true_states": true_BTD,
-        "memory": restored_BTD,
-        "other_memory": restored_BTD.roll(1, 0),
-        "nothing": restored_BTD[:, :0],
     }
 
 

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from unit.baselines.conftest import make
-from unit.baselines.test_baseline_training import assert_resumes_equal
 
 from sedem import Document
 from sedem.backbone.prompts import context_prompt, question_ids
@@ -145,14 +144,12 @@ def test_independent_paragraphs_are_read_from_what_each_computes_alone(
     joint = reader.prefill([context], [len(context)], [prompt])
     assert not torch.allclose(joint.logits, filled.logits, atol=1e-2)
 
-
-@torch.no_grad()
-def test_independent_paragraphs_are_cited_like_joint_ones(tiny_folder: Callable[..., str]) -> None:
-    joint = make("rag", tiny_folder(), paragraph=48, k=3)
+    # They are cited like joint ones.
+    reader.config = reader.config.with_changes(k=3)
     apart = make("rag", tiny_folder(), paragraph=48, k=3, block_context="independent")
-    first, second = (reader.answer(reader.read(TEXTS), RENT) for reader in (joint, apart))
+    first, second = (own.answer(own.read(TEXTS), RENT) for own in (reader, apart))
     assert second.citations == first.citations
-    assert second.conditioning == first.conditioning - 2 * len(joint.separator)  # type: ignore[attr-defined]
+    assert second.conditioning == first.conditioning - 2 * len(reader.separator)  # type: ignore[operator]
 
 
 # Training
@@ -274,12 +271,6 @@ def test_training_starts_from_the_selector_and_the_examples_that_the_recipe_asks
     assert torch.equal(reader.selector.w_query.weight, weights)
     assert all(any(item.evidence) for item in training)
     assert stage.collator.max_blocks == stage.collator.dataset.most_blocks
-
-
-def test_an_interrupted_run_resumes_with_equal_weights(
-    question_recipe: Callable[..., BaselineRecipe],
-) -> None:
-    assert_resumes_equal(question_recipe("rag"))
 
 
 def test_settings_of_other_methods_are_rejected(
