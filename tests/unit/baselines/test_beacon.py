@@ -179,9 +179,7 @@ def test_untrained_beacons_act_as_ordinary_tokens(
     assert torch.equal(backbone.model(mixed).logits, output.logits)
 
 
-def test_ratios_are_drawn_only_in_training_and_seeded_by_the_text(
-    reader: ActivationBeacon,
-) -> None:
+def test_ratios_are_drawn_only_in_training_and_seeded_by_the_text(reader: ActivationBeacon) -> None:
     one, two = torch.arange(5, 20), torch.arange(6, 21)
     assert reader.eval()._draw_ratios(one, 3) == [4, 4, 4]
     reader.train()

@@ -122,10 +122,7 @@ def test_stepwise_decoding_equals_one_forward_pass(tiny_folder: Callable[..., st
     prompts, more = [[0, 5, 6, 7], [0, 4]], [8, 9]
     with reader.decoding_mode():
         filled = reader.prefill(contents, used, prompts)
-        steps = [
-            filled.logits,
-            *(filled.advance(torch.tensor([token, token])) for token in more),
-        ]
+        steps = [filled.logits, *(filled.advance(torch.tensor([token, token])) for token in more)]
         for row, prompt in enumerate(prompts):
             for count in range(3):
                 prefix = [*prompt, *more[:count]]

@@ -89,9 +89,7 @@ def naive_nll(reader: LongLLMLingua, ids: list[int]) -> list[float]:
 
 
 @torch.no_grad()
-def test_a_paragraph_is_ranked_by_the_nll_of_the_question_after_it(
-    small: LongLLMLingua,
-) -> None:
+def test_a_paragraph_is_ranked_by_the_nll_of_the_question_after_it(small: LongLLMLingua) -> None:
     text = "The rent is 900 euros."
     asked = QUESTION + RESTRICTIVE_STATEMENT
     start, *ids = [small.backbone.bos_token_id, *small.backbone.token_ids(text + asked)]
@@ -128,9 +126,7 @@ def test_windows_are_cut_from_concatenated_paragraphs() -> None:
 
 
 @torch.no_grad()
-def test_one_window_is_pruned_by_contrastive_perplexity(
-    small: LongLLMLingua,
-) -> None:
+def test_one_window_is_pruned_by_contrastive_perplexity(small: LongLLMLingua) -> None:
     question, text = torch.randint(2, 250, (7,)), torch.randint(2, 250, (40,))
     ids = torch.cat([question, text])
     kept = prune_tokens(small.backbone, ids, 7, [[(40, 0.5)]], 40).tolist()

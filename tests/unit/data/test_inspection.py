@@ -11,14 +11,7 @@ from sedem.bank.blocks import BlockRow
 from sedem.errors import ConfigError, DataError
 from sedem_lab.data.corpus import holds_texts, read_texts
 from sedem_lab.data.examples import Evidence, Example, ExampleSet
-from sedem_lab.data.inspection import (
-    MOST_BINS,
-    bins,
-    blocks,
-    inspect_examples,
-    inspect_texts,
-    plot,
-)
+from sedem_lab.data.inspection import MOST_BINS, bins, blocks, inspect_examples, inspect_texts, plot
 from sedem_lab.data.labels import from_evidence
 from sedem_lab.data.question_sets import open_examples
 from sedem_lab.data.tokenizer import Tokenizer, open_tokenizer

@@ -114,12 +114,7 @@ def test_a_paper_without_text_is_dropped_with_its_questions(
     ("drop", "kept", "dropped", "noted"),
     [
         ("unanswerable", [0, 1, 3], {"unanswerable": 1}, {"no evidence in the text, kept": 1}),
-        (
-            "none",
-            [0, 1, 2, 3],
-            {},
-            {"no evidence in the text, kept": 1, "unanswerable, kept": 1},
-        ),
+        ("none", [0, 1, 2, 3], {}, {"no evidence in the text, kept": 1, "unanswerable, kept": 1}),
     ],
 )
 def test_the_rule_of_what_is_dropped_has_a_name(

@@ -43,9 +43,7 @@ def article(title: str, texts: list[str]) -> dict[str, Any]:
     }
 
 
-def test_every_question_stands_among_ten_paragraphs_half_of_its_own_article(
-    fixtures: Path,
-) -> None:
+def test_every_question_stands_among_ten_paragraphs_half_of_its_own_article(fixtures: Path) -> None:
     result = load(fixtures / "squad.json")
     assert len(result.examples) == 36
     assert not result.dropped and not result.noted

@@ -42,9 +42,7 @@ def test_runs_stand_side_by_side_and_are_compared_with_the_first(tmp_path: Path)
     assert json.loads(json.dumps(result)) == result
 
 
-def test_folders_without_a_finished_run_are_named_and_the_others_reported(
-    tmp_path: Path,
-) -> None:
+def test_folders_without_a_finished_run_are_named_and_the_others_reported(tmp_path: Path) -> None:
     good = make(tmp_path / "good")
     half, foreign, torn, short = (tmp_path / name for name in ("half", "foreign", "torn", "short"))
     for copy in (half, torn, short):
