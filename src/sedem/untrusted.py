@@ -341,7 +341,12 @@ def apart(
         finally:
             process.kill()
     if not output:
-        raise _cause(process.returncode, memory, slow)
+        code, large = process.returncode, LimitError(f"needs more than {memory >> 20:,} MB")
+        by = signal.Signals(-code).name if code < 0 else f"status {code}"
+        # Libraries without an error for too little memory end with SIGABRT.
+        by_system = LimitError("needs more memory than the system has")
+        ends = {"SIGALRM": slow, "SIGABRT": large, "SIGKILL": by_system}
+        raise ends.get(by) or ValueError(f"its process died with {by}")
     match answer := json.loads(output):
         case {"result": result}:
             return result
@@ -349,19 +354,6 @@ def apart(
             raise LimitError(f"needs more than {memory >> 20:,} MB")
     kind = getattr(errors, answer["kind"], ValueError)
     raise kind(answer["message"])
-
-
-def _cause(code: int, memory: int, slow: LimitError) -> Exception:
-    """Return the error for a process that ended without a result."""
-    by = signal.Signals(-code).name if code < 0 else f"status {code}"
-    match by:
-        case "SIGALRM":
-            return slow
-        case "SIGABRT":  # how libraries without an error for too little memory end
-            return LimitError(f"needs more than {memory >> 20:,} MB")
-        case "SIGKILL":
-            return LimitError("needs more memory than the system has")
-    return ValueError(f"its process died with {by}")
 
 
 def parser_limits() -> dict[str, Any]:

@@ -119,12 +119,16 @@ def examine(file: BankFile) -> Damage:
         ):
             if file.path is not None:
                 own.pragma("query_only", True)
-                problems += _of_pages(_damaged_pages(own, file.path))
-            with _one_commit(own):
+                problems += _of_pages(own, file.path)
+            own.execute("BEGIN")  # all statements see the same commit
+            try:
                 meta = read_meta(file, own)
                 # Texts are long, and most documents are intact.
                 documents = [one._replace(text=None) for one in _documents(own, meta)]
                 problems = problems or _of_tables(own, documents)
+            finally:
+                if own.in_transaction:  # a damaged page ends it
+                    own.execute("ROLLBACK")
     except DamagedBankError as error:
         return Damage(problems or [str(error)], [])
     lost = [one for one in documents if one.problem]
@@ -132,19 +136,8 @@ def examine(file: BankFile) -> Damage:
     return Damage(problems, [one.name for one in lost if one.added is not None])
 
 
-@contextmanager
-def _one_commit(connection: apsw.Connection) -> Iterator[None]:
-    """Let all statements see the same commit; SQLite ends that by itself at a damaged page."""
-    connection.execute("BEGIN")
-    try:
-        yield
-    finally:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-
-
-def _damaged_pages(connection: apsw.Connection, path: Path) -> list[int]:
-    """Return the numbers of the pages that do not match their checksums, from 1."""
+def _of_pages(connection: apsw.Connection, path: Path) -> list[str]:
+    """Return a sentence on the pages that do not match their checksums; none if all do."""
     size, suspects = int(connection.pragma("page_size")), list[int]()
 
     def matches(page: int) -> bool:
@@ -163,17 +156,12 @@ def _damaged_pages(connection: apsw.Connection, path: Path) -> list[int]:
         pages = [page for page in suspects if page < last] if attempt else range(last)
         suspects = [page for page in pages if not matches(page)]
         if not suspects:
-            break
-    return [page + 1 for page in suspects]
-
-
-def _of_pages(pages: Sequence[int]) -> list[str]:
-    if not pages:
-        return []
-    shown = ", ".join(map(str, pages[:LISTED])) + ", ..." * (len(pages) > LISTED)
-    if len(pages) == 1:
-        return [f"page {shown} does not match its checksum"]
-    return [f"{len(pages):,} pages do not match their checksums: {shown}"]
+            return []
+    if len(suspects) == 1:
+        return [f"page {suspects[0] + 1} does not match its checksum"]
+    shown = ", ".join(str(page + 1) for page in suspects[:LISTED])
+    shown += ", ..." * (len(suspects) > LISTED)
+    return [f"{len(suspects):,} pages do not match their checksums: {shown}"]
 
 
 def _of_tables(connection: apsw.Connection, documents: Sequence[_Examined]) -> list[str]:
@@ -266,13 +254,23 @@ def _problem(connection: apsw.Connection, one: _Examined, meta: Meta) -> str:
     if one.pages != json.dumps([*one.first_characters()]):
         return "its pages lie outside its text"
     count = tokens = 0
+    size = meta.slots * vector_bytes(meta.width, meta.dtype)
+    scale_bytes = 4 * meta.slots * (meta.dtype != BFLOAT16)
     try:
         blocks = enumerate(connection.execute(_BLOCKS, (one.number,)), 1)
         for count, (_, number, start, end, slots, memory, scales) in blocks:
             tokens += sum(slots)
             if number != count - 1 or not 0 <= start <= end <= one.characters:
                 return f"block {count - 1} has another number, or lies outside its text"
-            if len(slots) != meta.slots or not _is_finite(meta, memory, scales):
+            sizes = len(slots), len(memory), len(scales or b"")
+            is_whole = sizes == (meta.slots, size - scale_bytes, scale_bytes)
+            if is_whole:
+                values = torch.frombuffer(bytearray(memory), dtype=DTYPES[meta.dtype])
+                factors = (
+                    torch.frombuffer(bytearray(scales), dtype=torch.float32) if scales else None
+                )
+                is_whole = Quantized(values, factors).is_finite()
+            if not is_whole:
                 return f"block {count - 1} has another size, or holds infinities or NaN"
     except TypeError:
         return "its rows are malformed"
@@ -283,18 +281,6 @@ def _problem(connection: apsw.Connection, one: _Examined, meta: Meta) -> str:
     if tokens != one.tokens:
         return f"its blocks have {tokens:,} tokens, not {one.tokens:,}"
     return ""
-
-
-def _is_finite(meta: Meta, memory: bytes, scales: bytes | None) -> bool:
-    """Whether the memory of a block has its size, and holds numbers alone."""
-    scale_bytes = 4 * meta.slots * (meta.dtype != BFLOAT16)
-    if len(scales or b"") != scale_bytes or len(memory) + scale_bytes != meta.slots * vector_bytes(
-        meta.width, meta.dtype
-    ):
-        return False
-    values = torch.frombuffer(bytearray(memory), dtype=DTYPES[meta.dtype])
-    factors = torch.frombuffer(bytearray(scales), dtype=torch.float32) if scales else None
-    return Quantized(values, factors).is_finite()
 
 
 # Repairing
@@ -371,11 +357,28 @@ def _copy(file: BankFile, damaged: apsw.Connection, new: BankFile) -> list[Damag
         version = next_version(writing)
         writing.execute("UPDATE bank SET oldest = version")
         for one in _documents(damaged, meta):
-            if not one.problem:
-                _copy_document(damaged, one, meta, writing, version)
-            elif one.added is not None:
-                pages = one.first_characters()
-                lost.append(DamagedDocument(one.name, one.sha256, one.text, pages))
+            if one.problem:
+                if one.added is not None:
+                    pages = one.first_characters()
+                    lost.append(DamagedDocument(one.name, one.sha256, one.text, pages))
+                continue
+            writing.execute(
+                "INSERT INTO documents (id, name, characters, sha256, pages, blocks, tokens) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                one[:7],
+            )
+            before = writing.total_changes()
+            writing.executemany(
+                'INSERT INTO blocks (document, number, start, "end", tokens, memory, scales) '
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                damaged.execute(_BLOCKS, (one.number,)),
+            )
+            if writing.total_changes() - before != one.blocks:
+                raise BankError("blocks that were readable before are not any more; check the disk")
+            if one.added is not None:
+                assert one.text is not None
+                insert_text(writing, meta, one.number, Document(one.name, one.text))
+                show_document(writing, one.number, version)
     return lost
 
 
@@ -383,28 +386,6 @@ def _hopeless(file: BankFile, error: Exception | str) -> BankError:
     return BankError(
         f"bank '{file}' cannot be repaired ({error}); restore it from a backup, or build it again"
     )
-
-
-def _copy_document(
-    source: apsw.Connection, one: _Examined, meta: Meta, writing: apsw.Connection, version: int
-) -> None:
-    writing.execute(
-        "INSERT INTO documents (id, name, characters, sha256, pages, blocks, tokens) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?)",
-        one[:7],
-    )
-    before = writing.total_changes()
-    writing.executemany(
-        'INSERT INTO blocks (document, number, start, "end", tokens, memory, scales) '
-        "VALUES (?, ?, ?, ?, ?, ?, ?)",
-        source.execute(_BLOCKS, (one.number,)),
-    )
-    if writing.total_changes() - before != one.blocks:
-        raise BankError("blocks that were readable before are not any more; check the disk")
-    if one.added is not None:
-        assert one.text is not None
-        insert_text(writing, meta, one.number, Document(one.name, one.text))
-        show_document(writing, one.number, version)
 
 
 def _exchange(path: Path, new: BankFile) -> Path:

@@ -166,7 +166,18 @@ def connect(
         if frozen:
             # Then SQLite also reads a file whose end is missing.
             connection.execute("PRAGMA writable_schema = ON")
-        _make_safe(connection, defensive=not frozen)
+        # A file may come from anybody.
+        for option in (
+            apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA,
+            apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER,
+            apsw.SQLITE_DBCONFIG_ENABLE_VIEW,
+        ):
+            connection.config(option, 0)
+        connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, int(not frozen))
+        connection.limit(apsw.SQLITE_LIMIT_LENGTH, LONGEST)
+        for pragma in ("cell_size_check", "foreign_keys", "secure_delete"):
+            connection.execute(f"PRAGMA {pragma} = ON")
+        connection.execute("PRAGMA synchronous = FULL")
     except BaseException:
         connection.close()
         raise
@@ -262,40 +273,18 @@ def _is_log_of(log: Path, id: bytes) -> bool:
         # A power cut may have lost the page with the id: then a checksum differs.
         file.seek(32)
         order = "<" if header[:4] == bytes.fromhex("377f0682") else ">"
-        sums = struct.unpack(">2I", header[24:]) if len(header) == 32 else (0, 0)
+        first, second = struct.unpack(">2I", header[24:].rjust(8, b"\0"))
         while len(head := file.read(24)) == 24 and head[8:16] == header[16:24]:
-            sums = _add_words(order, head[:8] + (page := file.read(size)), *sums)
+            words = head[:8] + (page := file.read(size))
+            for one, two in struct.iter_unpack(f"{order}2I", words[: len(words) // 8 * 8]):
+                first = (first + one + second) & 0xFFFFFFFF
+                second = (second + two + first) & 0xFFFFFFFF
             # The log may have grown since.
-            if struct.pack(">2I", *sums) != head[16:] or id in page:
+            if struct.pack(">2I", first, second) != head[16:] or id in page:
                 return True
             if head[4:8] != bytes(4):
                 return False
     return True
-
-
-def _add_words(order: str, content: bytes, first: int, second: int) -> tuple[int, int]:
-    """Continue the checksums of a write-ahead log."""
-    words = iter(
-        struct.unpack(f"{order}{len(content) // 8 * 2}I", content[: len(content) // 8 * 8])
-    )
-    for one, two in zip(words, words, strict=True):
-        first = (first + one + second) & 0xFFFFFFFF
-        second = (second + two + first) & 0xFFFFFFFF
-    return first, second
-
-
-def _make_safe(connection: apsw.Connection, defensive: bool) -> None:
-    for option, value in (
-        (apsw.SQLITE_DBCONFIG_DEFENSIVE, int(defensive)),
-        (apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0),
-        (apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0),
-        (apsw.SQLITE_DBCONFIG_ENABLE_VIEW, 0),
-    ):
-        connection.config(option, value)
-    connection.limit(apsw.SQLITE_LIMIT_LENGTH, LONGEST)
-    for pragma in ("cell_size_check", "foreign_keys", "secure_delete"):
-        connection.execute(f"PRAGMA {pragma} = ON")
-    connection.execute("PRAGMA synchronous = FULL")
 
 
 def create_tables(connection: apsw.Connection, words: bool) -> None:
@@ -431,10 +420,13 @@ def check_file(path: Path, name: object) -> None:
         )
     if header[20] != CHECKSUM_BYTES:
         raise DamagedBankError(f"bank '{name}' has no checksums; restore it or build it again")
-    if found.st_size % stored_page_size(header) and not _is_changing(path, found):
-        # SQLite fills a page that is cut short with zeros, and does not compare it with its
-        # checksum.
-        raise damaged(name, "it is cut short")
+    if found.st_size % stored_page_size(header):
+        # It may be incomplete because it is being written, or a writer was killed.
+        logs = (path.with_name(path.name + suffix) for suffix in SUFFIXES)
+        if not any(log.exists() for log in logs) and path.stat().st_size == found.st_size:
+            # SQLite fills a page that is cut short with zeros, and does not compare it with its
+            # checksum.
+            raise damaged(name, "it is cut short")
 
 
 def stored_page_size(header: bytes) -> int:
@@ -448,12 +440,6 @@ def delete_database(path: Path) -> None:
     # The file itself last: a log without it would be replayed into the next one at this place.
     for suffix in (*SUFFIXES, ""):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
-
-
-def _is_changing(path: Path, before: os.stat_result) -> bool:
-    """Whether a file may be incomplete because it is being written, or a writer was killed."""
-    logs = (path.with_name(path.name + suffix) for suffix in SUFFIXES)
-    return any(log.exists() for log in logs) or path.stat().st_size != before.st_size
 
 
 def check_tables(name: object, connection: apsw.Connection) -> bool:
@@ -532,14 +518,14 @@ def database_errors(name: object) -> Iterator[None]:
         raise damaged(name, first_line(error)) from None
     except apsw.FullError:
         raise BankError(f"the disk of bank '{name}' is full; the bank is unchanged") from None
-    except apsw.IOError as error:
-        if getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_DATA:
-            raise damaged(name, "a page does not match its checksum") from None
-        raise _unusable(name, error) from None
     except apsw.TooBigError:
         raise damaged(name, f"a value has more than {LONGEST:,} bytes") from None
     except apsw.Error as error:
-        raise _unusable(name, error) from None
+        if getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_DATA:
+            raise damaged(name, "a page does not match its checksum") from None
+        raise BankError(
+            f"bank '{name}' cannot be used now ({first_line(error)}); it is unchanged"
+        ) from None
 
 
 def damaged(name: object, reason: str) -> DamagedBankError:
@@ -548,7 +534,3 @@ def damaged(name: object, reason: str) -> DamagedBankError:
         f"bank '{name}' is damaged: {reason}; restore it, or keep what can be read of it with "
         "'sedem bank verify --repair'"
     )
-
-
-def _unusable(name: object, error: Exception) -> BankError:
-    return BankError(f"bank '{name}' cannot be used now ({first_line(error)}); it is unchanged")

@@ -62,6 +62,8 @@ TEXT_PIECE = 2**16
 """Characters of text per row."""
 LIVE = "added NOT NULL AND removed IS NULL"
 """Condition for the documents of the newest version."""
+_UNFINISHED = "name = ? AND added IS NULL"
+"""Condition for what an interrupted build has read of a document."""
 _LIMITS = {"name": 4 * NAME_CHARACTERS, "pages": 16 * MOST_PAGES, "made_by": 2**20}
 """Most bytes of the text columns."""
 IDLE = 8
@@ -375,7 +377,7 @@ class BankFile:
                 if query(connection, held, document.name, text_digest(document.text)):
                     continue
                 version = version or next_version(connection)
-                self._drop_unfinished(connection, document.name)
+                self._delete(connection, _UNFINISHED, document.name)
                 number = _begin_document(connection, document)
                 chosen = np.flatnonzero(blocks.documents == index).tolist()
                 _insert_blocks(connection, number, blocks, stored_NJD, chosen)
@@ -406,7 +408,7 @@ class BankFile:
                     "there now: another process has changed it; build again"
                 )
             if not before or number is None:
-                self._drop_unfinished(connection, document.name)
+                self._delete(connection, _UNFINISHED, document.name)
                 number = _begin_document(connection, document)
             _insert_blocks(connection, number, blocks, stored_NJD, range(len(blocks)))
             if last:
@@ -433,7 +435,7 @@ class BankFile:
                     raise unknown_document(f"'{self}'", name, list(self.digests()))
             version = next_version(connection)
             for name in dict.fromkeys(names):
-                self._drop_unfinished(connection, name)
+                self._delete(connection, _UNFINISHED, name)
                 _mark_removed(connection, name, version)
             self._purge(connection)
 
@@ -468,10 +470,6 @@ class BankFile:
         limit = self._oldest_read(connection)
         if self._delete(connection, f"{condition} removed <= ?", limit):
             connection.execute("UPDATE bank SET oldest = max(oldest, ?)", (limit,))
-
-    def _drop_unfinished(self, connection: apsw.Connection, name: str) -> None:
-        """Delete what an interrupted build has read of a document."""
-        self._delete(connection, "name = ? AND added IS NULL", name)
 
     def _delete(self, connection: apsw.Connection, condition: str, *values: object) -> bool:
         """Delete documents from the file, its log and what lies beside it; return if there are."""

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -50,8 +50,8 @@ BATCHES = {"cpu": 8, "cuda": 32}
 Progress = Callable[[int, int], None]
 """Called with how much is done and how much there is, in segments or in characters."""
 
-Rows = tuple[Tensor, Tensor, Tensor]
-"""Numbers `[S]`, ids `[S, T]` and lengths `[S]` of some segments."""
+Row = tuple[int, Tensor, int]
+"""The number, the ids `[T]` and the length of a segment."""
 
 
 @dataclass(frozen=True)
@@ -483,19 +483,19 @@ def encode(
         memory `[N, J, D]`.
     """
     config = model.config
-    segments: list[Segments] = []
-    with Cutter(model, documents) as cutter:
-
-        def kept() -> Iterator[Segments]:
-            for part in cutter:
-                segments.append(part)
-                yield part
+    cutter = ThreadPoolExecutor(1, "sedem-cutter")
+    try:
+        # Documents are cut one after the other in the background, while others are encoded.
+        cut = [cutter.submit(segments_of, model, document) for document in documents]
 
         def report(done: int) -> None:
-            if progress is not None and (count := cutter.count) is not None:
-                progress(done, count)
+            if progress is not None and cut[-1].done():
+                progress(done, sum(len(part.result()) for part in cut))
 
-        memory_SMD = compress(model, engine, kept(), report)
+        memory_SMD = compress(model, engine, (part.result() for part in cut), report)
+    finally:
+        cutter.shutdown(cancel_futures=True)
+    segments = [part.result() for part in cut]
     blocks, memories = [], []
     for index, (part, memory) in enumerate(
         zip(segments, memory_SMD.split([len(s) for s in segments]), strict=True)
@@ -526,11 +526,20 @@ def compress(
         Memory `[S, M, D]` in bfloat16 on the CPU, as a bank stores it. It is copied in one go,
         because a copy per batch would wait for that batch.
     """
-    encoded: list[tuple[Tensor, Tensor]] = []
+    compression, encoded = model.config.compression, list[tuple[Tensor, Tensor]]()
     done = 0
-    for rows_B, ids_BT, lengths_B in _batches(parts, model.config.segment_length, model.device):
-        encoded.append((rows_B, _compress(model, engine, ids_BT, lengths_B)))
-        done += len(rows_B)
+    for rows in _batches(parts, model.config.segment_length, model.device):
+        numbers, ids, lengths = zip(*rows, strict=True)
+        longest = -(-max(lengths) // compression) * compression
+        mask_BT = torch.arange(longest) < torch.tensor(lengths)[:, None]
+        states = engine.encode(torch.stack(ids)[:, :longest].to(model.encoder.device))
+        mask_BT = mask_BT.to(states.device)
+        memory_BMD = model.compressor(model.mixture(states.float()), mask_BT)
+        # Zero, so that a bank's bytes do not depend on which segments were encoded together.
+        padding_BM1 = (slot_tokens(mask_BT, compression) == 0)[..., None]
+        memory_BMD = memory_BMD.masked_fill(padding_BM1, 0.0).to(torch.bfloat16)
+        encoded.append((torch.tensor(numbers), memory_BMD))
+        done += len(rows)
         if progress is not None:
             progress(done)
     shape = done, model.config.slots, model.decoder.width
@@ -540,83 +549,24 @@ def compress(
     return memory_SMD.cpu()
 
 
-def _batches(parts: Iterable[Segments], length: int, device: torch.device) -> Iterator[Rows]:
+def _batches(parts: Iterable[Segments], length: int, device: torch.device) -> Iterator[list[Row]]:
     """Yield the batches that `batches` gives, each as soon as its segments have come."""
-    size, seen, ready = BATCHES[device.type], 0, 0
-    full: list[Rows] = []
-    others: list[Rows] = []
+    full, others, count = list[Row](), list[Row](), 0
     for part in parts:
-        numbers_S = torch.arange(seen, seen + len(part))
-        is_full_S = part.lengths == length
-        rows = numbers_S, part.ids, part.lengths
-        full.append(_chosen(rows, is_full_S))
-        others.append(_chosen(rows, ~is_full_S))
-        seen, ready = seen + len(part), ready + len(full[-1][0])
-        if ready >= size:
-            joined, whole = _joined(full), ready - ready % size
-            for first in range(0, whole, size):
-                yield _chosen(joined, slice(first, first + size))
-            full, ready = [_chosen(joined, slice(whole, None))], ready - whole
-    last = _joined(full + others)
-    for batch_B in batches(last[2], device):
-        if len(batch_B):
-            yield _chosen(last, batch_B)
-
-
-def _chosen(rows: Rows, which: Tensor | slice) -> Rows:
-    numbers_S, ids_ST, lengths_S = rows
-    return numbers_S[which], ids_ST[which], lengths_S[which]
-
-
-def _joined(rows: Sequence[Rows]) -> Rows:
-    numbers, ids, lengths = zip(*rows, strict=True)
-    return torch.cat(numbers), torch.cat(ids), torch.cat(lengths)
-
-
-def _compress(model: SedemModules, engine: Engine, ids_BT: Tensor, lengths_B: Tensor) -> Tensor:
-    """Memory `[B, M, D]` of a batch on its device, with M of its longest segment."""
-    compression = model.config.compression
-    longest = -(-int(lengths_B.max()) // compression) * compression
-    mask_BT = torch.arange(longest) < lengths_B[:, None]
-    states = engine.encode(ids_BT[:, :longest].to(model.encoder.device))
-    mask_BT = mask_BT.to(states.device)
-    memory_BMD = model.compressor(model.mixture(states.float()), mask_BT)
-    # Zero, so that a bank's bytes do not depend on which segments were encoded together.
-    padding_BM1 = (slot_tokens(mask_BT, compression) == 0)[..., None]
-    return memory_BMD.masked_fill(padding_BM1, 0.0).to(torch.bfloat16)
+        for ids_T, tokens in zip(part.ids, part.lengths.tolist(), strict=True):
+            (full if tokens == length else others).append((count, ids_T, tokens))
+            count += 1
+            if len(full) == BATCHES[device.type]:
+                yield full
+                full = []
+    if last := full + others:
+        for batch_B in batches(torch.tensor([tokens for *_, tokens in last]), device):
+            yield [last[number] for number in batch_B.tolist()]
 
 
 def batches(lengths_S: Tensor, device: torch.device) -> tuple[Tensor, ...]:
     """Return the indices of the segments in each batch, the longest segments first."""
     return lengths_S.argsort(descending=True, stable=True).split(BATCHES[device.type])
-
-
-class Cutter:
-    """Cuts documents one after the other in a background thread, while others are encoded.
-
-    Iterating gives the segments of each document in order, and raises its error, if any. Leaving
-    the context drops documents that have not been cut.
-    """
-
-    def __init__(self, model: SedemModules, documents: Sequence[Document]) -> None:
-        self._thread = ThreadPoolExecutor(1, "sedem-cutter")
-        self._parts = [self._thread.submit(segments_of, model, one) for one in documents]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._thread.shutdown(cancel_futures=True)
-
-    def __iter__(self) -> Iterator[Segments]:
-        return (part.result() for part in self._parts)
-
-    @property
-    def count(self) -> int | None:
-        """Total number of segments; None while documents are being cut."""
-        if not self._parts[-1].done():
-            return None
-        return sum(len(part.result()) for part in self._parts)
 
 
 def segments_of(model: SedemModules, document: Document) -> Segments:

@@ -31,6 +31,7 @@ from urllib.parse import unquote
 from sedem.durable_files import bytes_text
 from sedem.errors import DataError
 from sedem.reading import office, pdf
+from sedem.reading.office import BREAK, SPANNED
 from sedem.reading.tables import Row, csv_lines, markdown_tables, table_lines
 from sedem.untrusted import (
     DOCUMENT_BYTES,
@@ -74,9 +75,6 @@ HEADS = ("From", "To", "Cc", "Date", "Subject")
 """Lines of the head of a message that are read."""
 SHORT_PAGE = 20
 """Most characters of a page that may be only white space."""
-BREAK = "\n\n"
-"""Separator between paragraphs and between pages."""
-
 NO_MEMORY = 2
 """The number of libxml2's error for too little memory."""
 
@@ -87,7 +85,6 @@ _BLOCKS = frozenset(
 )
 _CELLS = ("td", "th")
 _INNER = ("table", *_BLOCKS.intersection("blockquote dl h1 h2 h3 h4 ol section ul".split()))
-_SPANNED = 64
 _ENDING = re.compile(r"\.[A-Za-z][\w+-]{0,15}|\.7z")
 # An embedded file, and a word or lines of letters and digits longer than any that people write.
 _DATA = re.compile(
@@ -114,12 +111,18 @@ def parse(path: Path, content: bytes, encoding: str | None) -> Parsed:
     """
     try:
         found = PARSERS.get(ending_of(path.name), _plain)(path, content, encoding)
-        return found if found.pages else _without_data(path, found)
     except ModuleNotFoundError as error:
         raise DataError(
             f"'{path}' needs the library '{error.name}'; install it with "
             "pip install 'sedem[documents]'"
         ) from None
+    # What is data of programs and not text of people, such as embedded pictures, is left out.
+    text, count = ("", 0) if found.pages else _DATA.subn("", found.text)
+    if not count:
+        return found
+    lost = len(found.text) - len(text)
+    note = f"{lost:,} characters of encoded data (such as base64) in '{path}' were left out"
+    return found._replace(text=text, notes=(*found.notes, note))
 
 
 def parse_file(
@@ -158,16 +161,6 @@ def _parse_apart(place: str, name: str, encoding: str | None) -> Parsed:
     return parse(Path(name), read_bytes(Path(place), DataError, DOCUMENT_BYTES), encoding)
 
 
-def _without_data(path: Path, found: Parsed) -> Parsed:
-    """Leave out what is data of programs and not text of people, such as embedded pictures."""
-    text, count = _DATA.subn("", found.text)
-    if not count:
-        return found
-    lost = len(found.text) - len(text)
-    note = f"{lost:,} characters of encoded data (such as base64) in '{path}' were left out"
-    return found._replace(text=text, notes=(*found.notes, note))
-
-
 def _plain(path: Path, content: bytes, encoding: str | None) -> Parsed:
     text, notes = decode(path, content, encoding)
     return Parsed(text, notes=notes)
@@ -188,16 +181,14 @@ def _notebook(path: Path, content: bytes, encoding: str | None) -> Parsed:
     """The cells of a notebook, and the text that they printed."""
     text, notes = decode(path, content, encoding)
     with _parsing(path, "notebook"):
-        cells = json.loads(text)["cells"]
-        texts = [one for cell in cells for one in _cell_texts(cell)]
+        texts: list[str] = []
+        for cell in json.loads(text)["cells"]:
+            source = "".join(cell["source"])
+            texts.append(markdown_tables(source) if cell["cell_type"] == "markdown" else source)
+            for output in cell.get("outputs", ()):
+                printed = output.get("text") or output.get("data", {}).get("text/plain", "")
+                texts.append("".join(printed))
     return Parsed(BREAK.join(filter(str.strip, texts)), notes=notes)
-
-
-def _cell_texts(cell: dict[str, Any]) -> Iterator[str]:
-    source = "".join(cell["source"])
-    yield markdown_tables(source) if cell["cell_type"] == "markdown" else source
-    for output in cell.get("outputs", ()):
-        yield "".join(output.get("text") or output.get("data", {}).get("text/plain", ""))
 
 
 def _email(path: Path, content: bytes, encoding: str | None) -> Parsed:
@@ -275,7 +266,11 @@ def _name_cells(table: Any) -> None:
             while column in row:
                 column += 1
             row[column] = " ".join(" ".join(cell.itertext()).split())
-            wide, high = (_span(cell, name) for name in ("colspan", "rowspan"))
+            given = (cell.get(name, "1").strip() for name in ("colspan", "rowspan"))
+            wide, high = (
+                min(max(int(one), 1), SPANNED) if one.isascii() and one.isdecimal() else 1
+                for one in given
+            )
             if high > 1:
                 below[column] = (high - 1, row[column])
             if not rows:
@@ -288,11 +283,6 @@ def _name_cells(table: Any) -> None:
     ):
         element[:] = ()
         element.text = line
-
-
-def _span(cell: Any, name: str) -> int:
-    given = cell.get(name, "1").strip()
-    return min(max(int(given), 1), _SPANNED) if given.isascii() and given.isdecimal() else 1
 
 
 def _pdf(path: Path, content: bytes, encoding: str | None) -> Parsed:
@@ -475,9 +465,31 @@ def decode(path: Path, content: bytes, encoding: str | None) -> tuple[str, tuple
         DataError: the content is binary or in another encoding, or the encoding is unknown.
     """
     marked = next((name for mark, name in MARKS if content.startswith(mark)), None)
+    binary = DataError(f"'{path}' holds binary data, not text; save it as plain text")
     if given := marked or encoding:
-        return _strictly(path, content, given, advise=marked is None), ()
-    told = ["utf-8", _declared(path, content)]
+        try:
+            text = content.decode(given).removeprefix("\ufeff")
+        except UnicodeDecodeError as error:
+            if not marked and b"\0" in content:
+                raise binary from None
+            advice = "name its encoding, such as --encoding latin-1, or leave it out"
+            raise DataError(
+                f"'{path}' is not {given.removesuffix('-sig')} text (byte {error.start}); "
+                f"{'save it again as UTF-8' if marked else advice}"
+            ) from None
+        # A name with NUL raises ValueError, and some encodings raise errors of their own.
+        except (LookupError, ValueError):
+            raise DataError(
+                f"'{path}' cannot be read as '{given}', or there is no such encoding; "
+                "try utf-8 or latin-1"
+            ) from None
+        if "\0" in text:
+            raise binary
+        return text, ()
+    # A page of HTML may name its encoding.
+    is_html = path.suffix.lower() in (".html", ".htm")
+    declared = _META.search(content[:HEAD]) if is_html else None
+    told = ["utf-8", *([declared[1].decode()] if declared else [])]
     for name in chain(told, _guesses(content)):
         try:
             text = content.decode(name)
@@ -486,50 +498,20 @@ def decode(path: Path, content: bytes, encoding: str | None) -> tuple[str, tuple
         if "\0" not in text:
             guess = f"'{path}' does not say its encoding; it was read as {name}"
             return text, () if name in told else (guess,)
-    raise _binary(path)
+    raise binary
 
 
 def is_text(head: bytes) -> bool:
     """Whether the first bytes of a file look like text."""
-    marked = any(head.startswith(mark) for mark, _ in MARKS)
-    return bool(head) and (marked or (b"\0" not in head and (_utf8(head) or any(_guesses(head)))))
-
-
-def _utf8(head: bytes) -> bool:
-    """Whether bytes are UTF-8 up to a last character that may be cut."""
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(head)
-    except UnicodeDecodeError:
+    if not head or any(head.startswith(mark) for mark, _ in MARKS):
+        return bool(head)
+    if b"\0" in head:
         return False
-    return True
-
-
-def _strictly(path: Path, content: bytes, encoding: str, advise: bool) -> str:
-    advice = "name its encoding, such as --encoding latin-1, or leave it out" if advise else ""
     try:
-        text = content.decode(encoding).removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        if advise and b"\0" in content:
-            raise _binary(path) from None
-        raise DataError(
-            f"'{path}' is not {encoding.removesuffix('-sig')} text (byte {error.start}); "
-            f"{advice or 'save it again as UTF-8'}"
-        ) from None
-    # A name with NUL raises ValueError, and some encodings raise errors of their own.
-    except (LookupError, ValueError):
-        raise DataError(
-            f"'{path}' cannot be read as '{encoding}', or there is no such encoding; "
-            "try utf-8 or latin-1"
-        ) from None
-    if "\0" in text:
-        raise _binary(path)
-    return text
-
-
-def _declared(path: Path, content: bytes) -> str:
-    """The encoding that a page of HTML names."""
-    found = _META.search(content[:HEAD]) if path.suffix.lower() in (".html", ".htm") else None
-    return found[1].decode() if found else "utf-8"
+        codecs.getincrementaldecoder("utf-8")().decode(head)  # its last character may be cut
+    except UnicodeDecodeError:
+        return any(_guesses(head))
+    return True
 
 
 def _guesses(content: bytes) -> Iterator[str]:
@@ -566,7 +548,3 @@ def _odd(text: str) -> int:
         and (b.isupper() and a.islower() if b.isalpha() else b not in JOINING)
         for (a, b), (_, c) in pairwise(pairs)
     )  # fmt: skip
-
-
-def _binary(path: Path) -> DataError:
-    return DataError(f"'{path}' holds binary data, not text; save it as plain text")

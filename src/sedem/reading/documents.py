@@ -12,6 +12,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatch
 from itertools import takewhile
@@ -164,19 +165,18 @@ def files_in(
         if is_folder(source):
             chosen = [*_documents_below(source, endings, take, include)]
         elif glob.has_magic(str(source)) and not exists(source):
-            every = map(Path, sorted(glob.iglob(str(source), recursive=True)))
             # The folder that the pattern begins in.
             home = Path(*takewhile(lambda part: not glob.has_magic(part), source.parts)).resolve()
-            chosen = [
-                path
-                for path in every
-                if not is_folder(path)
-                and take(
-                    path,
-                    str(path),
-                    _among(path, source) or _link_reason(path, home) or _reason(path, endings),
-                )
-            ]
+            chosen = []
+            for path in map(Path, sorted(glob.iglob(str(source), recursive=True))):
+                if is_folder(path):
+                    continue
+                # A folder on the way to a file may be no folder of documents.
+                way = (one for one in path.parents if one.name and one.name not in source.parts)
+                above = next(filter(None, (_folder_reason(one, one.resolve()) for one in way)), "")
+                why = above or _link_reason(path, home) or _reason(path, endings)
+                if take(path, str(path), why):
+                    chosen.append(path)
         else:
             found.append(source)
             continue
@@ -254,12 +254,6 @@ def _folder_reason(path: Path, home: Path) -> str:
     return _link_reason(path, home)
 
 
-def _among(path: Path, source: Path) -> str:
-    """Why a folder on the way to a file that matches a pattern is no folder of documents."""
-    above = (folder for folder in path.parents if folder.name and folder.name not in source.parts)
-    return next(filter(None, (_folder_reason(one, one.resolve()) for one in above)), "")
-
-
 def _link_reason(path: Path, home: Path) -> str:
     try:
         leads_out = path.is_symlink() and not path.resolve().is_relative_to(home)
@@ -284,15 +278,12 @@ def _reason(path: Path, endings: Sequence[str]) -> str:
         return "links to nothing"
     if (ending := ending_of(path.name)) in endings:
         return ""
-    return "of an unknown type" if ending or not _holds_text(path) else ""
-
-
-def _holds_text(path: Path) -> bool:
-    try:
-        with open_file(path, DataError) as file:
-            return is_text(file.read(HEAD_BYTES))
-    except (DataError, OSError):
-        return False
+    with suppress(DataError, OSError):
+        if not ending:
+            with open_file(path, DataError) as file:
+                if is_text(file.read(HEAD_BYTES)):
+                    return ""
+    return "of an unknown type"
 
 
 def read_document(

@@ -113,7 +113,16 @@ class OpenBank:
         """Say what was left out of documents, or guessed, when their files were read."""
         if (snapshot := self.snapshot()) is None:
             return []
-        return [told for at in range(len(snapshot.documents)) for told in _empty(snapshot, at)]
+        documents, told = snapshot.documents, list[str]()
+        for at in range(len(documents)):
+            if pages := documents.pages(at):
+                characters = documents.characters(at)
+
+                def part(place: slice, at: int = at) -> str:
+                    return documents.text(at, place.start, place.stop)
+
+                told += told_empty(documents.name(at), pages, characters, part)
+        return told
 
     def changed(self, document: str) -> bool:
         """Whether the file of a document has changed since it was read, or is gone."""
@@ -496,14 +505,3 @@ def _pause(spent: float) -> float:
 def _digest(path: Path) -> str:
     check_file(path, DataError, DOCUMENT_BYTES)
     return sha256(path)
-
-
-def _empty(snapshot: Snapshot, index: int) -> tuple[str, ...]:
-    """Name the pages of a document that have no text."""
-    documents = snapshot.documents
-    pages, characters = documents.pages(index), documents.characters(index)
-
-    def part(place: slice) -> str:
-        return documents.text(index, place.start, place.stop)
-
-    return told_empty(documents.name(index), pages, characters, part) if pages else ()

@@ -160,14 +160,12 @@ def slides(archive: zipfile.ZipFile) -> list[str]:
     beside = related(archive, parts[0])
     ids = (one for one in opened(archive, parts[0]).iter("{*}sldId"))
     names = [beside[value][1] for one in ids for key, value in one.items() if key.endswith("}id")]
-    return ["\n".join(_slide(archive, name)) for name in names]
-
-
-def _slide(archive: zipfile.ZipFile, name: str) -> Iterator[str]:
-    yield from filter(str.strip, _shapes(opened(archive, name)))
-    for kind, notes in related(archive, name).values():
-        if kind == "notesSlide":
-            yield from filter(str.strip, _shapes(opened(archive, notes)))
+    texts = []
+    for name in names:
+        notes = [one for kind, one in related(archive, name).values() if kind == "notesSlide"]
+        lines = (line for one in (name, *notes) for line in _shapes(opened(archive, one)))
+        texts.append("\n".join(filter(str.strip, lines)))
+    return texts
 
 
 def _shapes(node: Any) -> Iterator[str]:
@@ -175,7 +173,11 @@ def _shapes(node: Any) -> Iterator[str]:
     for child in node:
         match _tag(child):
             case "p":
-                yield "".join(_words(child))
+                yield "".join(
+                    "\n" if _tag(one) == "br" else one.text or ""
+                    for one in child.iter("{*}t", "{*}br")
+                    if one.getparent().get("type") != "slidenum"
+                )
             case "tbl":
                 rows = [
                     {n: " ".join(filter(None, _shapes(cell))) for n, cell in enumerate(row)}
@@ -184,12 +186,6 @@ def _shapes(node: Any) -> Iterator[str]:
                 yield from table_lines(rows) or ("\t".join(row.values()) for row in rows)
             case tag if tag not in _LEFT_OUT:
                 yield from _shapes(child)
-
-
-def _words(paragraph: Any) -> Iterator[str]:
-    for one in paragraph.iter("{*}t", "{*}br"):
-        if one.getparent().get("type") != "slidenum":
-            yield one.text or "" if _tag(one) == "t" else "\n"
 
 
 def workbook(content: bytes) -> str:

@@ -23,7 +23,7 @@ from sedem.errors import BankMismatchError, DataError
 from sedem.method.segments import Segments, segment_text
 from sedem.modules import SedemModules
 from sedem.reading import building
-from sedem.reading.building import Cutter, batches, build_bank, compress, reading_again, segments_of
+from sedem.reading.building import batches, build_bank, compress, reading_again, segments_of
 
 TEXTS = {"lease.txt": LEASE, "recipe.md": RECIPE, "note.txt": "The key hangs behind the door."}
 DOCUMENTS = [Document(*entry) for entry in TEXTS.items()]
@@ -242,26 +242,26 @@ def test_a_document_that_cannot_be_cut_is_refused_and_ends_the_thread(
     assert threading.active_count() == before
 
 
-def test_leaving_drops_what_no_one_has_waited_for(
-    model: SeDeM, documents: list[Document], monkeypatch: pytest.MonkeyPatch
+def test_an_error_drops_documents_that_have_not_been_cut(
+    model: SeDeM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut: list[str] = []
-    begun, go_on = threading.Event(), threading.Event()
+    go_on = threading.Event()
 
     def held(model: SedemModules, document: Document) -> Segments:
         cut.append(document.name)
-        begun.set()
-        assert go_on.wait(10)
+        assert document.name == "a.txt" or go_on.wait(10)
         return segments_of(model, document)
 
-    monkeypatch.setattr(building, "segments_of", held)
-    before = threading.active_count()
-    with Cutter(model, documents) as cutting:
-        assert begun.wait(10)
-        assert cutting.count is None
+    def failing(ids_BT: torch.Tensor) -> torch.Tensor:
         threading.Timer(0.05, go_on.set).start()
-    assert cut == [documents[0].name]
-    assert threading.active_count() <= before + 1  # the timer
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(building, "segments_of", held)
+    monkeypatch.setattr(model.engine, "encode", failing)
+    with pytest.raises(ZeroDivisionError):
+        model.read([Document(f"{name}.txt", LEASE) for name in "abc"])
+    assert cut[0] == "a.txt" and "c.txt" not in cut
 
 
 LONG = Document("long.txt", "\n\n".join([LEASE, RECIPE, LEASE[::-1], RECIPE.upper()]))
