@@ -95,7 +95,7 @@ def _new(place: Place) -> Parts:
 def _appearing(path: Path, checked: Place | None = None) -> Iterator[Path]:
     """Yield the path of a file that gets its name at the end, unless something has it.
 
-    A copy of the bank `checked` must be free of defects.
+    A copy of the bank `checked` must be free of defects; the first one is an error.
     """
     if os.path.lexists(path):
         raise already_there(path)
@@ -105,7 +105,15 @@ def _appearing(path: Path, checked: Place | None = None) -> Iterator[Path]:
         delete(partial)
         yield partial
         if checked is not None:
-            _check(partial, checked)
+            file = BankFile(partial)
+            # The copy is what is checked, but it is the source that the message is about.
+            file.name = str(checked)
+            problems = examine(file).problems
+            file.close()
+            if problems:
+                more = f" (and {len(problems) - 1:,} more defects)" if problems[1:] else ""
+                told = f"bank '{checked}' is damaged: {problems[0]}{more}; restore it"
+                raise DamagedBankError(told)
         os.link(partial, path)
         sync_folder(path.parent)
     except FileExistsError:
@@ -114,15 +122,3 @@ def _appearing(path: Path, checked: Place | None = None) -> Iterator[Path]:
         raise BankError(f"'{path}' cannot be created ({error.strerror})") from None
     finally:
         delete(partial)
-
-
-def _check(path: Path, source: Place) -> None:
-    """Raise a DamagedBankError for the first defect of a copy."""
-    file = BankFile(path)
-    # The copy is what is checked, but it is the source that the message is about.
-    file.name = str(source)
-    problems = examine(file).problems
-    file.close()
-    if problems:
-        more = f" (and {len(problems) - 1:,} more defects)" if problems[1:] else ""
-        raise DamagedBankError(f"bank '{source}' is damaged: {problems[0]}{more}; restore it")

@@ -168,30 +168,26 @@ class PartFile(BankFile):
         partial = self.place.with_name(f"{self.place.name}.{uuid.uuid4()}")
         with writing(partial.parent, f"set {CACHE} to a writable folder on another disk"):
             partial.parent.mkdir(parents=True, exist_ok=True)
-            _make_room(self.entry.bytes)
+            # The least recently used parts make room; who reads one has it open.
+            budget, files = os.environ.get(BUDGET), []
+            if budget and not budget.isdecimal():
+                raise ConfigError(
+                    f"{BUDGET} is '{budget}'; give a number of bytes, such as 100000000000"
+                )
+            for path in partial.parent.glob("*.bank*") if budget else ():
+                with suppress(FileNotFoundError):
+                    files.append((path.stat().st_mtime, path.stat().st_size, path))
+            room = int(budget or 0) - sum(size for _, size, _ in files)
+            for _, size, path in sorted(files):
+                if room < self.entry.bytes:
+                    delete(path)
+                    room += size
             try:
                 found = bucket.download(self.entry.name, partial, self.entry.bytes)
                 if found == self.entry.sha256:
                     partial.replace(self.place)
             finally:
                 partial.unlink(missing_ok=True)
-
-
-def _make_room(size: int) -> None:
-    """Delete the least recently used parts until some bytes fit; readers have them open."""
-    if not (budget := os.environ.get(BUDGET)):
-        return
-    if not budget.isdecimal():
-        raise ConfigError(f"{BUDGET} is '{budget}'; give a number of bytes, such as 100000000000")
-    files = []
-    for path in cache_folder("banks").glob("*.bank*"):
-        with suppress(FileNotFoundError):
-            files.append((path.stat().st_mtime, path.stat().st_size, path))
-    room = int(budget) - sum(each for _, each, _ in files)
-    for _, each, path in sorted(files):
-        if room < size:
-            delete(path)
-            room += each
 
 
 class Parts:

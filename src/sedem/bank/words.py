@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -145,7 +145,11 @@ def score_words(bank: BankReader, question: str, postings: int | None = None) ->
     held = (word for one in asked_words(question) for word in _held(now, one))
     wanted = list({word.keys: word for word in held}.values())
     if postings is not None:
-        wanted = _rarest(now, wanted, postings)
+        # The rarest words, which stand in at most so many blocks together.
+        counts = {one: sum(_count(view, one, postings + 1) for view in now.views) for one in wanted}
+        wanted.sort(key=counts.__getitem__)
+        together = accumulate(counts[word] for word in wanted)
+        wanted = wanted[: sum(count <= postings for count in together)]
     total, grammar = sum(map(len, now.views)), common_words(question)
     files = [_in_file(view, wanted) for view in now.views]
     words = []
@@ -176,18 +180,6 @@ def _held(now: Snapshot, word: Asked) -> Iterator[Asked]:
         return
     for part in word.otherwise:
         yield from _held(now, part)
-
-
-def _rarest(now: Snapshot, words: Sequence[Asked], postings: int) -> list[Asked]:
-    """Return the rarest words, which stand in at most so many blocks together."""
-    counts = {word: sum(_count(view, word, postings + 1) for view in now.views) for word in words}
-    kept, total = list[Asked](), 0
-    for word in sorted(words, key=counts.__getitem__):
-        total += counts[word]
-        if total > postings:
-            break
-        kept.append(word)
-    return kept
 
 
 def _count(view: View, word: Asked, most: int) -> int:
@@ -228,27 +220,24 @@ def _in_file(
                         "SELECT rowid, bm25(words) FROM words WHERE words MATCH ?",
                         f"{column} : {_pattern(key)}",
                     )
-                    rows_n, scores_n = _numbers(view, found)
+                    try:
+                        numbers_n2 = np.fromiter(chain.from_iterable(found), float).reshape(-1, 2)
+                    except (TypeError, ValueError):
+                        what = "its index of words holds more than numbers"
+                        raise damaged(view.file, what) from None
+                    # -1 for blocks that are not in this version.
+                    rows_n = view.rows_of(numbers_n2[:, 0].astype(np.int64))
                     # FTS5 weighs a word by what one file holds, removed blocks included.
                     others = max(0, indexed - len(found))
                     own_weight = max(1e-6, math.log((others + 0.5) / (len(found) + 0.5)))
                     rows.append(rows_n[rows_n >= 0])
-                    shares.append(-scores_n[rows_n >= 0] / own_weight)
+                    shares.append(-numbers_n2[rows_n >= 0, 1] / own_weight)
                     numbers.append(np.full(len(rows[-1]), number))
             held_n, place_n = np.unique(np.concatenate(rows), return_inverse=True)
             total_Kn = np.zeros((len(word.keys), len(held_n)))
             np.add.at(total_Kn, (np.concatenate(numbers), place_n), np.concatenate(shares))
             places.append((held_n, total_Kn.max(0)))
     return places
-
-
-def _numbers(view: View, found: Sequence[Any]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return rows of blocks, -1 for those that are not in this version, and their scores."""
-    try:
-        ids_n, scores_n = np.fromiter(chain.from_iterable(found), np.float64).reshape(-1, 2).T
-    except (TypeError, ValueError):
-        raise damaged(view.file, "its index of words holds more than numbers") from None
-    return view.rows_of(ids_n.astype(np.int64)), scores_n
 
 
 def _pattern(key: str) -> str:

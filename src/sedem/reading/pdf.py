@@ -170,7 +170,17 @@ def _entries(page: Any) -> Iterator[FormEntry]:
         one = reference.get_object()
         if one.get("/Subtype") in _LEFT_OUT or "/Rect" not in one:
             continue
-        value = _value(one) if one.get("/Subtype") == "/Widget" else one.get("/Contents")
+        value = one.get("/Contents")
+        if one.get("/Subtype") == "/Widget":
+            kind, value = _inherited(one, "/FT"), _inherited(one, "/V")
+            if kind == "/Btn":
+                pushed = int(_inherited(one, "/Ff") or 0) & 2**16
+                ticked = one.get("/AS", value) not in (None, "/Off")
+                value = None if pushed else TICKED if ticked else UNTICKED
+            elif kind not in ("/Tx", "/Ch"):
+                value = None
+            elif isinstance(value, list):
+                value = ", ".join(map(str, value))
         text = " ".join(str(value or "").split())
         if text:
             x0, y0, x1, y1 = map(float, one["/Rect"])
@@ -178,17 +188,6 @@ def _entries(page: Any) -> Iterator[FormEntry]:
                 _turned(*at, page.rotation) for at in ((x0, y0), (x1, y1))
             )
             yield FormEntry(text, min(left, right), min(low, high), max(low, high))
-
-
-def _value(field: Any) -> object:
-    kind, value = _inherited(field, "/FT"), _inherited(field, "/V")
-    if kind == "/Btn":
-        pushed = int(_inherited(field, "/Ff") or 0) & 2**16
-        ticked = field.get("/AS", value) not in (None, "/Off")
-        return None if pushed else TICKED if ticked else UNTICKED
-    if kind not in ("/Tx", "/Ch"):
-        return None
-    return ", ".join(map(str, value)) if isinstance(value, list) else value
 
 
 def _inherited(field: Any, name: str) -> Any:

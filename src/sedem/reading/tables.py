@@ -112,11 +112,15 @@ def markdown_tables(text: str) -> str:
         mark = _FENCE.match(lines[at])
         if mark and (not fence or mark[1] == fence):
             fence = "" if fence else mark[1]
-        end = at if fence else _table_end(lines, at)
-        if end == at:
+        header, rule = lines[at], lines[at + 1].rstrip("\r\n") if at + 1 < len(lines) else ""
+        is_table = not fence and "|" in header and "-" in rule and _RULE.fullmatch(rule)
+        if not is_table or len(_cells(rule)) != len(_cells(header)):
             done.append(lines[at])
             at += 1
             continue
+        end = at + 2
+        while end < len(lines) and "|" in lines[end]:
+            end += 1
         kept = [lines[at], *lines[at + 2 : end]]
         rows = table_lines([_cells(line) for line in kept], header=True) or []
         done += (
@@ -124,19 +128,6 @@ def markdown_tables(text: str) -> str:
         )
         at = end
     return "".join(done)
-
-
-def _table_end(lines: Sequence[str], at: int) -> int:
-    """Return the line after the table of Markdown that begins at a line; `at` if none does."""
-    if at + 1 >= len(lines) or "|" not in lines[at] or "-" not in lines[at + 1]:
-        return at
-    rule = lines[at + 1].rstrip("\r\n")
-    if not _RULE.fullmatch(rule) or len(_cells(rule)) != len(_cells(lines[at])):
-        return at
-    end = at + 2
-    while end < len(lines) and "|" in lines[end]:
-        end += 1
-    return end
 
 
 def _cells(line: str) -> Row:
