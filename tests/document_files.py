@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import docx
 from docx.document import Document
 
 
@@ -40,3 +42,21 @@ def docx_of(document: Document) -> bytes:
     file = io.BytesIO()
     document.save(file)
     return file.getvalue()
+
+
+def archive_of(files: Mapping[str, str | bytes]) -> bytes:
+    """An archive of files."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return file.getvalue()
+
+
+def docx_with(body: str) -> bytes:
+    """A Word file with elements that docx does not write."""
+    with zipfile.ZipFile(io.BytesIO(docx_of(docx.Document()))) as whole:
+        files = {name: whole.read(name) for name in whole.namelist()}
+    name, start = "word/document.xml", b"<w:body>"
+    files[name] = files[name].replace(start, start + body.encode(), 1)
+    return archive_of(files)

@@ -103,19 +103,11 @@ def test_the_memory_of_a_document_does_not_depend_on_the_others(
 # Refusals
 
 
-def test_documents_that_cannot_be_read_or_removed_are_refused(
-    model: SeDeM, documents: list[Document]
-) -> None:
+def test_documents_that_cannot_be_read_are_refused(model: SeDeM) -> None:
     with pytest.raises(DataError, match=r"2 documents are named 'a\.txt'"):
         model.read([Document("a.txt", "one text"), Document("a.txt", "another text")])
     with pytest.raises(DataError, match="give at least one document"):
         model.read([])
-    bank = model.read(documents)
-    with pytest.raises(
-        BankError, match=r"no document 'rent\.txt'; it has 'lease\.txt', 'recipe\.txt'"
-    ):
-        bank.remove("rent.txt")
-    assert bank.documents == documents
     names = [f"{number}.txt" for number in range(1_200)]
     sentence = str(unknown_document("the bank", "x", names))
     listed = ", ".join(f"'{name}'" for name in names[:10])

@@ -102,14 +102,11 @@ def test_parts_of_workers_are_committed(parts: Parts, tmp_path: Path) -> None:
 def test_readers_keep_what_they_have_opened(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     bank = MemoryBank.open_from(parts)
     sent, before = pickle.dumps(bank.snapshot()), bank.snapshot()
-    bank.reload()
-    assert bank.snapshot() is before
     parts.remove("1.txt")
     append(parts, 3)
     parts.compact()
     assert bank.documents[0] == Document("1.txt", text_of(1))
     bank.reload()
-    assert bank.documents.names == ["2.txt", "3.txt"]
     assert bank.snapshot().views[0] is before.views[1]
     monkeypatch.setenv("SEDEM_CACHE", str(Path(os.environ["SEDEM_CACHE"], "another machine")))
     assert torch.equal(pickle.loads(sent).memory([0, 1]), memory_of(1))

@@ -43,6 +43,12 @@ def open_folder(folder: Path, tmp_path: Path) -> Callable[[], FollowedBank]:
 
 
 @pytest.fixture
+def bank(open_folder: Callable[[], FollowedBank]) -> FollowedBank:
+    """The bank of the folder, into which nothing has been read yet."""
+    return open_folder()
+
+
+@pytest.fixture
 def read(model: SeDeM) -> Reader:
     """What reads documents into banks."""
     return reader_of(model)
@@ -64,8 +70,13 @@ def lease(model: SeDeM, tmp_path: Path) -> Path:
 
 
 def names(bank: OpenBank) -> list[str]:
+    return sorted(texts(bank))
+
+
+def texts(bank: OpenBank) -> dict[str, str]:
+    """The documents of a bank by name."""
     snapshot = bank.snapshot()
-    return [] if snapshot is None else sorted(snapshot.documents.names)
+    return {} if snapshot is None else {one.name: one.text for one in snapshot.documents}
 
 
 def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
@@ -93,33 +104,27 @@ def test_what_another_process_commits_is_seen(model: SeDeM, lease: Path) -> None
 
 
 def test_a_folder_is_read_and_not_touched(
-    read: Reader, folder: Path, open_folder: Callable[[], FollowedBank], tmp_path: Path
+    read: Reader, folder: Path, bank: FollowedBank, home: Path, tmp_path: Path
 ) -> None:
-    before, bank = contents(folder), open_folder()
+    before = contents(folder)
     assert bank.snapshot() is None and bank.reading() == "still reading 2 files of 'papers'"
     bank.catch_up(read)
     assert names(bank) == ["kitchen/recipe.md", "lease.txt"] and bank.reading() == ""
     bank.add(read, Document("a.note", "A note."))
     bank.remove("a.note")
     assert contents(folder) == before
-    home = tmp_path / "home"
     modes = {stat.S_IMODE(one.stat().st_mode) for one in home.iterdir() if one.suffix != ".lock"}
     assert (stat.S_IMODE(home.stat().st_mode), modes) == (0o700, {0o600})
-    assert {path.parent for path in tmp_path.rglob("*.bank*")} == {tmp_path / "home"}
+    assert {path.parent for path in tmp_path.rglob("*.bank*")} == {home}
 
 
 def test_a_forgotten_note_and_a_deleted_file_stand_nowhere(
-    read: Reader,
-    model: SeDeM,
-    folder: Path,
-    open_folder: Callable[[], FollowedBank],
-    tmp_path: Path,
+    read: Reader, model: SeDeM, folder: Path, bank: FollowedBank, home: Path
 ) -> None:
-    bank = open_folder()
     toolbox = Toolbox([bank], lambda: model, writable=True)
 
     def stands(text: str) -> bool:
-        files = (path.read_bytes() for path in (tmp_path / "home").rglob("*") if path.is_file())
+        files = (path.read_bytes() for path in home.rglob("*") if path.is_file())
         return any(text.encode() in content for content in files)
 
     bank.catch_up(read)
@@ -167,9 +172,8 @@ def test_a_file_that_was_only_begun_and_then_deleted_stands_nowhere(
 
 
 def test_changes_are_told_at_once_and_then_followed(
-    read: Reader, folder: Path, open_folder: Callable[[], FollowedBank]
+    read: Reader, folder: Path, bank: FollowedBank, open_folder: Callable[[], FollowedBank]
 ) -> None:
-    bank = open_folder()
     bank.catch_up(read)
     bank.add(read, Document("a.note", "A note."))
     assert not bank.changed("lease.txt") and not bank.changed("a.note")
@@ -181,10 +185,7 @@ def test_changes_are_told_at_once_and_then_followed(
     assert open_folder().changed("lease.txt")
     bank.catch_up(read)
     assert names(bank) == ["a.note", "lease.txt", "new.txt"] and not bank.changed("lease.txt")
-    snapshot = bank.snapshot()
-    assert snapshot is not None
-    texts = {one.name: one.text for one in snapshot.documents}
-    assert texts["lease.txt"] == "The rent is 950 euros."
+    assert texts(bank)["lease.txt"] == "The rent is 950 euros."
 
 
 def test_a_restart_reads_no_file_again(
@@ -208,42 +209,36 @@ def test_a_restart_reads_no_file_again(
 
 
 def test_a_file_that_cannot_be_read_does_not_stop_the_others(
-    read: Reader, folder: Path, open_folder: Callable[[], FollowedBank]
+    read: Reader, folder: Path, bank: FollowedBank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "binary.txt").write_bytes(b"\0\1\2")
     (folder / "empty.txt").write_text(" ", "utf-8")
-    bank = open_folder()
+    (folder / "rejected.txt").write_text("The model rejects it.", "utf-8")
+    os.close(os.open(os.fsencode(folder) + b"/caf\xe9.txt", os.O_CREAT))
+    add = building.add_documents
+
+    def picky(*given: Any) -> None:
+        if any(one.name == "rejected.txt" for one in given[4]):
+            raise DataError("'rejected.txt' has no tokens")
+        add(*given)
+
+    monkeypatch.setattr(building, "add_documents", picky)
     bank.catch_up(read)
-    assert names(bank) == ["kitchen/recipe.md", "lease.txt"]
-    told = " ".join(bank.unreadable())
-    assert "binary.txt" in told and "empty.txt" in told and bank.reading() == ""
+    assert names(bank) == ["kitchen/recipe.md", "lease.txt"] and bank.reading() == ""
+    told = bank.unreadable()
+    assert len(told) == 4 and "binary.txt" in str(told) and "empty.txt" in str(told)
+    assert "'rejected.txt' has no tokens" in told
+    assert "names that are not UTF-8" in told[3] and r"caf\udce9.txt" in told[3]
     change(folder / "empty.txt", "Now it has text.")
     bank.catch_up(read)
     assert "empty.txt" in names(bank) and "empty.txt" not in str(bank.unreadable())
 
 
-def test_a_document_that_the_model_rejects_does_not_stop_the_others(
-    read: Reader, open_folder: Callable[[], FollowedBank], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    add = building.add_documents
-
-    def picky(*given: Any) -> None:
-        if any(one.name == "lease.txt" for one in given[4]):
-            raise DataError("'lease.txt' has no tokens")
-        add(*given)
-
-    monkeypatch.setattr(building, "add_documents", picky)
-    bank = open_folder()
-    bank.catch_up(read)
-    assert names(bank) == ["kitchen/recipe.md"] and bank.reading() == ""
-    assert bank.unreadable() == ["'lease.txt' has no tokens"]
-
-
 def test_what_is_read_can_be_asked_while_the_rest_is_read(
-    read: Reader, open_folder: Callable[[], FollowedBank], monkeypatch: pytest.MonkeyPatch
+    read: Reader, bank: FollowedBank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(followed, "GROUP_CHARACTERS", 1)
-    bank, seen = open_folder(), list[str]()
+    seen = list[str]()
     parse = followed.read_document
 
     def slow(path: Path, **_: Any) -> Document:
@@ -279,12 +274,11 @@ def test_one_process_reads_and_the_other_sees_it(
 
 
 def test_a_folder_is_followed_until_the_end(
-    model: SeDeM, folder: Path, open_folder: Callable[[], FollowedBank],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    model: SeDeM, folder: Path, bank: FollowedBank, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(followed, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(followed, "LOOK_SHARE", 0)
-    bank, read = open_folder(), Event()
+    read = Event()
     commit = FollowedBank._committed
 
     def committed(self: FollowedBank, done: list[str]) -> None:
@@ -302,9 +296,8 @@ def test_a_folder_is_followed_until_the_end(
 
 
 def test_a_folder_of_another_model_is_told(
-    read: Reader, open_folder: Callable[[], FollowedBank], monkeypatch: pytest.MonkeyPatch
+    read: Reader, bank: FollowedBank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bank = open_folder()
 
     def fail(*arguments: object, briefly: bool) -> None:
         raise BankError("another model made it")
@@ -348,9 +341,12 @@ UNPLUGGED: dict[str, tuple[Callable[[Path], object], int, str]] = {
 
 @pytest.mark.parametrize("how", UNPLUGGED)
 def test_what_is_out_of_reach_is_not_forgotten_until_it_is_back(
-    read: Reader, papers: Path, open_folder: Callable[[], FollowedBank], how: str,
+    read: Reader,
+    papers: Path,
+    open_folder: Callable[[], FollowedBank],
+    how: str,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     bank, (unplug, count, told) = open_folder(), UNPLUGGED[how]
     bank.catch_up(read)
     away = papers.with_name("away")
@@ -397,9 +393,9 @@ DELETED: dict[str, tuple[Callable[[Path], object], list[str]]] = {
 
 @pytest.mark.parametrize("how", DELETED)
 def test_what_somebody_deletes_or_moves_is_forgotten(
-    read: Reader, papers: Path, open_folder: Callable[[], FollowedBank], how: str
+    read: Reader, papers: Path, bank: FollowedBank, how: str
 ) -> None:
-    bank, (delete, left) = open_folder(), DELETED[how]
+    (delete, left) = DELETED[how]
     bank.catch_up(read)
     delete(papers)
     bank.catch_up(read)
@@ -431,14 +427,12 @@ def test_a_place_that_is_away_opens_if_it_was_read(read: Reader, folder: Path, h
 
 
 def test_a_file_that_goes_while_it_is_read_is_read_when_it_is_back(
-    read: Reader, folder: Path, open_folder: Callable[[], FollowedBank],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    read: Reader, folder: Path, bank: FollowedBank, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def unplugged(path: Path, **_: object) -> Document:
         path.rename(path.with_suffix(".away"))
         raise DataError("it is gone")
 
-    bank = open_folder()
     with monkeypatch.context() as patch:
         patch.setattr(followed, "read_document", unplugged)
         bank.catch_up(read)
@@ -450,13 +444,12 @@ def test_a_file_that_goes_while_it_is_read_is_read_when_it_is_back(
 
 @pytest.mark.parametrize("when", ["while", "after"])
 def test_what_is_added_is_read_before_what_still_waits(
-    read: Reader, folder: Path, open_folder: Callable[[], FollowedBank],
-    monkeypatch: pytest.MonkeyPatch, when: str,
-) -> None:  # fmt: skip
+    read: Reader, folder: Path, bank: FollowedBank, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
     monkeypatch.setattr(followed, "GROUP_CHARACTERS", 1)
     monkeypatch.setattr(followed, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(followed, "LOOK_SHARE", 0)
-    bank, order = open_folder(), list[str]()
+    order = list[str]()
     follower = Follower(lambda: [bank], read)
     commit = FollowedBank._committed
     for number in range(5):
@@ -479,8 +472,7 @@ def test_what_is_added_is_read_before_what_still_waits(
     assert time.monotonic() - began < 60
 
 
-def test_places_are_named_after_their_files(folder: Path, lease: Path, tmp_path: Path) -> None:
-    home = tmp_path / "home"
+def test_places_are_named_after_their_files(folder: Path, lease: Path, home: Path) -> None:
     places = [str(lease), str(folder), f"{folder}/", "s3://bucket/far.bank"]
     opened = banks_at(places, home, "tiny")
     assert [one.name for one in opened] == ["lease", "papers", "papers-2", "far"]
@@ -494,12 +486,11 @@ def test_places_are_named_after_their_files(folder: Path, lease: Path, tmp_path:
 
 @pytest.mark.parametrize("spelling", ["papers", "papers/", "kitchen/../papers", "linked"])
 def test_a_bank_belongs_to_its_folder_and_its_model(
-    folder: Path, tmp_path: Path, spelling: str
+    folder: Path, home: Path, tmp_path: Path, spelling: str
 ) -> None:
     (tmp_path / "kitchen").mkdir()
     (tmp_path / "other" / "papers").mkdir(parents=True)
     (tmp_path / "linked").symlink_to(folder)
-    home = tmp_path / "home"
     [alone] = banks_at([str(folder)], home, "tiny")
     company = [str(tmp_path / "other" / "papers"), f"{tmp_path}/{spelling}"]
     assert banks_at(company, home, "tiny")[1].place == alone.place
@@ -507,18 +498,15 @@ def test_a_bank_belongs_to_its_folder_and_its_model(
 
 
 def test_a_moved_file_keeps_its_memory_and_a_touched_one_is_not_read(
-    read: Reader, folder: Path, open_folder: Callable[[], FollowedBank],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    bank = open_folder()
+    read: Reader, folder: Path, bank: FollowedBank, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bank.catch_up(read)
     monkeypatch.delattr(building, "encode")  # nothing is computed
     (folder / "lease.txt").rename(folder / "kitchen" / "contract.txt")
     (folder / "copy.md").write_text(RECIPE, "utf-8")
     bank.catch_up(read)
     assert names(bank) == ["copy.md", "kitchen/contract.txt", "kitchen/recipe.md"]
-    snapshot = bank.snapshot()
-    assert snapshot is not None and {one.text for one in snapshot.documents} == {LEASE, RECIPE}
+    assert {*texts(bank).values()} == {LEASE, RECIPE}
     monkeypatch.delattr(followed, "read_document")
     os.utime(folder / "copy.md", ns=(1, 1))
     assert bank.changed("copy.md")
@@ -528,9 +516,12 @@ def test_a_moved_file_keeps_its_memory_and_a_touched_one_is_not_read(
 
 @pytest.mark.parametrize("how", ["a start", "a check"])
 def test_an_edit_that_keeps_size_and_time_is_found(
-    read: Reader, folder: Path, open_folder: Callable[[], FollowedBank], how: str,
+    read: Reader,
+    folder: Path,
+    open_folder: Callable[[], FollowedBank],
+    how: str,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(followed, "CHECK_SECONDS", 600.0 if how == "a start" else 0.0)
     bank, path = open_folder(), folder / "lease.txt"
     bank.catch_up(read)
@@ -539,18 +530,16 @@ def test_an_edit_that_keeps_size_and_time_is_found(
     os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     bank = open_folder() if how == "a start" else bank
     bank.catch_up(read)
-    snapshot = bank.snapshot()
-    assert snapshot is not None
-    assert "wine" in next(one.text for one in snapshot.documents if one.name == "lease.txt")
+    assert "wine" in texts(bank)["lease.txt"]
 
 
 @pytest.mark.parametrize("spent", [0.0, 0.3, 40.0])
 def test_the_next_look_is_near_however_long_opening_a_bank_and_looking_takes(
-    open_folder: Callable[[], FollowedBank], monkeypatch: pytest.MonkeyPatch, spent: float
+    bank: FollowedBank, monkeypatch: pytest.MonkeyPatch, spent: float
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr(followed.time, "monotonic", lambda: clock[0])
-    bank, files, snapshot = open_folder(), FollowedBank._files, FollowedBank.snapshot
+    files, snapshot = FollowedBank._files, FollowedBank.snapshot
 
     def slow(self: FollowedBank, of: Any, seconds: float) -> Any:
         clock[0] += seconds
@@ -563,12 +552,11 @@ def test_the_next_look_is_near_however_long_opening_a_bank_and_looking_takes(
 
 
 def test_what_comes_while_a_long_document_is_read_is_told(
-    read: Reader, folder: Path, open_folder: Callable[[], FollowedBank],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    read: Reader, folder: Path, bank: FollowedBank, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(followed, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(followed, "LOOK_SHARE", 0)
-    bank, told = open_folder(), list[str]()
+    told = list[str]()
 
     def slowly(place: Path, documents: Any, progress: Callable[[int], None], **more: Any) -> None:
         if not told:
@@ -580,13 +568,3 @@ def test_what_comes_while_a_long_document_is_read_is_told(
 
     bank.catch_up(slowly)  # type: ignore[arg-type]
     assert told == ["still reading 3 files of 'papers'"]
-
-
-def test_a_name_that_is_not_utf_8_is_named(
-    read: Reader, folder: Path, open_folder: Callable[[], FollowedBank]
-) -> None:
-    os.close(os.open(os.fsencode(folder) + b"/caf\xe9.txt", os.O_CREAT))
-    bank = open_folder()
-    bank.catch_up(read)
-    [told] = bank.unreadable()
-    assert "names that are not UTF-8" in told and r"caf\udce9.txt" in told
