@@ -29,16 +29,21 @@ def text_of(number: int, characters: int = 0) -> str:
     return text + f" {number}" * (characters // len(f" {number}"))
 
 
-def memory_of(number: int) -> Tensor:
+def memory_of(number: int, width: int = WIDTH) -> Tensor:
     """Random memory of two blocks `[2, J, D]`, different for each document."""
     generator = torch.Generator().manual_seed(number)
-    return torch.randn(2, SLOTS, WIDTH, generator=generator).to(torch.bfloat16)
+    return torch.randn(2, SLOTS, width, generator=generator).to(torch.bfloat16)
 
 
 def append(
-    store: Store, *numbers: int, fingerprint: str = PRINT, characters: int = 0, version: int = 0
+    store: Store,
+    *numbers: int,
+    fingerprint: str = PRINT,
+    characters: int = 0,
+    version: int = 0,
+    width: int = WIDTH,
 ) -> None:
-    """Append documents of some numbers in one commit.
+    """Append documents of some numbers in one commit; document 7 has pages.
 
     Args:
         store: of the bank.
@@ -46,10 +51,11 @@ def append(
         fingerprint: of the model.
         characters: length of the texts, about.
         version: another one has other texts and other memory.
+        width: numbers per slot.
     """
     seeds = [number + 1000 * version for number in numbers]
     documents = [
-        Document(f"{number}.txt", text_of(seed, characters))
+        Document(f"{number}.txt", text_of(seed, characters), (0, 9) if number == 7 else ())
         for number, seed in zip(numbers, seeds, strict=True)
     ]
     rows = [
@@ -60,7 +66,7 @@ def append(
             BlockRow(index, 9, min(len(document.text), 16_000), (4, 4, 4, 4)),
         )
     ]
-    memory_NJD = Quantized(torch.cat([memory_of(seed) for seed in seeds]))
+    memory_NJD = Quantized(torch.cat([memory_of(seed, width) for seed in seeds]))
     with nullcontext(store) if isinstance(store, BankFile) else store.adding() as file:
         file.append(fingerprint, documents, Blocks.of(rows), memory_NJD)
 

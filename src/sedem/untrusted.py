@@ -386,19 +386,13 @@ def _run_apart(seconds: str, memory: str, call: str) -> None:
         module, _, name = call.partition(":")
         answer = json.dumps({"result": getattr(import_module(module), name)(*json.load(sys.stdin))})
     except BaseException as error:
-        kind = "MemoryError" if _lacks_memory(error) else type(error).__name__
+        cause: BaseException | None = error
+        while cause and not isinstance(cause, MemoryError):
+            cause = cause.__cause__ or cause.__context__
+        kind = "MemoryError" if cause else type(error).__name__
         said = str(error) if isinstance(error, SedemError) else first_line(error)
         answer = json.dumps({"kind": kind, "message": said})
     output.write(answer)
-
-
-def _lacks_memory(error: BaseException | None) -> bool:
-    """Whether an error is, or comes from, a lack of memory."""
-    while error is not None:
-        if isinstance(error, MemoryError):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 class _RepeatedKeyError(ValueError):

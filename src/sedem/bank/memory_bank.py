@@ -121,7 +121,22 @@ class View:
                     last = int(known.documents[-1])
                     owners = known.documents[known.blocks.documents]
                     parts.append(_live(documents, owners, known.ids, known.blocks))
-            parts += self._block_rows(connection, documents, last)
+            rows = iter(
+                connection.execute(
+                    'SELECT id, document, start, "end", tokens FROM blocks '
+                    "INDEXED BY blocks_place WHERE document > ? ORDER BY document, number",
+                    (last,),
+                )
+            )
+            while some := list(islice(rows, ROWS)):
+                *numbers, tokens = zip(*some, strict=True)
+                ids, owners, starts, ends = map(self._numbers, numbers)
+                if set(map(len, tokens)) != {self.meta.slots}:
+                    raise damaged(self.file, "a block has another number of slots")
+                slot_tokens = np.frombuffer(b"".join(tokens), np.uint8).reshape(len(ids), -1)
+                parts.append(
+                    _live(documents, owners, ids, Blocks(owners, starts, ends, slot_tokens))
+                )
             oldest = int(connection.execute("SELECT oldest FROM bank").get)
         if oldest > version:
             raise self.compacted()
@@ -158,25 +173,6 @@ class View:
             return np.full(len(ids_n), -1)
         places_n = np.searchsorted(ids_N, ids_n).clip(max=len(ids_N) - 1)
         return np.where(ids_N[places_n] == ids_n, rows_N[places_n], -1)
-
-    def _block_rows(
-        self, connection: apsw.Connection, documents: NDArray[np.int64], after: int
-    ) -> Iterator[tuple[NDArray[np.int64], Blocks]]:
-        """Yield ids and columns of the blocks of documents whose id is above `after`."""
-        rows = iter(
-            connection.execute(
-                'SELECT id, document, start, "end", tokens FROM blocks INDEXED BY blocks_place '
-                "WHERE document > ? ORDER BY document, number",
-                (after,),
-            )
-        )
-        while some := list(islice(rows, ROWS)):
-            *numbers, tokens = zip(*some, strict=True)
-            ids, owners, starts, ends = map(self._numbers, numbers)
-            if set(map(len, tokens)) != {self.meta.slots}:
-                raise damaged(self.file, "a block has another number of slots")
-            slot_tokens = np.frombuffer(b"".join(tokens), np.uint8).reshape(len(ids), -1)
-            yield _live(documents, owners, ids, Blocks(owners, starts, ends, slot_tokens))
 
     def _numbers(self, column: Sequence[Any]) -> NDArray[np.int64]:
         try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -286,6 +286,7 @@ def add_documents(
         BankError: as `BankFile.append` and `append_part`.
     """
     total, before = sum(len(one.text) for one in documents), 0
+    cut = model.config.compression, model.config.slots_per_block
     for group in commits(documents):
         size = sum(len(one.text) for one in group)
 
@@ -293,59 +294,39 @@ def add_documents(
             if progress is not None:
                 progress(before + size * done // of, total)
 
-        if is_long(group[0]):
-            _add_parts(model, engine, file, meta, group[0], report)
-        else:
-            blocks, memory_NJD = encode(model, engine, group, report)
-            with _at(file, meta):
-                file.append(model.fingerprint(), group, blocks, memory_NJD)
         before += size
+        if not is_long(group[0]):
+            blocks, memory_NJD = encode(model, engine, group, report)
+            with nullcontext() if file.exists() else file.creating(meta):
+                file.append(model.fingerprint(), group, blocks, memory_NJD)
+            continue
+        # A long document is complete after the commit of its last part. A part depends only on the
+        # document and the model, so an interrupted build gives the memory of an uninterrupted one.
+        [document] = group
+        step, segments = part_segments(model.config), segments_of(model, document)
+        if not file.exists():
+            with file.creating(meta):
+                pass
+        parts = [segments.part(slice(at, at + step)) for at in range(0, len(segments), step)]
+        rows = [partition(part, 0, *cut)[0] for part in parts]
+        starts = [0, *accumulate(map(len, rows))]
+        stored = file.stored_part(document)
+        first = starts.index(stored) if stored in starts[:-1] else 0
+        for number, part in enumerate(parts[first:], first):
 
+            def report_part(count: int, done: int = number * step, of: int = len(segments)) -> None:
+                report(done + count, of)
 
-def _at(file: BankFile, meta: Meta) -> AbstractContextManager[BankFile]:
-    """Create a bank with what is added to it, unless there is one."""
-    return nullcontext(file) if file.exists() else file.creating(meta)
-
-
-def _add_parts(
-    model: SedemModules,
-    engine: Engine,
-    file: BankFile,
-    meta: Meta,
-    document: Document,
-    progress: Progress,
-) -> None:
-    """Read a long document into a bank; it is complete after the commit of its last part.
-
-    A part depends only on the document and the model, so an interrupted build gives the same memory
-    as an uninterrupted one.
-    """
-    step, segments = part_segments(model.config), segments_of(model, document)
-    with _at(file, meta):
-        pass
-    parts = [segments.part(slice(at, at + step)) for at in range(0, len(segments), step)]
-    cut = model.config.compression, model.config.slots_per_block
-    blocks = [partition(part, 0, *cut)[0] for part in parts]
-    before = [0, *accumulate(map(len, blocks))]
-    stored = file.stored_part(document)
-    first = before.index(stored) if stored in before[:-1] else 0
-    done = sum(map(len, parts[:first]))
-    for number in range(first, len(parts)):
-
-        def report(count: int, done: int = done) -> None:
-            progress(done + count, len(segments))
-
-        memory_SMD = compress(model, engine, [parts[number]], report)
-        _, memory_NJD = to_blocks(parts[number], memory_SMD, 0, *cut)
-        file.append_part(
-            model.fingerprint(),
-            document,
-            blocks[number],
-            Quantized(memory_NJD),
-            before=before[number],
-            last=number + 1 == len(parts),
-        )
-        done += len(parts[number])
+            memory_SMD = compress(model, engine, [part], report_part)
+            _, slots_NJD = to_blocks(part, memory_SMD, 0, *cut)
+            file.append_part(
+                model.fingerprint(),
+                document,
+                rows[number],
+                Quantized(slots_NJD),
+                before=starts[number],
+                last=number + 1 == len(parts),
+            )
 
 
 def part_segments(config: SedemConfig) -> int:

@@ -13,8 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from stored_banks import META, PRINT, SLOTS, change, facts, path_of, text_of
+from stored_banks import META, PRINT, append, change, facts, memory_of, path_of, text_of
 
 from sedem import Document, MemoryBank
 from sedem.bank.blocks import BlockRow, Blocks
@@ -30,34 +29,19 @@ ALL = [f"{number}.txt" for number in range(COUNT + 1) if number != 3]
 """Names of the documents of the bank."""
 
 
-def memory_of(number: int) -> Quantized:
-    generator = torch.Generator().manual_seed(number)
-    return Quantized(torch.randn(2, SLOTS, WIDE, generator=generator).to(torch.bfloat16))
-
-
 def add(file: BankFile, *numbers: int, characters: int = 3_000) -> None:
-    """Append documents; document 7 has pages."""
-    for number in numbers:
-        text = text_of(number, characters)
-        document = Document(f"{number}.txt", text, (0, 9) if number == 7 else ())
-        rows = [BlockRow(0, 0, 9, (4, 4, 1, 0)), BlockRow(0, 9, min(len(text), 16_000), (4,) * 4)]
-        file.append(PRINT, [document], Blocks.of(rows), memory_of(number))
-
-
-def make(path: Path, dtype: str = "bfloat16") -> BankFile:
-    file = BankFile(path, wait=0.2)
-    with file.creating(replace(META, width=WIDE, dtype=dtype)):
-        add(file, *range(COUNT))
-    add(file, COUNT, characters=300_000)
-    file.remove("3.txt")
-    file.close()
-    return file
+    append(file, *numbers, characters=characters, width=WIDE)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("made") / "a.bank"
-    make(path)
+    file = BankFile(path)
+    with file.creating(replace(META, width=WIDE)):
+        add(file, *range(COUNT))
+    add(file, COUNT, characters=300_000)
+    file.remove("3.txt")
+    file.close()
     return path
 
 
@@ -226,14 +210,15 @@ def test_without_reading_again_documents_are_dropped_and_words_are_found(file: B
 
 def test_a_document_that_is_being_read_is_kept(file: BankFile) -> None:
     document, path = Document("long", text_of(77, 2_000)), path_of(file)
+    memory = Quantized(memory_of(77, WIDE))
     part = Blocks.of([BlockRow(0, 0, 9, (4,) * 4)])
-    file.append_part(PRINT, document, part, memory_of(77)[:1], before=0, last=False)
+    file.append_part(PRINT, document, part, memory[:1], before=0, last=False)
     file.close()
     flip(path, pages_of(path, "documents_name")[0])
     repair(file)
     assert file.stored_part(document) == 1
     last = Blocks.of([BlockRow(0, 9, len(document.text), (4,) * 4)])
-    file.append_part(PRINT, document, last, memory_of(77)[1:], before=1, last=True)
+    file.append_part(PRINT, document, last, memory[1:], before=1, last=True)
     assert contents(file)[-1][:2] == ("long", document.text)
 
 
