@@ -164,7 +164,6 @@ UNIT_TESTS = Path(__file__).parent / "unit"
 WITHOUT_MODULE = {
     "baselines.test_baseline_training": "trains every baseline with the training room",
     "bank.test_deleted": "searches the bytes of a bank and of all files beside it",
-    "bank.test_private": "checks the modes of every file that a bank creates",
     "bench.test_bench": "runs the bench from command to document",
     "evaluation.test_flops": "compares every stage of `cost` with torch's counter",
     "method.test_soft_tokens": "runs the method without a decompressor, from reading to training",

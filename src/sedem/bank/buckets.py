@@ -67,13 +67,13 @@ class Bucket:
         # Another process has its own connections and credentials.
         return Bucket, (self.url,)
 
-    def load(self, name: str, limit: int = LIMIT) -> tuple[bytes, Tag] | None:
-        """Return the content of at most `limit` bytes and the tag of an object; None if missing."""
+    def load(self, name: str) -> tuple[bytes, Tag] | None:
+        """Return the content of at most `LIMIT` bytes and the tag of an object; None if missing."""
         with self._errors(), suppress(FileNotFoundError):
             found = self._store.get(name)
-            if (size := found.meta["size"]) > limit:
+            if (size := found.meta["size"]) > LIMIT:
                 raise BankError(
-                    f"'{self.url}/{name}' has {size:,} bytes, at most {limit:,} are read"
+                    f"'{self.url}/{name}' has {size:,} bytes, at most {LIMIT:,} are read"
                 )
             tag = {key: found.meta[key] for key in ("e_tag", "version") if found.meta.get(key)}
             return bytes(found.bytes()), tag

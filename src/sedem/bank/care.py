@@ -327,7 +327,7 @@ def _alone(file: BankFile, path: Path) -> Iterator[apsw.Connection]:
     """Keep other processes away from a file, and leave no log that could be taken for another's."""
     try:
         check_file(path, file)
-        opened = connect(path, wait=file.wait)
+        opened = connect(path)
     except (DamagedBankError, *UNREADABLE):
         raise _hopeless(file, "its first page is damaged, or its end is missing") from None
     with closing(opened) as connection:

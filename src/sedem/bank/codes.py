@@ -183,7 +183,7 @@ class Codes:
 
 
 def forget_codes(bank: Path, ids: Collection[int]) -> None:
-    """Delete the codes of some blocks, if there is a file, so that nothing of them stays in it.
+    """Delete the codes of some blocks, if there is a file; nothing stays in it or its log.
 
     A damaged or malformed file is deleted as a whole. One that is something else stays.
     """
@@ -191,8 +191,21 @@ def forget_codes(bank: Path, ids: Collection[int]) -> None:
     if not path.is_file():
         return
     try:
-        with closing(CodesFile(bank, create=False)) as file:
-            file.forget(gone_n)
+        with closing(CodesFile(bank, create=False)) as file, file.using() as connection:
+            with connection:
+                for row, *columns in query(connection, "SELECT rowid, blocks, signs FROM codes"):
+                    is_kept_n = ~np.isin(np.frombuffer(columns[0], "<i8"), gone_n)
+                    if is_kept_n.all():
+                        continue
+                    by_block = (
+                        np.frombuffer(column, np.uint8).reshape(len(is_kept_n), -1)
+                        for column in columns
+                    )
+                    kept = (bytes_nB[is_kept_n].tobytes() for bytes_nB in by_block)
+                    statement = "UPDATE codes SET blocks = ?, signs = ? WHERE rowid = ?"
+                    connection.execute(statement, (*kept, row))
+                free_space(connection)
+            empty_log(path, connection)
     except (DamagedBankError, ValueError):
         delete_database(path)
     except BankError as error:
@@ -243,30 +256,6 @@ class CodesFile:
     def close(self) -> None:
         """Close the file."""
         self._connection.close()
-
-    def forget(self, gone_n: NDArray[np.int64]) -> None:
-        """Delete the codes of blocks with some ids; nothing of them stays in the file or its log.
-
-        Raises:
-            BankError: the file is damaged or cannot be written.
-            ValueError: its codes do not fit its blocks.
-        """
-        with self.using() as connection:
-            with connection:
-                rows = query(connection, "SELECT rowid, blocks, signs FROM codes")
-                for row, *columns in rows:
-                    is_kept_n = ~np.isin(np.frombuffer(columns[0], "<i8"), gone_n)
-                    if is_kept_n.all():
-                        continue
-                    by_block = (
-                        np.frombuffer(column, np.uint8).reshape(len(is_kept_n), -1)
-                        for column in columns
-                    )
-                    kept = (bytes_nB[is_kept_n].tobytes() for bytes_nB in by_block)
-                    statement = "UPDATE codes SET blocks = ?, signs = ? WHERE rowid = ?"
-                    connection.execute(statement, (*kept, row))
-                free_space(connection)
-            empty_log(self.path, connection)
 
     def space(self, new: Callable[[], CodeSpace]) -> CodeSpace:
         """Return the space of the codes; without one, a new one, and other codes are deleted."""

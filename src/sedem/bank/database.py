@@ -124,14 +124,12 @@ def connect(
     path: Path | None,
     *,
     create: bool = False,
-    wait: float = WAIT,
     frozen: bool = False,
 ) -> apsw.Connection:
     """Open a connection to a file, or an empty database in RAM; see `database_errors`.
 
     Args:
         path: the file; None means RAM.
-        wait: seconds to wait for another writer.
         frozen: read the file without a lock, because nobody can write it.
 
     Raises:
@@ -162,7 +160,7 @@ def connect(
     connection = apsw.Connection(uri, flags=flags, vfs=vfs)
     try:
         # First, because what follows already reads the file.
-        connection.set_busy_handler(_waiter(path, wait))
+        connection.set_busy_handler(_waiter(path))
         if frozen:
             # Then SQLite also reads a file whose end is missing.
             connection.execute("PRAGMA writable_schema = ON")
@@ -370,23 +368,20 @@ def page_size(row_bytes: int) -> int:
 
     Large pages are faster, but two rows of 32 KB, for example, do not fit into one of 64 KB.
     """
-    for size in (2**16, 2**15, 2**14, 2**13):
-        if stored_bytes(row_bytes, size) <= 1.1 * row_bytes:
-            return size
+    for page in (2**16, 2**15, 2**14, 2**13):
+        usable = page - CHECKSUM_BYTES
+        if row_bytes <= usable - 35:
+            taken = page / (usable // row_bytes)
+        else:
+            # https://sqlite.org/fileformat.html#b_tree_pages: a long row keeps a part of itself in
+            # its page, and the rest goes to pages of its own.
+            least = (usable - 12) * 32 // 255 - 23
+            kept = least + (row_bytes - least) % (usable - 4)
+            kept = kept if kept <= usable - 35 else least
+            taken = page / max(1, usable // kept) + -(-(row_bytes - kept) // (usable - 4)) * page
+        if taken <= 1.1 * row_bytes:
+            return page
     return 2**12
-
-
-def stored_bytes(row_bytes: int, page: int) -> float:
-    """Return the bytes that a row takes in a file, with its share of unused space in pages."""
-    usable = page - CHECKSUM_BYTES
-    if row_bytes <= usable - 35:
-        return page / (usable // row_bytes)
-    # https://sqlite.org/fileformat.html#b_tree_pages: a long row keeps a part of itself in its
-    # page, and the rest goes to pages of its own.
-    least = (usable - 12) * 32 // 255 - 23
-    kept = least + (row_bytes - least) % (usable - 4)
-    kept = kept if kept <= usable - 35 else least
-    return page / max(1, usable // kept) + -(-(row_bytes - kept) // (usable - 4)) * page
 
 
 def check_file(path: Path, name: object) -> None:
@@ -468,7 +463,7 @@ def _register_checksums() -> None:
         apsw.sqlite_extra.load(connection, "cksumvfs")
 
 
-def _waiter(path: Path | None, wait: float) -> Callable[[int], bool]:
+def _waiter(path: Path | None) -> Callable[[int], bool]:
     """Return a busy handler: it waits for another process, with a message."""
     since, inode = 0.0, _inode(path)
 
@@ -477,7 +472,7 @@ def _waiter(path: Path | None, wait: float) -> Callable[[int], bool]:
         now = time.monotonic()
         if calls == 0:
             since = now
-        elif now - since > wait or _inode(path) != inode:
+        elif now - since > WAIT or _inode(path) != inode:
             return False
         elif calls == 20:
             logger.warning("another process is writing bank '%s'; waiting for it", path)

@@ -32,7 +32,6 @@ from sedem.bank.blocks import Blocks, Head, Meta, fits
 from sedem.bank.codes import forget_codes
 from sedem.bank.database import (
     FORMAT,
-    WAIT,
     check_file,
     check_tables,
     connect,
@@ -87,18 +86,16 @@ class BankFile:
 
     Args:
         path: the file; it need not exist yet. None makes a bank in RAM, which ends with the object.
-        wait: seconds to wait for another writer.
     """
 
     may_change = True
 
-    def __init__(self, path: Path | None = None, wait: float = WAIT) -> None:
+    def __init__(self, path: Path | None = None) -> None:
         self.name = "in memory" if path is None else str(path)
         # Links are followed here once: a connection follows none.
         self.path = None if path is None else path.parent.resolve() / path.name
         if self.path is not None and self.path.is_symlink():
             self.path = self.path.resolve()
-        self.wait = wait
         self._idle: list[apsw.Connection] = []
         self._lock, self._writing = threading.Lock(), threading.RLock()
         self._open: apsw.Connection | None = None
@@ -120,7 +117,7 @@ class BankFile:
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process opens its own connections, or gets the bank in RAM.
         if self.path is not None:
-            return type(self), (self.path, self.wait)
+            return type(self), (self.path,)
         with self.reading() as connection:
             return BankFile.of_bytes, (connection.serialize("main"),)
 
@@ -248,7 +245,7 @@ class BankFile:
                 with self._open:
                     yield self._open
                 return
-            self._open = connect(self.path, create=create, wait=self.wait)
+            self._open = connect(self.path, create=create)
             try:
                 if create:
                     prepare_empty(self._open, row_bytes)

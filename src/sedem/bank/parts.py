@@ -31,9 +31,10 @@ import apsw
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from sedem.bank import database
 from sedem.bank.blocks import Head, Meta, fits
 from sedem.bank.buckets import Bucket, Folder, Tag, writing
-from sedem.bank.database import FOLDED_BEFORE, FORMAT, WAIT
+from sedem.bank.database import FOLDED_BEFORE, FORMAT
 from sedem.bank.file import BankFile, Compacted, already_there, delete, unknown_document
 from sedem.config import explain
 from sedem.durable_files import CACHE, cache_folder, sha256
@@ -194,17 +195,16 @@ class Parts:
     """The store of a bank in parts; threads may share it.
 
     Every method raises a BankError if the bank is missing or damaged, or the store cannot be used.
-    Changes also raise one if other writers come first for `wait` seconds.
+    Changes also raise one if other writers come first for `WAIT` seconds.
     """
 
-    def __init__(self, place: Place, wait: float = WAIT) -> None:
+    def __init__(self, place: Place) -> None:
         self.bucket = Bucket(str(place)) if is_remote(place) else Folder(Path(place))
-        self.wait = wait
         self._files: dict[str, PartFile] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process has its own connections, its own cache and its own working folder.
-        return Parts, (str(self), self.wait)
+        return Parts, (str(self),)
 
     def __str__(self) -> str:
         return str(self.bucket)
@@ -273,7 +273,7 @@ class Parts:
         with writing(self.work):
             path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with FileLock(self.work / "build.lock", self.wait):
+            with FileLock(self.work / "build.lock", database.WAIT):
                 file = self._file_at(path)
                 if file.exists() and file.meta() != meta:
                     delete(path)
@@ -326,7 +326,7 @@ class Parts:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _file_at(self, path: Path) -> BankFile:
-        file = BankFile(path, self.wait)
+        file = BankFile(path)
         # Messages are about the bank, not about the file that becomes a part of it.
         file.name = str(self)
         return file
@@ -371,7 +371,7 @@ class Parts:
 
         The bank may have the parts already, and need not have the documents.
         """
-        until, pause = time.monotonic() + self.wait, 0.02
+        until, pause = time.monotonic() + database.WAIT, 0.02
         while True:
             now, tag = self._newest()
             left = [self._without(one, replacing) for one in now.parts if one not in add]
@@ -440,7 +440,7 @@ def _valid(bank: object) -> Iterator[None]:
 Store = BankFile | Parts
 
 
-def store_at(place: Place, wait: float = WAIT) -> Store:
+def store_at(place: Place) -> Store:
     """Return the store of the bank at a place, which need not exist yet; see `Parts`.
 
     Raises:
@@ -448,8 +448,8 @@ def store_at(place: Place, wait: float = WAIT) -> Store:
         BankError: no bank can be there.
     """
     if is_remote(place) or Path(place, MANIFEST).exists():
-        return Parts(place, wait)
-    return BankFile(Path(place), wait)
+        return Parts(place)
+    return BankFile(Path(place))
 
 
 def is_remote(place: Place) -> bool:

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from sedem.bank.blocks import Blocks, Meta, partition, to_blocks
-from sedem.bank.database import WAIT
 from sedem.bank.file import BankFile, check_fingerprint, text_digest
 from sedem.bank.keys import save_keys, stored_bytes
 from sedem.bank.memory_bank import MemoryBank
@@ -100,7 +99,6 @@ def build_bank(
     dtype: str | None = None,
     keys: str | None = None,
     words: bool = True,
-    wait: float = WAIT,
     commit: int | None = None,
     committed: Callable[[list[str]], None] = lambda names: None,
     failed: Callable[[str, DataError], None] | None = None,
@@ -121,7 +119,6 @@ def build_bank(
         source: where the model was opened from, to be recorded in the bank.
         dtype: type of the stored slots; None means that of the bank, or bfloat16 in a new one.
         keys: type in which to store the selector's keys of the whole bank; None stores none.
-        wait: seconds to wait for another writer before each commit.
         commit: characters read between two commits; None means `COMMIT`.
         committed: called with the names of documents that are in the bank now.
         failed: called with the name of a document that the model rejects, which then does not stop
@@ -133,7 +130,7 @@ def build_bank(
         ConfigError: there is no such type.
         DataError: there are no documents, two have the same name, or one is rejected.
     """
-    store = store_at(path, wait)
+    store = store_at(path)
     meta, stored = begin(model, store, source, dtype, keys, words)
     held = {*stored.values()}
     # A build of a bank in parts writes another file.

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sedem.bank.blocks import Meta
-from sedem.bank.database import WAIT
 from sedem.bank.file import BankFile
 from sedem.bank.memory_bank import Snapshot, View, append_to, copy_to
 from sedem.bank.parts import Entry, Parts, Place, is_remote, store_at
@@ -87,7 +86,6 @@ def build_on_ray(
     dtype: str | None = None,
     keys: str | None = None,
     words: bool = True,
-    wait: float = WAIT,
 ) -> Report:
     """Create or extend a bank with the workers of a Ray cluster.
 
@@ -96,14 +94,14 @@ def build_on_ray(
     Args:
         model: the model on this machine; the workers open theirs, which must be the same.
         path: file of the bank, or its place if it is in parts, which every worker can write.
-        source, dtype, keys, words, wait: as in `build_bank`.
+        source, dtype, keys, words: as in `build_bank`.
 
     Raises:
         ConfigError: there is no such cluster, it has no room, or a host lacks the model.
         UnavailableError: the cluster has lost all workers, or some documents kill every worker.
         SedemError: as in `build_bank`.
     """
-    store = store_at(path, wait)
+    store = store_at(path)
     meta, stored = begin(model, store, source, dtype, keys, words)
     taken, exists = Taken(stored, lambda one: sources.sizes[one.name]), store.exists()
     if isinstance(store, BankFile):

@@ -16,6 +16,7 @@ import pytest
 from stored_banks import META, PRINT, append, change, facts, memory_of, path_of, text_of
 
 from sedem import Document, MemoryBank
+from sedem.bank import database
 from sedem.bank.blocks import BlockRow, Blocks
 from sedem.bank.care import Damage, DamagedDocument, Repaired, examine, repair
 from sedem.bank.database import connect, stored_page_size
@@ -47,7 +48,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def file(made: Path, tmp_path: Path) -> BankFile:
-    return BankFile(shutil.copy(made, tmp_path / "a.bank"), wait=0.2)
+    return BankFile(shutil.copy(made, tmp_path / "a.bank"))
 
 
 def pages_of(path: Path, table: str, kind: str = "leaf") -> list[int]:
@@ -222,7 +223,10 @@ def test_a_document_that_is_being_read_is_kept(file: BankFile) -> None:
     assert contents(file)[-1][:2] == ("long", document.text)
 
 
-def test_a_repair_that_cannot_be_made_changes_nothing(file: BankFile) -> None:
+def test_a_repair_that_cannot_be_made_changes_nothing(
+    file: BankFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "WAIT", 0.2)
     path = path_of(file)
     flip(path, pages_of(path, "blocks")[0])
     damaged, other = path.read_bytes(), BankFile(path)

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import pickle
 import sqlite3
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -16,10 +17,13 @@ import torch
 from stored_banks import META, PRINT, append, change, facts, memory_of, path_of, text_of
 
 from sedem import Document, MemoryBank
+from sedem.bank import database
 from sedem.bank.blocks import BlockRow, Blocks
+from sedem.bank.copies import backup, export_bank, split
 from sedem.bank.database import connect, page_size
 from sedem.bank.file import BankFile, delete
 from sedem.bank.memory_bank import View
+from sedem.bank.parts import store_at
 from sedem.errors import BankError
 from sedem.tensors import Quantized
 
@@ -84,8 +88,11 @@ def test_a_bank_whose_creation_fails_or_is_killed_never_appears(code: int, tmp_p
     assert names(file) == ["1.txt"]
 
 
-def test_of_two_processes_one_creates_a_bank(tmp_path: Path) -> None:
-    others = [BankFile(tmp_path / "b.bank", wait=0.2) for _ in range(2)]
+def test_of_two_processes_one_creates_a_bank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "WAIT", 0.2)
+    others = [BankFile(tmp_path / "b.bank") for _ in range(2)]
     with others[0].creating(META):
         with (
             pytest.raises(BankError, match=r"written by another process|exists already"),
@@ -97,7 +104,7 @@ def test_of_two_processes_one_creates_a_bank(tmp_path: Path) -> None:
 
 
 def test_a_second_writer_waits_with_a_message(
-    file: BankFile, caplog: pytest.LogCaptureFixture
+    file: BankFile, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert file.path is not None
     second, message = BankFile(file.path), "another process is writing bank"
@@ -112,10 +119,11 @@ def test_a_second_writer_waits_with_a_message(
     thread.join()
     assert names(file) == ["0.txt", "1.txt", "2.txt"]
     assert message in caplog.text
+    monkeypatch.setattr(database, "WAIT", 0.1)
     with file.writing() as connection:
         connection.execute("UPDATE bank SET version = version")
         with pytest.raises(BankError, match="is being written by another process; wait until"):
-            BankFile(file.path, wait=0.1).remove("0.txt")
+            BankFile(file.path).remove("0.txt")
 
 
 # Versions
@@ -269,6 +277,33 @@ def test_a_bank_in_a_read_only_folder_is_read_and_not_changed(
         append(reader, 2)
     reader.close()
     assert os.listdir(tmp_path) == ["a.bank"]
+
+
+def test_banks_logs_exports_and_parts_are_private(tmp_path: Path) -> None:
+    """Whatever the mask of the process; but a bank that its owner shares stays shared."""
+    path, mask = tmp_path / "a.bank", os.umask(0)
+    try:
+        with BankFile(path).creating(META) as file:
+            append(file, 1, 2)
+        append(BankFile(path), 3)
+        reader = connect(path)
+        reader.execute("SELECT * FROM bank").fetchall()
+        append(BankFile(path), 4)
+        assert path.with_name("a.bank-wal").exists()
+        backup(path, tmp_path / "b.bank")
+        export_bank(path, tmp_path / "c.bank")
+        split(path, tmp_path / "parts", 2)
+        store_at(tmp_path / "parts").remove("1.txt")
+        reader.close()
+        files = [one for one in tmp_path.rglob("*") if one.is_file() and one.suffix != ".lock"]
+        assert len(files) >= 6
+        assert {stat.S_IMODE(one.stat().st_mode) for one in files} == {0o600}
+        path.chmod(0o644)
+        append(BankFile(path), 2, version=1)
+        BankFile(path).remove("1.txt")
+        assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    finally:
+        os.umask(mask)
 
 
 def test_a_copy_of_a_live_bank_is_whole(file: BankFile, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from object_server import BUCKET, ObjectServer
 from stored_banks import META, OTHER, append, facts, memory_of, text_of
 
 from sedem import Document, MemoryBank
-from sedem.bank import buckets
+from sedem.bank import buckets, database
 from sedem.bank.file import BankFile
 from sedem.bank.parts import MANIFEST, Parts
 from sedem.errors import BankError, ConfigError
@@ -118,19 +118,22 @@ def test_readers_keep_what_they_have_opened(parts: Parts, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("is_new", [False, True])
-def test_a_build_is_one_part_and_is_resumed(place: str | Path, is_new: bool) -> None:
+def test_a_build_is_one_part_and_is_resumed(
+    place: str | Path, is_new: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "WAIT", 0.1)
     parts = Parts(place) if is_new else filled(place)
     with suppress(RuntimeError), parts.building(META) as file:
         append(file, 3)
         append(file, 2)
         raise RuntimeError
-    again = Parts(place, wait=0.1)
+    again = Parts(place)
     assert again.exists() != is_new
     with again.building(META) as file:
         assert [*file.digests()] == ["3.txt", "2.txt"]
         append(file, 4)
         busy = pytest.raises(BankError, match="is being written by another process")
-        with busy, Parts(place, wait=0.1).building(META):
+        with busy, Parts(place).building(META):
             pass
     assert names(again) == (["3.txt", "2.txt"] if is_new else ["1.txt", "2.txt", "3.txt"]) + [
         "4.txt"
@@ -176,7 +179,7 @@ def test_another_writer_may_delete_its_files_while_links_are_looked_for(
 
 def test_a_writer_that_always_loses_gives_up(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     """It loses nothing of the others, and its next attempt succeeds."""
-    loser, numbers = Parts(str(parts), wait=0.0), itertools.count(10)
+    loser, numbers = Parts(str(parts)), itertools.count(10)
     real = loser.bucket.replace
 
     def late(*what: Any) -> Any:
@@ -184,6 +187,7 @@ def test_a_writer_that_always_loses_gives_up(parts: Parts, monkeypatch: pytest.M
         return real(*what)
 
     with monkeypatch.context() as patch:
+        patch.setattr(database, "WAIT", 0.0)
         patch.setattr(loser.bucket, "replace", late)
         for change in (lambda: append(loser, 3), lambda: loser.remove("1.txt")):
             with pytest.raises(BankError, match=f"'{parts}' is being written by another process"):
