@@ -197,12 +197,18 @@ def parse_json(text: str, place: str, error: type[SedemError]) -> Any:
         SedemError: it is not JSON, nests too deeply, repeats a key of an object or has a number
             with too many digits.
     """
+
+    def unrepeated(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+        entries = dict(pairs)
+        if len(entries) < len(pairs):  # readers would disagree about its value
+            [(twice, _)] = Counter(key for key, _ in pairs).most_common(1)
+            raise error(f"{place} has an object with the key '{twice}' twice; remove one")
+        return entries
+
     try:
-        value = json.loads(text, object_pairs_hook=_unrepeated)
+        value = json.loads(text, object_pairs_hook=unrepeated)
     except RecursionError:
         raise error(f"{place} {_TOO_DEEP}") from None
-    except _RepeatedKeyError as problem:
-        raise error(f"{place} {problem}") from None
     except json.JSONDecodeError as problem:
         line = f"line {problem.lineno}, " if "\n" in text else ""
         at = f"{line}column {problem.colno}"
@@ -386,25 +392,19 @@ def _run_apart(seconds: str, memory: str, call: str) -> None:
         module, _, name = call.partition(":")
         answer = json.dumps({"result": getattr(import_module(module), name)(*json.load(sys.stdin))})
     except BaseException as error:
-        cause: BaseException | None = error
-        while cause and not isinstance(cause, MemoryError):
-            cause = cause.__cause__ or cause.__context__
-        kind = "MemoryError" if cause else type(error).__name__
+        kind = "MemoryError" if _lacks_memory(error) else type(error).__name__
         said = str(error) if isinstance(error, SedemError) else first_line(error)
         answer = json.dumps({"kind": kind, "message": said})
     output.write(answer)
 
 
-class _RepeatedKeyError(ValueError):
-    """An object that has a key twice: readers would disagree about its value."""
-
-
-def _unrepeated(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    entries = dict(pairs)
-    if len(entries) < len(pairs):
-        [(twice, _)] = Counter(key for key, _ in pairs).most_common(1)
-        raise _RepeatedKeyError(f"has an object with the key '{twice}' twice; remove one")
-    return entries
+def _lacks_memory(error: BaseException | None) -> bool:
+    """Whether an error is, or comes from, a lack of memory."""
+    while error is not None:
+        if isinstance(error, MemoryError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _check(found: os.stat_result, path: Path, error: type[SedemError], limit: int | None) -> None:

@@ -132,8 +132,7 @@ def key_parts(
     dtype = cache_dtype(device)
     fits = of_any_size or cached_bytes(bank, selector) <= cache_limit(device)
     parts = []
-    for start, stop in _runs(index, range(len(bank))):
-        part = _keys(bank, selector, index, range(start, stop)).to(device)
+    for start, stop, part in _runs(bank, selector, index, range(len(bank))):
         if fits:
             part = Quantized(part.dequantize().to(dtype))
             parts.append(part)
@@ -149,11 +148,7 @@ def keys_of(bank: BankReader, selector: Selector, blocks: Sequence[int]) -> Quan
     index = key_index(bank, selector)
     if index.cached is not None:
         return index.cached[list(blocks)]
-    device = selector.w_key.weight.device
-    parts = [
-        _keys(bank, selector, index, blocks[start:stop]).to(device)
-        for start, stop in _runs(index, blocks)
-    ]
+    parts = [keys for *_, keys in _runs(bank, selector, index, blocks)]
     if len({part.values.dtype for part in parts}) == 1:
         return join(parts)
     # Stored keys and keys made now differ in type.
@@ -265,20 +260,22 @@ def _project(selector: Selector, memory_NJD: Quantized) -> Tensor:
     return selector.keys(memory_NJD.dequantize().to(selector.w_key.weight))
 
 
-def _keys(
+def _runs(
     bank: BankReader, selector: Selector, index: KeyIndex, blocks: Sequence[int]
-) -> Quantized:
-    """Return keys of blocks that are all stored, as one type, or all not."""
-    if index.stored.type_of[blocks[0]] < 0:
-        return Quantized(_project(selector, bank.stored(blocks)))
-    return index.stored.read(blocks)
+) -> Iterator[tuple[int, int, Quantized]]:
+    """Yield start, stop and keys of runs of `blocks`, which are stored as one type, or not at all.
 
-
-def _runs(index: KeyIndex, blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Split `blocks` into runs of at most `SCAN` for `_keys`; yields start and stop."""
+    A run has at most `SCAN` blocks.
+    """
     # Arrays, because lists of a million numbers would take more memory than a part's keys.
     chosen = slice(blocks.start, blocks.stop) if isinstance(blocks, range) else list(blocks)
     ends = (np.flatnonzero(np.diff(index.stored.type_of[chosen])) + 1).tolist()
-    for start, stop in pairwise([0, *ends, len(blocks)]):
-        for part in scan_ranges(stop - start):
-            yield start + part.start, start + part.stop
+    for first, last in pairwise([0, *ends, len(blocks)]):
+        for part in scan_ranges(last - first):
+            start, stop = first + part.start, first + part.stop
+            run = blocks[start:stop]
+            if index.stored.type_of[run[0]] < 0:
+                keys = Quantized(_project(selector, bank.stored(run)))
+            else:
+                keys = index.stored.read(run)
+            yield start, stop, keys.to(selector.w_key.weight.device)

@@ -59,6 +59,9 @@ def test_what_was_taken_before_an_error_is_committed(model: SeDeM, bank: Path) -
         yield from DOCUMENTS[:2]
         raise DataError("the third file is damaged")
 
+    with pytest.raises(DataError, match="there is nothing to read"):
+        build_bank(model, model.engine, bank, iter(()))
+    assert not bank.exists()
     with pytest.raises(DataError, match="the third file"):
         build_bank(model, model.engine, bank, stream())
     assert names(bank) == [*TEXTS][:2]
@@ -77,12 +80,6 @@ def test_progress_counts_the_sizes_of_all_documents_and_never_decreases(
     build_bank(model, model.engine, bank, DOCUMENTS, seen.append, size=lambda one: sizes[one.name])
     assert seen == sorted(seen)
     assert (seen[0] > 7, seen[-1]) == (True, 537)
-
-
-def test_a_stream_without_documents_is_refused(model: SeDeM, bank: Path) -> None:
-    with pytest.raises(DataError, match="there is nothing to read"):
-        build_bank(model, model.engine, bank, iter(()))
-    assert not bank.exists()
 
 
 @pytest.mark.parametrize("kind", ["linear", "mlp", "query"])
