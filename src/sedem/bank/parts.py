@@ -455,13 +455,3 @@ def store_at(place: Place) -> Store:
 def is_remote(place: Place) -> bool:
     """Whether a place is in an object store, not on local disk."""
     return isinstance(place, str) and "://" in place
-
-
-def local_file(place: Place, what: str) -> Path:
-    """Return the file of a bank on local disk, or raise a BankError that names what needs it."""
-    if isinstance(store_at(place), BankFile):
-        return Path(place)
-    raise BankError(
-        f"{what} needs a bank in one file; copy it with 'sedem bank join {place} FILE.bank', and "
-        "give that file"
-    )

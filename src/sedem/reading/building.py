@@ -24,7 +24,7 @@ from sedem.bank.blocks import Blocks, Meta, partition, to_blocks
 from sedem.bank.file import BankFile, check_fingerprint, text_digest
 from sedem.bank.keys import save_keys, stored_bytes
 from sedem.bank.memory_bank import MemoryBank
-from sedem.bank.parts import Place, Store, local_file, store_at
+from sedem.bank.parts import Place, Store, store_at
 from sedem.config import SedemConfig
 from sedem.engine.interface import Engine
 from sedem.errors import BankError, DataError
@@ -192,8 +192,11 @@ def begin(
     """
     for name in filter(None, (dtype, keys)):
         check_dtype(name)
-    if keys is not None:
-        local_file(str(store), "'sedem build --keys'")
+    if keys is not None and not isinstance(store, BankFile):
+        raise BankError(
+            "'sedem build --keys' needs a bank in one file; copy it with 'sedem bank join "
+            f"{store} FILE.bank', and give that file"
+        )
     if not store.exists():
         return new_meta(model, source, dtype, words), {}
     meta = store.meta()

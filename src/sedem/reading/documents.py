@@ -110,9 +110,9 @@ class DocumentFiles(Iterable[Document]):
         self.left_out.setdefault("not readable", []).append(str(path))
 
 
-def read_documents(paths: Sequence[Path], encoding: str | None = None) -> list[Document]:
+def read_documents(paths: Sequence[Path]) -> list[Document]:
     """Read files as documents, named by their paths; see `read_document`."""
-    return [read_document(path, encoding) for path in paths]
+    return [read_document(path) for path in paths]
 
 
 Given = str | os.PathLike[str] | Document
