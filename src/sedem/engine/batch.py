@@ -32,15 +32,14 @@ from sedem.engine.device import (
     between_pieces,
     device_bytes,
     fill,
-    fill_lengths,
     free_bytes,
-    new_pool,
+    mask_of,
     round_up,
     storage_bytes,
 )
 from sedem.engine.fused import FusedDecoder
 from sedem.engine.interface import WIDE, AnswerInputs
-from sedem.engine.kept import Kept, ReadPrefix
+from sedem.engine.kept import Kept
 from sedem.errors import ConfigError, NoRoomError
 from sedem.method.compressor import state_mask
 from sedem.method.injection import RestoredBlocks, prefill, step
@@ -282,7 +281,7 @@ class StaticBatch:
         with lock():
             self.upload.begin()
         fill(host["prefix"], [row.prefix for row in rows])
-        fill_lengths(host["prefix_valid"], lengths)
+        host["prefix_valid"].numpy()[:] = mask_of(lengths, self.size.prefix)
 
         # The memory of each row. Independent blocks stand side by side, without their padding.
         if kept is None:
@@ -293,7 +292,7 @@ class StaticBatch:
             fill(host["real"], [real_KU.flatten() for real_KU in real])
         else:
             sizes = [kept.walk.sizes(row.bank, row.blocks) for row in rows]
-            fill_lengths(host["real"], [sum(row) for row in sizes])
+            host["real"].numpy()[:] = mask_of([sum(row) for row in sizes], self.real.shape[1])
             self._copy_kept(kept, rows, lock)
 
         # The block and the score of each state, unless all blocks are one text, as in the paper.
@@ -315,7 +314,13 @@ class StaticBatch:
             if kept is not None and config.read_once and not self._graph:
                 keys = (tuple(row.prefix.tolist()) for row in rows if row.blocks)
                 read = [one for key in keys if (one := kept.prefixes.get(key)) is not None]
-                below_BPD = self._copy_read(read, width) if len(read) == len(rows) else None
+                if len(read) == len(rows):
+                    below_BPD = read[0].hidden.new_zeros(len(read), width, read[0].hidden.shape[1])
+                    for row, one in enumerate(read):
+                        columns = slice(0, len(one.hidden))
+                        below_BPD[row, columns] = one.hidden
+                        self.lower.keys[:, row, :, columns] = one.keys
+                        self.lower.values[:, row, :, columns] = one.values
             for run in self._prefill_replay.runs():
                 with run:
                     blocks = None
@@ -359,16 +364,6 @@ class StaticBatch:
                         column = columns.stop
                 done += len(group)
                 between_pieces(done, total)
-
-    def _copy_read(self, read: Sequence[ReadPrefix], width: int) -> Tensor:
-        """Copy what the layers below injection computed; return their states `[B, P, D]`."""
-        hidden_BPD = read[0].hidden.new_zeros(len(read), width, read[0].hidden.shape[1])
-        for row, one in enumerate(read):
-            columns = slice(0, len(one.hidden))
-            hidden_BPD[row, columns] = one.hidden
-            self.lower.keys[:, row, :, columns] = one.keys
-            self.lower.values[:, row, :, columns] = one.values
-        return hidden_BPD
 
     def step(self, ids_B: Tensor) -> None:
         """Run one token `[B]` of each row.
@@ -440,7 +435,7 @@ class Batches:
         self, decoder: FusedDecoder, kept: Kept, *, graphs: bool, limit: int | None = None
     ) -> None:
         self.decoder, self.kept, self.limit = decoder, kept, limit
-        self.pool = new_pool() if graphs else None
+        self.pool: Pool = torch.cuda.graph_pool_handle() if graphs else None
         self.idle: list[StaticBatch] = []
         self.active: list[StaticBatch] = []
         # The sizes of batches that are being made: their memory is spoken for.
@@ -470,8 +465,25 @@ class Batches:
                 self.idle.remove(batch)
                 self.active.append(batch)
                 return batch
+            # Free idle batches, then what is kept, until a new one has room.
             if self.limit is not None:
-                self._make_room(size, self.limit, grown=grown)
+                needed = needed_bytes(self.decoder, size)
+                short = self.limit // SHORT_SHARE if self.exceeds(size.slots) else 0
+                if needed > (most := self.limit - short):
+                    raise ConfigError(
+                        f"keys and values of the selected blocks need {needed:,} bytes of memory, "
+                        f"{most:,} are allowed, which is enough for {self.most_blocks() or 0:,} "
+                        "blocks; use a smaller k, or give more memory"
+                    )
+                while self.idle and self._used() + needed > self.limit:
+                    del self.idle[0]
+                used = self._used()
+                if used + needed > self.limit and not grown:
+                    raise NoRoomError(
+                        f"keys and values of the selected blocks need {needed:,} bytes of memory, "
+                        f"and other answers use {used:,} of {self.limit:,}; ask again later"
+                    )
+                self.kept.limit_to(self.limit - used - needed)
             self._made.append(size)
         try:
             needed, free = cache_bytes(self.decoder, size), free_bytes(self.decoder.device)
@@ -488,26 +500,6 @@ class Batches:
                 if batch is not None:
                     self.active.append(batch)
         return batch
-
-    def _make_room(self, size: BatchSize, limit: int, *, grown: bool) -> None:
-        """Free idle batches, then what is kept, until a new batch has room."""
-        needed = needed_bytes(self.decoder, size)
-        most = limit - (limit // SHORT_SHARE if self.exceeds(size.slots) else 0)
-        if needed > most:
-            raise ConfigError(
-                f"keys and values of the selected blocks need {needed:,} bytes of memory, {most:,} "
-                f"are allowed, which is enough for {self.most_blocks() or 0:,} blocks; use a "
-                "smaller k, or give more memory"
-            )
-        while self.idle and self._used() + needed > limit:
-            del self.idle[0]
-        used = self._used()
-        if used + needed > limit and not grown:
-            raise NoRoomError(
-                f"keys and values of the selected blocks need {needed:,} bytes of memory, and "
-                f"other answers use {used:,} of {limit:,}; ask again later"
-            )
-        self.kept.limit_to(limit - used - needed)
 
     def give_back(self, batch: StaticBatch) -> None:
         """Make a batch idle, unless it is wide; above the limit, the oldest idle ones are freed."""
@@ -545,7 +537,7 @@ class Batches:
         with self._guard:
             self.idle = []
         # A pool cannot be used again after its last graph is freed.
-        self.pool = new_pool() if self._graphs else None
+        self.pool = torch.cuda.graph_pool_handle() if self._graphs else None
 
     def exceeds(self, slots: int) -> bool:
         """Whether a row with so many slots has a batch of its own.

@@ -128,15 +128,14 @@ class FairLock:
         """
         me = get_ident()
         enough = self._held + self._owed.pop(me, 0.0)
-        while self._held < enough and not self._is_idle():
+        while self._held < enough and (
+            self._owner is not None or time.perf_counter() - self._free_since <= IDLE_SECONDS
+        ):
             time.sleep(POLL_SECONDS)
         began = time.perf_counter()
         yield
         if self._owner is not None:
             self._owed[me] = time.perf_counter() - began
-
-    def _is_idle(self) -> bool:
-        return self._owner is None and time.perf_counter() - self._free_since > IDLE_SECONDS
 
 
 @contextmanager
@@ -225,7 +224,10 @@ def device_lock(device: torch.device) -> Iterator[None]:
     if device.type == "cpu":
         yield
         return
-    with _lock_of(device), torch.cuda.device(device):
+    number = torch.cuda.current_device() if device.index is None else device.index
+    with _LOCKS_GUARD:
+        lock = _LOCKS.setdefault(number, FairLock())
+    with lock, torch.cuda.device(device):
         yield
 
 
@@ -250,12 +252,6 @@ def synchronized_time(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _lock_of(device: torch.device) -> FairLock:
-    number = torch.cuda.current_device() if device.index is None else device.index
-    with _LOCKS_GUARD:
-        return _LOCKS.setdefault(number, FairLock())
-
-
 class Clock:
     """Times stages of work on a device, in milliseconds.
 
@@ -270,48 +266,39 @@ class Clock:
         self.device = device
         self._start = synchronized_time(device) if since is None else since
         self._timings: dict[str, float] = {}
-        self._laps: list[tuple[str, Moment, Moment]] = []
-        self._last = _moment(device)
+        # Seconds on a CPU, places in the queue of a GPU.
+        self._laps: list[tuple[str, Any, Any]] = []
+        self._last = self._now()
 
     @property
     def timings(self) -> dict[str, float]:
         """Milliseconds by name; waits for the end of the last lap."""
         for name, before, after in self._laps:
-            self._timings[name] = _between(before, after, self.device)
+            if self.device.type == "cpu":
+                self._timings[name] = (after - before) * 1e3
+                continue
+            with device_lock(self.device):
+                after.synchronize()
+                self._timings[name] = before.elapsed_time(after)
         self._laps = []
         return self._timings
 
     def lap(self, name: str) -> None:
         """Record the time since the last lap, or since the start."""
-        before, self._last = self._last, _moment(self.device)
+        before, self._last = self._last, self._now()
         self._laps.append((name, before, self._last))
 
     def mark(self, name: str) -> None:
         """Record the time since the start."""
         self._timings[name] = (time.perf_counter() - self._start) * 1e3
 
-
-Moment = float | torch.cuda.Event
-"""A time in seconds, or a place in the queue of a GPU."""
-
-
-def _moment(device: torch.device) -> Moment:
-    if device.type == "cpu":
-        return time.perf_counter()
-    with device_lock(device):
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(device))
-    return event
-
-
-def _between(before: Moment, after: Moment, device: torch.device) -> float:
-    """Milliseconds from one moment to a later one."""
-    if isinstance(before, float) or isinstance(after, float):
-        assert isinstance(before, float) and isinstance(after, float)
-        return (after - before) * 1e3
-    with device_lock(device):
-        after.synchronize()
-        return before.elapsed_time(after)
+    def _now(self) -> float | torch.cuda.Event:
+        if self.device.type == "cpu":
+            return time.perf_counter()
+        with device_lock(self.device):
+            event = torch.cuda.Event(enable_timing=True)
+            event.record(torch.cuda.current_stream(self.device))
+        return event
 
 
 def device_bytes(device: torch.device) -> int:
@@ -414,19 +401,9 @@ def fill(buffer: Tensor, rows: Sequence[Tensor], padding: float = 0.0) -> None:
         place[: len(row)] = row.numpy()
 
 
-def fill_lengths(buffer: Tensor, lengths: Sequence[int]) -> None:
-    """Set the first entries of each row of a host buffer to True, and the others to False."""
-    buffer.numpy()[:] = mask_of(lengths, buffer.shape[1])
-
-
 def mask_of(lengths: Sequence[int], width: int) -> NDArray[np.bool_]:
     """`[B, width]`, True in the first entries of each row."""
     return np.arange(width) < np.asarray(lengths)[:, None]
-
-
-def new_pool() -> Pool:
-    """Return a new memory pool on the current GPU."""
-    return torch.cuda.graph_pool_handle()
 
 
 def pool_bytes(pool: Pool) -> int:

@@ -84,7 +84,10 @@ def int8_steps(decoder: FusedDecoder) -> FusedDecoder:
         )
     weight, bias = decoder.head.get_parameter("weight"), getattr(decoder.head, "bias", None)
     head = Int8Matrix(weight, bias)
-    layers: list[FusedLayer] = [_with_rows(layer) for layer in decoder.layers]
+    layers = list[FusedLayer]()
+    for layer in decoder.layers:
+        rows = {n: Int8Matrix(getattr(layer, n), getattr(layer, f"{n}_bias")) for n in MATRICES}
+        layers.append(Int8Layer(**vars(layer), rows=rows))
     return replace(decoder, steps=replace(decoder, layers=layers, head=head))
 
 
@@ -92,15 +95,9 @@ def step_bytes(decoder: FusedDecoder) -> int:
     """Bytes of the matrices of steps, in addition to the exact ones."""
     if decoder.steps is None:
         return 0
-    matrices = [decoder.steps.head]
-    for layer in decoder.steps.layers:
-        matrices += layer.rows.values() if isinstance(layer, Int8Layer) else ()
+    layers = [layer for layer in decoder.steps.layers if isinstance(layer, Int8Layer)]
+    matrices = [decoder.steps.head, *(one for layer in layers for one in layer.rows.values())]
     return sum(matrix.nbytes for matrix in matrices if isinstance(matrix, Int8Matrix))
-
-
-def _with_rows(layer: FusedLayer) -> Int8Layer:
-    rows = {n: Int8Matrix(getattr(layer, n), getattr(layer, f"{n}_bias")) for n in MATRICES}
-    return Int8Layer(**vars(layer), rows=rows)
 
 
 def _product(units: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:

@@ -148,18 +148,6 @@ class BankBlocks:
     entries: dict[int, Tensor] = field(default_factory=dict)
     nbytes: int = 0
 
-    def add(self, block: int, entry: Tensor) -> None:
-        """Keep a block; replace it if it is already there."""
-        self.pop(block)
-        self.entries[block] = entry
-        self.nbytes += entry.nbytes
-
-    def pop(self, block: int) -> Tensor | None:
-        """Remove a block; None if it is not there."""
-        entry = self.entries.pop(block, None)
-        self.nbytes -= 0 if entry is None else entry.nbytes
-        return entry
-
 
 class KeptLevel:
     """Keys and values in one memory; the least recently used make room for new ones.
@@ -171,7 +159,7 @@ class KeptLevel:
         self.device = device
         self.limit = limit
         self._banks: WeakKeyDictionary[BankReader, BankBlocks] = WeakKeyDictionary()
-        # The least recently used first. Entries of removed blocks are skipped.
+        # The least recently used first. Entries of banks that are gone are skipped.
         self._order: OrderedDict[tuple[ref[BankReader], int], None] = OrderedDict()
 
     @property
@@ -188,7 +176,7 @@ class KeptLevel:
         return entry
 
     def put(self, bank: BankReader, block: int, entry: Tensor) -> Removed:
-        """Keep a block.
+        """Keep a block that is not kept yet.
 
         Returns:
             What was removed to make room; the block itself if it is too large.
@@ -199,7 +187,8 @@ class KeptLevel:
         kept = self._banks.get(bank)
         if kept is None:
             kept = self._banks[bank] = BankBlocks()
-        kept.add(block, entry.to(self.device))
+        kept.entries[block] = entry.to(self.device)
+        kept.nbytes += entry.nbytes
         self._order[ref(bank), block] = None
         self._order.move_to_end((ref(bank), block))
         return removed
@@ -216,8 +205,9 @@ class KeptLevel:
             (bank_ref, block), _ = self._order.popitem(last=False)
             bank = bank_ref()
             kept = None if bank is None else self._banks.get(bank)
-            entry = None if kept is None else kept.pop(block)
-            if bank is not None and entry is not None:
+            if bank is not None and kept is not None:
+                entry = kept.entries.pop(block)
+                kept.nbytes -= entry.nbytes
                 used -= entry.nbytes
                 removed.append((bank, block, entry))
         return removed

@@ -165,7 +165,7 @@ class StaticRows:
             else:
                 self.needs = dict.fromkeys(rows, replace(size, rows=1))
                 self._max_steps = dict(zip(rows, limits, strict=True))
-                self._place({row: place for place, row in enumerate(rows)}, batch)
+                self._place(rows, batch)
             return batch.logits[: len(rows)].clone()
 
     def _copied(self, prefilled: StaticBatch, rows: Sequence[int], limits: Sequence[int]) -> Tensor:
@@ -241,8 +241,19 @@ class StaticRows:
                 wide[row] = alone.logits[0].clone()
         if self.places:
             with self.lock():
-                self._grow()
                 assert self.batch is not None
+                # Each row has the room that its next step needs; steps double once they are used.
+                needs = dict[int, BatchSize]()
+                for row, place in self.places.items():
+                    need, most = self.needs[row], self._max_steps[row]
+                    if self.batch.text[place] >= need.prefix + need.steps:
+                        if need.steps >= most:
+                            raise ConfigError(
+                                f"an answer is longer than {most} steps; start it with more"
+                            )
+                        need = replace(need, steps=round_up(min(most, 2 * need.steps), 16))
+                    needs[row] = need
+                self._fit(needs, grown=True)
                 self.batch.step(ids_B[self._row_of])
                 logits_BV = self.batch.logits[self._place_of]
         else:
@@ -262,19 +273,6 @@ class StaticRows:
             if self.batch is not None:
                 self.batches.give_back(self.batch)
             self.batch, self.places = None, {}
-
-    def _grow(self) -> None:
-        """Give each row the size that its next step needs; steps double once they are used up."""
-        assert self.batch is not None
-        needs = dict[int, BatchSize]()
-        for row, place in self.places.items():
-            need, most = self.needs[row], self._max_steps[row]
-            if self.batch.text[place] >= need.prefix + need.steps:
-                if need.steps >= most:
-                    raise ConfigError(f"an answer is longer than {most} steps; start it with more")
-                need = replace(need, steps=round_up(min(most, 2 * need.steps), 16))
-            needs[row] = need
-        self._fit(needs, grown=True)
 
     def _fit(self, needs: dict[int, BatchSize], *, grown: bool = False) -> None:
         """Move to another batch if these rows do not fit, or if half the size is enough.
@@ -303,22 +301,22 @@ class StaticRows:
             new.clear(slice(None))
             if running is not None:
                 new.copy_rows(running, dict(enumerate(self.places.values())))
-            self._place({row: place for place, row in enumerate(self.places)}, new)
+            self._place([*self.places], new)
         except BaseException:
             self.batches.give_back(new)
             raise
         if running is not None:
             self.batches.give_back(running)
 
-    def _place(self, places: dict[int, int], batch: StaticBatch) -> None:
-        """Assign rows to places of a batch."""
+    def _place(self, rows: Sequence[int], batch: StaticBatch) -> None:
+        """Assign rows to the first places of a batch."""
         row_of, place_of = [0] * batch.size.rows, [0] * self.count
-        for row, place in places.items():
+        for place, row in enumerate(rows):
             row_of[place], place_of[row] = row, place
         device = batch.logits.device
         self._row_of = torch.tensor(row_of, device=device)
         self._place_of = torch.tensor(place_of, device=device)
-        self.batch, self.places = batch, places
+        self.batch, self.places = batch, {row: place for place, row in enumerate(rows)}
 
 
 class Static:

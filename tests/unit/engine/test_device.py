@@ -27,8 +27,8 @@ from sedem.engine.device import (
     chosen_device,
     device_lock,
     fill,
-    fill_lengths,
     in_pieces,
+    mask_of,
     step_back,
     synchronized_time,
     watched,
@@ -396,6 +396,4 @@ def test_rows_of_different_lengths_are_padded_on_the_right() -> None:
     fill(buffer, [torch.tensor([1.0, 2.0]), torch.tensor([]), torch.ones(4)], padding=-torch.inf)
     gone = -torch.inf
     assert buffer.tolist() == [[1.0, 2.0, gone, gone], [gone] * 4, [1.0] * 4]
-    mask = torch.ones(3, 4, dtype=torch.bool)
-    fill_lengths(mask, [2, 0, 4])
-    assert mask.tolist() == [[True, True, False, False], [False] * 4, [True] * 4]
+    assert mask_of([2, 0, 4], 4).tolist() == [[True, True, False, False], [False] * 4, [True] * 4]
