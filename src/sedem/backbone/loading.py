@@ -381,8 +381,8 @@ def open_light(
     file = next((f for f in (folder / INT8_FILE, folder / WEIGHTS_FILE) if f.is_file()), None)
     if file is None or (tokenizer := open_light_tokenizer(folder)) is None:
         return None
-    config.open_as(folder, dtype, attention)
-    model = LightModel(config, file)
+    config._folder, config._attn_implementation = folder, attention
+    model = LightModel(config, file, dtype)
     return LightBackbone(model, tokenizer, name or str(folder), digest=digest)
 
 
@@ -425,26 +425,17 @@ class LightConfig(Sizes):
     use_cache: bool = True
 
     _folder: Path
-    _opened_as: torch.dtype
     _attn_implementation: str
-
-    def open_as(self, folder: Path, dtype: torch.dtype, attention: str) -> None:
-        """Record where it is from and how its model is opened."""
-        self._folder, self._opened_as, self._attn_implementation = folder, dtype, attention
-
-    def to_dict(self) -> dict[str, Any]:
-        """All entries, as transformers' configurations return them."""
-        return self.model_dump()
 
 
 class LightModel(nn.Module):
     """The weights of a decoder, by their names in Hugging Face's modules."""
 
-    def __init__(self, config: LightConfig, file: Path) -> None:
+    def __init__(self, config: LightConfig, file: Path, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = config
         layers, tied = config.num_hidden_layers, config.tie_word_embeddings
-        weights = read_whole(file, config._opened_as, layers=layers, tied=tied)
+        weights = read_whole(file, dtype, layers=layers, tied=tied)
         with torch.device("meta"):  # only shapes; the weights replace them
             self.model: Any = _trunk(config)
             self.lm_head: nn.Module = _Linear(config.hidden_size, config.vocab_size)

@@ -6,7 +6,6 @@ import json
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -49,8 +48,22 @@ def push_folder(
         folder = Path(temporary) / "checkpoint"
         shutil.copytree(checkpoint, folder)
         check(folder, *OWN, BACKBONE)
-        if with_backbone:
-            _put_backbone_inside(folder)
+        entries = entries_of(folder)
+        names = sorted(set(backbones_of(entries).values()))
+        if with_backbone and not (names == [BACKBONE] and (folder / BACKBONE).is_dir()):
+            places = [local_backbone(name) for name in names]
+            if len(places) != 1 or places[0] is None:
+                raise ConfigError(
+                    f"'{', '.join(names)}' cannot be copied into the checkpoint; that needs one "
+                    "backbone in a local folder or GGUF file"
+                )
+            copy_backbone(places[0], folder / BACKBONE)
+            entries["backbone" if "method" in entries else "encoder"] = BACKBONE
+            if "decoder" in entries:
+                entries["decoder"] = None
+            text = json.dumps(entries, indent=2) + "\n"
+            (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
+            seal(folder)
         return upload(folder, repo_id, private=private, token=token, trained_in=checkpoint)
 
 
@@ -77,7 +90,16 @@ def upload(
         CheckpointError: the folder has no config.json, or the hub refuses the upload.
     """
     entries = entries_of(folder)
-    _check_backbones(folder, entries)
+    # A backbone must be inside the checkpoint, shipped with sedem, or on the hub.
+    for setting, name in backbones_of(entries).items():
+        here = Path(name).exists() and embedded(name) is None
+        own = Path(name).is_absolute() or name.startswith(OLLAMA)
+        if own or (here and not (folder / name).is_dir()):
+            raise ConfigError(
+                f"{setting} is '{name}', which only this machine has; push the checkpoint "
+                "with its backbone inside (with_backbone=True, --with-backbone), or name its hub "
+                f"id in {CONFIG_FILE}"
+            )
     api = HfApi(token=token)
     try:
         api.create_repo(repo_id, private=private, exist_ok=True)
@@ -92,36 +114,3 @@ def upload(
         reason = str(error).strip().splitlines()[0]
         raise CheckpointError(f"the hub rejects '{repo_id}': {reason}") from None
     return str(commit.commit_url)
-
-
-def _check_backbones(folder: Path, entries: dict[str, Any]) -> None:
-    """Refuse a checkpoint whose backbone is neither inside it, nor shipped, nor on the hub."""
-    for setting, name in backbones_of(entries).items():
-        here = Path(name).exists() and embedded(name) is None
-        own = Path(name).is_absolute() or name.startswith(OLLAMA)
-        if own or (here and not (folder / name).is_dir()):
-            raise ConfigError(
-                f"{setting} is '{name}', which only this machine has; push the checkpoint "
-                "with its backbone inside (with_backbone=True, --with-backbone), or name its hub "
-                f"id in {CONFIG_FILE}"
-            )
-
-
-def _put_backbone_inside(folder: Path) -> None:
-    """Copy the backbone of a checkpoint into its folder, if it is not there already."""
-    entries = entries_of(folder)
-    names = sorted(set(backbones_of(entries).values()))
-    if names == [BACKBONE] and (folder / BACKBONE).is_dir():
-        return
-    places = [local_backbone(name) for name in names]
-    if len(places) != 1 or places[0] is None:
-        raise ConfigError(
-            f"'{', '.join(names)}' cannot be copied into the checkpoint; that needs one backbone "
-            "in a local folder or GGUF file"
-        )
-    copy_backbone(places[0], folder / BACKBONE)
-    entries["backbone" if "method" in entries else "encoder"] = BACKBONE
-    if "decoder" in entries:
-        entries["decoder"] = None
-    (folder / CONFIG_FILE).write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
-    seal(folder)

@@ -325,10 +325,14 @@ def fuse_modules(model: SedemModules) -> tuple[FusedEncoder, FusedDecoder]:
     """Fuse the encoder and the decoder of a model; layers share weights where possible."""
     config, encoder, decoder = model.config, model.encoder, model.decoder
     frozen = [_fuse(encoder, index, merge=False) for index in range(config.extract_layer)]
-    # Layers that the encoder needs too stay as they are, next to copies with merged adapters. Above
-    # them, merged weights replace the frozen ones.
+    # Layers that the encoder needs too stay as they are. With adapters, they stand next to copies
+    # whose attention is merged. Above them, merged weights replace the frozen ones.
     shared = frozen if encoder is decoder else []
-    layers = [_merged_copy(decoder, index, layer) for index, layer in enumerate(shared)]
+    layers = [*shared]
+    for index, layer in enumerate(shared if decoder.has_lora else []):
+        own = decoder.model.get_decoder().layers[index].self_attn
+        rows = [_merged_weight(p) for p in (own.q_proj, own.k_proj, own.v_proj)]
+        layers[index] = replace(layer, qkv=torch.cat(rows), out=_merged_weight(own.o_proj))
     layers += [_fuse(decoder, index, merge=True) for index in range(len(shared), decoder.depth)]
     decoder.merged_from = len(shared) if decoder.has_lora else None
     fused_encoder = FusedEncoder(
@@ -377,25 +381,25 @@ def _fuse(backbone: Backbone, index: int, *, merge: bool) -> FusedLayer:
     projections = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
     for projection in projections:
         if merge and hasattr(projection, "base_layer"):
-            _base_linear(projection).weight.data = _merged_weight(projection)
+            projection.base_layer.weight.data = _merged_weight(projection)
             # PEFT then runs the module without its adapter.
             projection.merged_adapters = [ADAPTER]
-    query, key, value, out = (_base_linear(projection) for projection in projections)
+    # The linear map that an adapter adds to; the projection itself without one.
+    query, key, value, out = (getattr(p, "base_layer", p) for p in projections)
     width = attention.head_dim
     heads, key_heads = len(query.weight) // width, len(key.weight) // width
-    qkv, qkv_bias = _join(query, key, value)
     head_norm = None
     if hasattr(attention, "q_norm"):
         query_norm, key_norm = attention.q_norm.weight.data, attention.k_norm.weight.data
         head_norm = torch.cat([query_norm.expand(heads, -1), key_norm.expand(key_heads, -1)])
-    gate_up, gate_up_bias = _join(mlp.gate_proj, mlp.up_proj)
+    gate, up = mlp.gate_proj, mlp.up_proj
     return FusedLayer(
-        qkv=qkv,
-        qkv_bias=qkv_bias,
+        qkv=_join(query.weight, key.weight, value.weight),
+        qkv_bias=None if query.bias is None else _join(query.bias, key.bias, value.bias),
         out=out.weight,
         out_bias=out.bias,
-        gate_up=gate_up,
-        gate_up_bias=gate_up_bias,
+        gate_up=_join(gate.weight, up.weight),
+        gate_up_bias=None if gate.bias is None else _join(gate.bias, up.bias),
         down=mlp.down_proj.weight,
         down_bias=mlp.down_proj.bias,
         attention_norm=layer.input_layernorm.weight,
@@ -409,34 +413,14 @@ def _fuse(backbone: Backbone, index: int, *, merge: bool) -> FusedLayer:
     )
 
 
-def _merged_copy(backbone: Backbone, index: int, frozen: FusedLayer) -> FusedLayer:
-    """The layer with its own attention weights, adapters merged; all else is shared."""
-    if not backbone.has_lora:
-        return frozen
-    attention = backbone.model.get_decoder().layers[index].self_attn
-    rows = [_merged_weight(p) for p in (attention.q_proj, attention.k_proj, attention.v_proj)]
-    return replace(frozen, qkv=torch.cat(rows), out=_merged_weight(attention.o_proj))
-
-
 def _merged_weight(projection: Any) -> Tensor:
-    weight: Tensor = _base_linear(projection).weight.data
+    weight: Tensor = projection.base_layer.weight.data
     delta: Tensor = projection.get_delta_weight(ADAPTER)
     return (weight.float() + delta.float()).to(weight.dtype)
 
 
-def _base_linear(projection: Any) -> nn.Linear:
-    """The linear map that an adapter adds to; the projection itself without one."""
-    return getattr(projection, "base_layer", projection)
-
-
-def _join(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:
-    """Join the weights and the biases of some projections, which become views of the result."""
-    weight = _join_rows([linear.weight for linear in linears])
-    biases = [linear.bias for linear in linears if linear.bias is not None]
-    return weight, _join_rows(biases) if biases else None
-
-
-def _join_rows(parameters: Sequence[Tensor]) -> Tensor:
+def _join(*parameters: Tensor) -> Tensor:
+    """Join the rows of some weights or biases, which become views of the result."""
     joined = torch.cat([parameter.data for parameter in parameters])
     views = joined.split([len(parameter.data) for parameter in parameters])
     for parameter, view in zip(parameters, views, strict=True):

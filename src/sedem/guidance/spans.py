@@ -53,7 +53,8 @@ def borders_of(
     It ends after a word, or after signs that belong to it. Addresses and lengths are not divided:
     20" is not 20, unless the sign closes what is quoted on its line.
     """
-    ends = {at for _, end in words for at in (end, _after(text, end))}
+    ends = {end for _, end in words}
+    ends |= {found.end() for end in ends if (found := _AFTER.match(text, end)) is not None}
     inside = set[int]()
     for found in _WHOLE.finditer(text):
         start, end = found.span()
@@ -62,12 +63,6 @@ def borders_of(
         ends.add(end)
         inside.update(range(start + 1, end))
     return [word for word in words if word[0] not in inside], ends - inside
-
-
-def _after(text: str, end: int) -> int:
-    found = _AFTER.match(text, end)
-    assert found is not None  # it also matches nothing
-    return found.end()
 
 
 @dataclass(frozen=True)
@@ -112,9 +107,16 @@ def unsupported(answer: str, sources: Iterable[str]) -> tuple[str, ...]:
     read = [(text, list(written(text))) for text in sources]
     own = {term.key for text, _ in read for term in terms_of(text)}
     words = [(answer[one.start : one.end], one) for one in written(answer)]
-    missing = dict.fromkeys(
-        word for word, one in words if _is_checked(word) and not _stands_in(word, one, own)
-    )
+    missing = dict[str, None]()
+    for word, one in words:
+        # A name or a number is checked as it is, a longer word in any form.
+        terms, exact = {term.key for term in one.terms}, is_exact(word)
+        if (not exact and len(word) < STEM) or word.casefold() in ("yes", "no"):
+            continue
+        if one.whole in own or terms <= own:
+            continue
+        if exact or not all(any(same_stem(term, other) for other in own) for term in terms):
+            missing[word] = None
     # A name goes on after spaces, a hyphen or the full stop of an initial.
     names: list[list[Written]] = []
     last = None
@@ -140,20 +142,6 @@ def unsupported(answer: str, sources: Iterable[str]) -> tuple[str, ...]:
         ):
             missing[answer[name[0].start : name[-1].end]] = None
     return tuple(missing)
-
-
-def _is_checked(word: str) -> bool:
-    if any(character.isdigit() for character in word):
-        return True
-    return len(word) >= STEM or (word[0].isupper() and word.casefold() not in ("yes", "no"))
-
-
-def _stands_in(word: str, one: Written, own: set[str]) -> bool:
-    """Whether a word is among others: a name or a number as it is, another word in any form."""
-    keys = {term.key for term in one.terms}
-    if one.whole in own or keys <= own:
-        return True
-    return not is_exact(word) and all(any(same_stem(k, other) for other in own) for k in keys)
 
 
 def is_exact(word: str) -> bool:

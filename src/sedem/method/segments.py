@@ -92,7 +92,13 @@ def segment_text(
         cuts = _between_rows(moved[:, 0], cuts, length, lines) if lines else cuts
         rows += [(ids[first:stop], moved[first:stop]) for first, stop in pairwise(cuts)]
     check_tokens(rows)
-    return _to_tensors(rows, length)
+    ids, starts, ends = np.zeros((3, len(rows), length), dtype=np.int64)
+    for row, (tokens, spans) in enumerate(rows):
+        count = len(tokens)
+        ids[row, :count] = tokens
+        starts[row, :count], ends[row, :count] = spans[:, 0], spans[:, 1]
+    lengths = torch.tensor([len(tokens) for tokens, _ in rows])
+    return Segments(torch.from_numpy(ids), lengths, *map(torch.from_numpy, (starts, ends)))
 
 
 def pieces_of(text: str, how: Segmentation) -> list[tuple[int, str]]:
@@ -216,13 +222,3 @@ def paragraphs(text: str) -> Iterable[tuple[int, str]]:
     """Yield each paragraph with the character it starts at; blank lines separate paragraphs."""
     for match in _PARAGRAPH.finditer(text):
         yield match.start(), match.group().rstrip()
-
-
-def _to_tensors(rows: list[tuple[list[int], NDArray[np.int64]]], length: int) -> Segments:
-    ids, starts, ends = np.zeros((3, len(rows), length), dtype=np.int64)
-    for row, (tokens, spans) in enumerate(rows):
-        count = len(tokens)
-        ids[row, :count] = tokens
-        starts[row, :count], ends[row, :count] = spans[:, 0], spans[:, 1]
-    lengths = torch.tensor([len(tokens) for tokens, _ in rows])
-    return Segments(torch.from_numpy(ids), lengths, *map(torch.from_numpy, (starts, ends)))

@@ -69,7 +69,14 @@ def block_scores(
     scores = []
     for start in range(0, max(1, blocks), step):
         part = slice(start, start + step)
-        keys_BRHL = _columns(keys_BNJRH[:, part], whole)
+        keys_BnJRH = keys_BNJRH[:, part]
+        if keys_BnJRH.dtype != torch.float32:
+            # Both represent int8 and fp8 exactly, so scales can be applied to the products.
+            keys_BnJRH = keys_BnJRH.to(torch.float32 if keys_BnJRH.is_cpu else torch.bfloat16)
+        if missing := -keys_BnJRH.shape[1] % whole:
+            keys_BnJRH = F.pad(keys_BnJRH, (0, 0, 0, 0, 0, 0, 0, missing))
+        # A view: the keys of one head are a strided matrix, which the product does not copy.
+        keys_BRHL = keys_BnJRH.permute(0, 3, 4, 1, 2).flatten(3)
         slot_mask_BL = slot_mask_BNJ[:, part].flatten(1)
         padding_B11L = query_BRQH.new_zeros(()).where(slot_mask_BL, -torch.inf)[:, None, None]
         best = []
@@ -101,17 +108,6 @@ def _must_fit_cache(tensor: Tensor) -> bool:
 def _sum_in_order(parts: Sequence[Tensor]) -> Tensor:
     """Sum tensors; `Tensor.sum` would add the last of many columns in another order."""
     return sum(parts[1:], parts[0])
-
-
-def _columns(keys_BNJRH: Tensor, whole: int) -> Tensor:
-    """Keys as columns of a product `[B, R, H, L]`, of a multiple of `whole` blocks."""
-    if keys_BNJRH.dtype != torch.float32:
-        # Both represent int8 and fp8 exactly, so scales can be applied to the products.
-        keys_BNJRH = keys_BNJRH.to(torch.float32 if keys_BNJRH.is_cpu else torch.bfloat16)
-    if missing := -keys_BNJRH.shape[1] % whole:
-        keys_BNJRH = F.pad(keys_BNJRH, (0, 0, 0, 0, 0, 0, 0, missing))
-    # A view: the keys of one head are a strided matrix, which the product does not copy.
-    return keys_BNJRH.permute(0, 3, 4, 1, 2).flatten(3)
 
 
 def _products(query_BRQH: Tensor, keys_BRHL: Tensor) -> Tensor:
