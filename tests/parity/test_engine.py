@@ -96,21 +96,20 @@ def forced(steps: int, rows: int) -> Tensor:
 
 
 CONTEXTS = ["joint", "separate", "independent"]
+WAYS: list[tuple[tuple[str, dict[str, object]], dict[str, object]]] = [
+    *((kind, {"block_context": one, "guidance": True}) for kind in KINDS for one in CONTEXTS),
+    *((KINDS[0], {"block_context": one}) for one in CONTEXTS),
+    *((KINDS[0], {"inject_layer": inject}) for inject in (0, 1, 3)),
+    (KINDS[0], {"decompressor": "none", "inject_layer": 0}),
+    (KINDS[0], {"decompressor": "identity", "compression": 1}),
+]
+"""Every context of blocks with and without guidance, depths of injection, and memory that is not
+decompressed."""
 
 
-def guided(folder: str, context: str, guidance: bool) -> SeDeM:
-    return build(folder, block_context=context, guidance=guidance)
-
-
-GUIDED = [(kind, context, True) for kind in KINDS for context in CONTEXTS]
-PLAIN = [(KINDS[0], context, False) for context in CONTEXTS]
-
-
-@pytest.mark.parametrize(("folder", "context", "guidance"), GUIDED + PLAIN, indirect=["folder"])
-def test_every_context_of_blocks_with_and_without_guidance(
-    folder: str, context: str, guidance: bool
-) -> None:
-    slow = guided(folder, context, guidance)
+@pytest.mark.parametrize(("folder", "changes"), WAYS, indirect=["folder"])
+def test_logits_are_those_of_the_reference(folder: str, changes: dict[str, object]) -> None:
+    slow = build(folder, **changes)
     rows, tokens = starts(slow), forced(6, 5)
     expected = all_logits(slow, rows, tokens, 7)
     fast = static(slow)
@@ -157,30 +156,6 @@ def test_mixtures_of_layers_read_and_answer_alike(tiny_folder: Callable[..., str
     expected = slow.answer_requests(requests(slow), Decoding(8))
     answers = fast.answer_requests(requests(fast), Decoding(8))
     assert [a.text for a in answers] == [a.text for a in expected]
-
-
-@pytest.mark.parametrize("inject", [0, 1, 3])
-def test_every_depth_of_injection(inject: int, tiny_folder: Callable[..., str]) -> None:
-    slow = build(tiny_folder(), inject_layer=inject)
-    rows, tokens = starts(slow), forced(4, 5)
-    expected = all_logits(slow, rows, tokens, 5)
-    actual = all_logits(static(slow), rows, tokens, 5)
-    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=5e-5)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"decompressor": "none", "inject_layer": 0}, {"decompressor": "identity", "compression": 1}],
-    ids=["soft tokens at the input", "the identity"],
-)
-def test_memory_that_is_not_decompressed(
-    changes: dict[str, object], tiny_folder: Callable[..., str]
-) -> None:
-    slow = build(tiny_folder(), **changes)
-    rows, tokens = starts(slow), forced(4, 5)
-    expected = all_logits(slow, rows, tokens, 5)
-    actual = all_logits(static(slow), rows, tokens, 5)
-    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=5e-5)
 
 
 # On a GPU
