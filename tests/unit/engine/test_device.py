@@ -22,13 +22,10 @@ from sedem.engine.device import (
     PIECE,
     Clock,
     FairLock,
-    Upload,
     between_pieces,
     chosen_device,
     device_lock,
-    fill,
     in_pieces,
-    mask_of,
     step_back,
     synchronized_time,
     watched,
@@ -82,17 +79,13 @@ def test_one_thread_at_a_time_has_a_gpu(gpus: list[str]) -> None:
     assert not waits("cuda:0", "cuda:1")
 
 
-def test_the_lock_is_reentrant_and_makes_the_gpu_current(gpus: list[str]) -> None:
-    first = torch.device("cuda:1")
-    with device_lock(first), device_lock(first):
-        assert gpus == ["on cuda:1", "on cuda:1"]
-    assert gpus[2:] == ["off cuda:1", "off cuda:1"]
-
-
 def test_the_clock_is_read_under_the_lock_when_the_gpu_is_done(gpus: list[str]) -> None:
+    """The lock is reentrant and makes the GPU the current one."""
     place = torch.device("cuda:1")
-    assert synchronized_time(place) <= synchronized_time(place)
-    assert gpus == ["on cuda:1", "waited for cuda:1", "off cuda:1"] * 2
+    with device_lock(place):
+        assert synchronized_time(place) <= synchronized_time(place)
+    whole = ["on cuda:1", "waited for cuda:1", "off cuda:1"] * 2
+    assert gpus == ["on cuda:1", *whole, "off cuda:1"]
 
 
 def test_laps_are_read_later_and_marks_never_wait(
@@ -123,17 +116,13 @@ def test_laps_are_read_later_and_marks_never_wait(
     assert gpus[9:] == ["on cuda:1", "waited", "off cuda:1"] * 2
 
 
-def test_the_laps_of_a_cpu_follow_one_another() -> None:
-    clock = Clock(CPU, since=0.0)
+def test_a_cpu_has_no_lock_and_nobody_waits(gpus: list[str]) -> None:
+    assert not waits("cpu", "cpu")
+    clock = Clock(CPU)
     time.sleep(0.02)
     clock.lap("first")
     clock.lap("second")
     assert clock.timings["first"] >= 20 > clock.timings["second"] >= 0
-
-
-def test_a_cpu_has_no_lock_and_nobody_waits(gpus: list[str]) -> None:
-    assert not waits("cpu", "cpu")
-    assert synchronized_time(CPU) <= synchronized_time(CPU)
     assert not gpus
 
 
@@ -199,19 +188,20 @@ def test_one_thread_at_a_time_and_in_the_order_of_asking() -> None:
     assert order == list(range(8))
 
 
-def test_it_is_reentrant_and_let_go_once() -> None:
+def test_it_is_reentrant_and_let_go_once_also_by_an_error() -> None:
     lock, inside = FairLock(), Event()
 
     def take() -> None:
         with lock:
             inside.set()
 
-    with lock:
+    with pytest.raises(KeyError), lock:
         with lock, lock:
             pass
         thread = started(take)
         wait_until(lambda: lock._waiting)
         assert not inside.is_set()
+        raise KeyError
     thread.join(10)
     assert inside.is_set()
 
@@ -265,15 +255,6 @@ def test_long_pieces_do_not_wait_for_others_that_do_nothing() -> None:
             wait_until(lambda: lock._waiting)
         thread.join(10)
     assert time.perf_counter() - began < 4 * 0.09
-
-
-def test_an_error_lets_it_go() -> None:
-    lock = FairLock()
-    with pytest.raises(KeyError), lock:
-        raise KeyError
-    thread = started(lambda: lock.__enter__())
-    thread.join(10)
-    assert not thread.is_alive()
 
 
 def test_a_waiter_that_is_interrupted_passes_its_turn_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,24 +357,3 @@ def test_a_thread_that_steps_back_leaves_the_priority_of_others() -> None:
     started(lambda: (step_back(), theirs.append(priority()))).join(10)
     assert theirs == [min(19, mine + NICE)]
     assert priority() == mine
-
-
-# Inputs that are filled on the host and read on a device
-
-
-def test_fields_arrive() -> None:
-    fields = {"ids": ((2, 3), torch.long), "nothing": ((2, 0, 4), torch.float32)}
-    upload = Upload(torch.device("cpu"), fields)
-    upload.begin()
-    upload.host["ids"].copy_(torch.arange(6).view(2, 3) - 3)
-    upload.send()
-    assert {name: (tuple(t.shape), t.dtype) for name, t in upload.device.items()} == fields
-    assert upload.device["ids"].tolist() == [[-3, -2, -1], [0, 1, 2]]
-
-
-def test_rows_of_different_lengths_are_padded_on_the_right() -> None:
-    buffer = torch.full((3, 4), 7.0)
-    fill(buffer, [torch.tensor([1.0, 2.0]), torch.tensor([]), torch.ones(4)], padding=-torch.inf)
-    gone = -torch.inf
-    assert buffer.tolist() == [[1.0, 2.0, gone, gone], [gone] * 4, [1.0] * 4]
-    assert mask_of([2, 0, 4], 4).tolist() == [[True, True, False, False], [False] * 4, [True] * 4]

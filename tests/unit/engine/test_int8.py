@@ -127,19 +127,6 @@ def test_memory_counts_the_rows(config: SedemConfig) -> None:
     assert fast.memory()["weights"] == exact.memory()["weights"] + rows
 
 
-@pytest.mark.parametrize(
-    ("weights", "engine", "message"),
-    [
-        ("int4", "auto", "weights are 'int4'; they can be full, int8"),
-        ("int8", "eager", "weights 'int8' need engine 'static', not 'eager'"),
-        ("int8", "graphs", "weights 'int8' need engine 'static', not 'graphs'"),
-    ],
-)
-def test_what_cannot_run_is_refused(model: SeDeM, weights: str, engine: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        open_engine(engine, model, weights=weights)
-
-
 def test_a_gpu_is_refused(model: SeDeM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(model), "device", torch.device("cuda", 0))
     with pytest.raises(ConfigError, match="'int8' are for a CPU, the model is on 'cuda:0'"):

@@ -258,14 +258,6 @@ def test_without_adapters_encoder_and_decoder_share_every_weight(config: SedemCo
     assert model.engine.memory()["weights"] == own
 
 
-def test_memory_counts_batches_and_question_buffers(fast: SeDeM, bank: MemoryBank) -> None:
-    assert fast.engine.memory()["caches"] == 0
-    fast.answer(bank, QUESTIONS[0], decoding=Decoding(4))
-    engine = engine_of(fast)
-    (batch,), (questions,) = engine.batches.idle, engine._question_buffers.values()
-    assert fast.engine.memory()["caches"] == size([*batch.buffers, *questions.buffers])
-
-
 def test_memory_of_graphs_is_that_of_their_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     segments = [
         {"segment_pool_id": (0, 0), "total_size": 1},
@@ -287,10 +279,14 @@ def test_idle_batches_above_the_limit_are_freed(
     assert batch.size.slots == 32
 
 
-def test_released_buffers_are_freed_at_once(fast: SeDeM, bank: MemoryBank) -> None:
-    fast.answer(bank, QUESTIONS[0], decoding=Decoding(2))
+def test_memory_counts_batches_and_question_buffers_which_a_release_frees_at_once(
+    fast: SeDeM, bank: MemoryBank
+) -> None:
     engine = engine_of(fast)
+    assert engine.memory()["caches"] == 0
+    fast.answer(bank, QUESTIONS[0], decoding=Decoding(2))
     idle = [*engine.batches.idle, *engine._question_buffers.values()]
+    assert engine.memory()["caches"] == size([b for one in idle for b in one.buffers])
     freed = [ref(buffers) for buffers in idle]
     del idle
     gc.disable()  # so that only unreferenced objects are freed
@@ -300,19 +296,6 @@ def test_released_buffers_are_freed_at_once(fast: SeDeM, bank: MemoryBank) -> No
         assert engine.memory()["caches"] == 0
     finally:
         gc.enable()
-
-
-def test_a_failed_prefill_returns_its_batch(
-    fast: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any, **settings: Any) -> None:
-        raise RuntimeError("out of memory")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("sedem.engine.batch.prefill", fail)
-        with pytest.raises(RuntimeError, match="memory"):
-            fast.answer(bank, QUESTIONS[0], decoding=Decoding(2))
-    assert not engine_of(fast).batches.active
 
 
 def test_a_separate_encoder_keeps_the_layers_it_needs(
@@ -365,15 +348,22 @@ def test_a_model_that_was_moved_or_cast_is_refused(fast: SeDeM, bank: MemoryBank
 # Opening an engine
 
 
-def test_engines_are_opened_by_name_and_unknown_ones_refused(slow: SeDeM) -> None:
-    assert open_engine("eager", slow).name == "eager"
-    assert open_engine("auto", slow, "eager").name == "eager"
-    with pytest.raises(ConfigError, match="engine is 'turbo'; it can be auto, eager"):
-        open_engine("turbo", slow)
-    with pytest.raises(ConfigError, match="needs a CUDA device, the model is on 'cpu'"):
-        open_engine("graphs", slow)
-    with pytest.raises(ConfigError, match="'static' has no eager attention"):
-        open_engine("static", slow, "eager")
+@pytest.mark.parametrize(
+    ("name", "settings", "sentence"),
+    [
+        ("turbo", {}, "engine is 'turbo'; it can be auto, eager"),
+        ("graphs", {}, "needs a CUDA device, the model is on 'cpu'"),
+        ("static", {"attention": "eager"}, "'static' has no eager attention"),
+        ("auto", {"weights": "int4"}, "weights are 'int4'; they can be full, int8"),
+        ("eager", {"weights": "int8"}, "weights 'int8' need engine 'static', not 'eager'"),
+        ("graphs", {"weights": "int8"}, "weights 'int8' need engine 'static', not 'graphs'"),
+    ],
+)
+def test_an_engine_that_cannot_run_a_model_is_refused(
+    name: str, settings: dict[str, str], sentence: str, slow: SeDeM
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        open_engine(name, slow, **settings)
 
 
 def test_rotary_positions_that_cannot_be_captured_are_refused(
@@ -390,6 +380,7 @@ def test_a_checkpoint_opens_with_every_engine_and_is_saved_the_same(
 ) -> None:
     slow.save_pretrained(tmp_path / "first")
     expected = [answer.text for answer in slow.answer(bank, QUESTIONS)]
+    assert open_engine("auto", slow, "eager").name == "eager"
     for name, engine in (("auto", "static"), ("static", "static"), ("eager", "eager")):
         opened = SeDeM.from_pretrained(tmp_path / "first", device="cpu", engine=name)
         assert opened.engine.name == engine
@@ -429,11 +420,6 @@ def test_attention_runs_with_the_chosen_kernels_alone(
 
 MIXED = ["Pets?", "What is the rent?", "How long is notice? " * 6]
 ROWS = 3
-KINDS = [
-    pytest.param(context, guidance, id=f"{context}{'-guided' * guidance}")
-    for context in ("joint", "independent")
-    for guidance in (False, True)
-]
 
 
 def read(model: SeDeM) -> MemoryBank:
@@ -528,46 +514,39 @@ def test_branches_have_the_logits_of_each_continuation_alone(
         torch.testing.assert_close(after[row], expected_V, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("context", "guidance"), KINDS)
+@pytest.mark.parametrize(
+    ("engine", "context", "guidance", "wide"),
+    [
+        ("static", "joint", False, None),
+        ("static", "joint", True, None),
+        ("static", "independent", False, None),
+        ("static", "independent", True, None),
+        ("static", "independent", False, 20),  # some rows have a batch of their own
+        ("eager", "joint", False, None),
+    ],
+)
 def test_rows_that_come_and_go_have_the_logits_of_each_alone(
-    context: str, guidance: bool, config: SedemConfig
+    engine: str,
+    context: str,
+    guidance: bool,
+    wide: int | None,
+    config: SedemConfig,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     changes: dict[str, object] = {"block_context": context, "guidance": guidance}
-    slow, fast = (opened(config, name, **changes) for name in ("eager", "static"))
-    bank, random = read(slow), Random(f"{context} {guidance}")
+    slow, fast = (opened(config, name, **changes) for name in ("eager", engine))
+    bank, random = read(slow), Random(f"{context} {guidance} {wide}")
     questions = [Asked(slow, bank, random) for _ in range(7)]
+    if wide is not None:
+        monkeypatch.setattr(engine_batch, "WIDE", wide)
+        batches = engine_of(fast).batches
+        slots = [batches.slots_of(asked.start) for asked in questions]
+        assert {batches.exceeds(count) for count in slots} == {True, False}
     run_together(fast, questions, random)
     for asked in questions:
         actual = torch.stack(asked.logits)
         torch.testing.assert_close(actual, run_alone(slow, asked), rtol=1e-3, atol=1e-4)
-    assert not engine_of(fast).batches.active
-
-
-def test_rows_of_the_reference_have_the_logits_of_each_alone(config: SedemConfig) -> None:
-    model = opened(config, "eager")
-    random = Random(5)
-    questions = [Asked(model, read(model), random) for _ in range(4)]
-    run_together(model, questions, random)
-    for asked in questions:
-        actual = torch.stack(asked.logits)
-        torch.testing.assert_close(actual, run_alone(model, asked), rtol=1e-4, atol=1e-4)
-
-
-def test_wide_rows_run_beside_the_others(
-    config: SedemConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slow, fast = (opened(config, name, block_context="independent") for name in ("eager", "static"))
-    bank, random = read(slow), Random(6)
-    questions = [Asked(slow, bank, random) for _ in range(6)]
-    monkeypatch.setattr(engine_batch, "WIDE", 20)
-    batches = engine_of(fast).batches
-    slots = [batches.slots_of(asked.start) for asked in questions]
-    assert {batches.exceeds(count) for count in slots} == {True, False}
-    run_together(fast, questions, random)
-    for asked in questions:
-        actual = torch.stack(asked.logits)
-        torch.testing.assert_close(actual, run_alone(slow, asked), rtol=1e-3, atol=1e-4)
-    assert not engine_of(fast).batches.active
+    assert not isinstance(fast.engine, Static) or not fast.engine.batches.active
 
 
 def test_a_row_that_left_is_empty_and_taken_again_while_the_others_stay(
