@@ -84,14 +84,19 @@ def test_it_answers_with_the_same_bits(
     assert (mine.text, mine.citations) == (theirs.text, theirs.citations)
 
 
+def imported(script: str, *arguments: Path) -> set[str]:
+    """What a script has imported, by the last line that it prints."""
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.splitlines()[-1].split())
+
+
 def test_asking_imports_neither_transformers_nor_a_client_of_the_hub(
     checkpoint: Path, tmp_path: Path, documents: list[Document]
 ) -> None:
     SeDeM.from_pretrained(checkpoint).read(documents).save(tmp_path / "bank")
-    command = [sys.executable, "-c", ASK, str(tmp_path / "bank"), str(checkpoint)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    loaded = set(done.stdout.splitlines()[-1].split())
+    loaded = imported(ASK, tmp_path / "bank", checkpoint)
     assert {"torch", "sedem.model"} <= loaded
     assert not loaded & HEAVY
 
@@ -119,10 +124,8 @@ def test_a_scheduler_imports_what_sampling_needs_before_its_first_answer(
     checkpoint: Path, tmp_path: Path, documents: list[Document]
 ) -> None:
     SeDeM.from_pretrained(checkpoint).read(documents).save(tmp_path / "bank")
-    command = [sys.executable, "-c", SCHEDULE, str(tmp_path / "bank"), str(checkpoint)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert "transformers.generation.logits_process" in done.stdout.split()
+    loaded = imported(SCHEDULE, tmp_path / "bank", checkpoint)
+    assert "transformers.generation.logits_process" in loaded
 
 
 def test_what_needs_the_layers_one_by_one_is_refused(checkpoint: Path) -> None:

@@ -16,11 +16,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import END, LEASE, RECIPE, START, save_tiny
+from conftest import LEASE, RECIPE, byte_tokenizer, save_tiny
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
 
 from sedem import Decoding, Document, SeDeM, SedemConfig, tensors
 from sedem.backbone.decoder import ADAPTER_WEIGHTS, Backbone
@@ -83,27 +81,11 @@ def saved(trained: SeDeM, tmp_path: Path) -> Path:
     return tmp_path / "checkpoint"
 
 
-def word_tokenizer() -> PreTrainedTokenizerFast:
-    """A small BPE tokenizer with other ids and longer tokens than the byte tokenizer."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=[START, END],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([LEASE, RECIPE] * 3, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token=START, eos_token=END, pad_token=END
-    )
-
-
 @pytest.fixture(scope="module")
 def wide_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A backbone whose width, depth and tokenizer differ from the usual one."""
-    tokenizer = word_tokenizer()
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens(["the", "rent"])
     folder = tmp_path_factory.mktemp("wide")
     save_tiny(folder, width=48, depth=6, seed=3, vocab_size=len(tokenizer))
     tokenizer.save_pretrained(folder)

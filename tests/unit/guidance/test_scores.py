@@ -6,14 +6,12 @@ import math
 import random
 from collections import OrderedDict
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from answers import (
     RENT,
-    build,
     engine_of,
     inputs_for,
     joined,
@@ -27,9 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
-from sedem.backbone.decoder import Backbone
 from sedem.backbone.prompts import SEPARATOR, located_question, question_ids
-from sedem.bank.keys import keys_of
 from sedem.bank.words import score_words
 from sedem.engine import batch as engine_batch
 from sedem.engine.kept import MOST
@@ -47,7 +43,6 @@ from sedem.guidance.scores import (
 )
 from sedem.method.encoder import encode
 from sedem.method.injection import Prefilled
-from sedem.method.selector import block_scores
 from sedem.selecting.plan import Request, Selection
 from sedem.selecting.select import encode_questions
 from sedem_lab.evaluation.metrics import BINS, auroc, calibration_error
@@ -379,13 +374,6 @@ def test_a_question_counts_with_room_for_a_full_block(model: SeDeM) -> None:
         prepared_for(model, request, limit - prompt + 1)
 
 
-def test_it_needs_independent_blocks_and_one_backbone(config: SedemConfig) -> None:
-    with pytest.raises(ConfigError, match="needs independent blocks and one backbone"):
-        config.with_changes(block_context="joint", read_once=True)
-    with pytest.raises(ConfigError, match="needs independent blocks and one backbone"):
-        config.with_changes(**SETTINGS, decoder="another")
-
-
 # A second hop
 
 
@@ -414,17 +402,7 @@ def test_the_second_hop_orders_the_others_which_keep_the_totals_of_the_first(
     question = hopping.encoder.token_ids(RENT)
     states = encode(hopping.encoder, torch.tensor([text + question]), hopping.config.extract_layers)
     hidden_1QE = hopping.mixture(states.float())[:, -len(question) :]
-    weight = hopping.selector.w_query.weight + part.up.weight @ part.down.weight
-    projected = hopping.selector.norm_query(hidden_1QE) @ weight.T
-    heads = projected.unflatten(-1, (hopping.selector.heads, -1))
-    query_1QRH = heads / heads.norm(dim=-1, keepdim=True)
-    every = range(len(bank))
-    again_N = block_scores(
-        query_1QRH,
-        torch.ones(1, len(question), dtype=torch.bool),
-        keys_of(bank, hopping.selector, every).dequantize()[None],
-        torch.as_tensor(bank.slot_tokens(every))[None] > 0,
-    )[0]
+    again_N, every = scores_by(hopping, bank, part, hidden_1QE[0]), range(len(bank))
     a, b, c = part.weights.tolist()
     assert once.states is not None and once.words is not None
     named_N = score_words(bank, bank.block_text(first)).scores
@@ -483,17 +461,3 @@ def test_features_say_how_much_the_first_block_covers_and_how_far_others_are_beh
     torch.testing.assert_close(found, torch.tensor([0.25, 1.0, 0.5]))
     alone = open_features(torch.tensor([3.0]), torch.tensor([1.0]), 1.0, 4)
     torch.testing.assert_close(alone, torch.tensor([1.0, 0.25, 0.0]))
-
-
-def test_a_checkpoint_keeps_its_second_hop(
-    config: SedemConfig, backbone: Backbone, tmp_path: Path
-) -> None:
-    model = build(config, backbone, second_hop=True, hops="auto")
-    assert model.second_hop is not None
-    with torch.no_grad():
-        model.second_hop.weights.copy_(torch.tensor([0.1, 0.2, 0.3]))
-    folder = tmp_path / "model"
-    model.save_pretrained(folder)
-    again = SeDeM.from_pretrained(folder)
-    assert again.second_hop is not None and again.config.hops == "auto"
-    torch.testing.assert_close(again.second_hop.weights.data, torch.tensor([0.1, 0.2, 0.3]))

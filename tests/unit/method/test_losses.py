@@ -138,6 +138,9 @@ BLOCKS_BN = torch.tensor(
 )
 
 
+WEIGHTS = {"temperature": 0.07, "margin": 2.0, "margin_weight": 0.5}
+
+
 def pairs() -> list[tuple[list[float], list[float]]]:
     """Scores of the evidence and of the other blocks of each example, without padding."""
     return [
@@ -191,9 +194,7 @@ def test_margin_loss_equals_its_equation(margin: float) -> None:
 
 
 def test_selection_loss_adds_the_weighted_margin() -> None:
-    loss = selection_loss(
-        SCORES_BN, EVIDENCE_BN, BLOCKS_BN, temperature=0.07, margin=2.0, margin_weight=0.5
-    )
+    loss = selection_loss(SCORES_BN, EVIDENCE_BN, BLOCKS_BN, **WEIGHTS)
     expected = naive_info_nce(0.07) + 0.5 * naive_margin(2.0)
     assert loss.item() == pytest.approx(expected, rel=1e-5)
 
@@ -206,9 +207,7 @@ def test_an_example_without_pairs_has_no_margin_loss(row: int) -> None:
 
 def test_a_batch_without_evidence_has_a_zero_loss_and_zero_gradients() -> None:
     scores_BN = SCORES_BN[2:3].clone().requires_grad_()
-    loss = selection_loss(
-        scores_BN, EVIDENCE_BN[2:3], BLOCKS_BN[2:3], temperature=0.07, margin=2.0, margin_weight=0.5
-    )
+    loss = selection_loss(scores_BN, EVIDENCE_BN[2:3], BLOCKS_BN[2:3], **WEIGHTS)
     (gradient,) = torch.autograd.grad(loss, scores_BN)
     assert loss.item() == 0
     assert gradient.eq(0).all()
@@ -216,9 +215,7 @@ def test_a_batch_without_evidence_has_a_zero_loss_and_zero_gradients() -> None:
 
 def test_padded_blocks_get_no_gradient_and_no_block_gets_nan() -> None:
     scores_BN = SCORES_BN.clone().requires_grad_()
-    loss = selection_loss(
-        scores_BN, EVIDENCE_BN, BLOCKS_BN, temperature=0.07, margin=2.0, margin_weight=0.5
-    )
+    loss = selection_loss(scores_BN, EVIDENCE_BN, BLOCKS_BN, **WEIGHTS)
     (gradient,) = torch.autograd.grad(loss, scores_BN)
     assert gradient[~BLOCKS_BN].eq(0).all()
     assert gradient.isfinite().all()
