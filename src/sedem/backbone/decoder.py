@@ -401,6 +401,8 @@ class Backbone(nn.Module):
             valid_BP = torch.ones_like(positions_BP, dtype=torch.bool)
             keys = KeyAxis(positions_BP, valid_BP, padded=False, span=positions_BP.shape[1])
         assert valid_BP is not None
+        sdpa = self.model.config._attn_implementation == "sdpa"
+        count, columns = positions_BP.shape[1], keys.positions.shape[1]
         # Layers share masks by their windows, and rotary embeddings by their kinds.
         masks: dict[int | None, Tensor | None] = {}
         ropes: dict[str | None, tuple[Tensor, Tensor]] = {}
@@ -412,9 +414,16 @@ class Backbone(nn.Module):
                 given = () if kind is None else (kind,)
                 ropes[kind] = decoder.rotary_emb(hidden_BPD, positions_BP, *given)
             if window not in masks:
-                masks[window] = self._mask(
-                    hidden_BPD, positions_BP, valid_BP, keys, window, block_BP
-                )
+                masks[window] = None
+                # None where no mask is needed, or where SDPA's own causal mask is the same.
+                near = keys.plain and (window is None or keys.span <= window)
+                if not (near and (count == 1 or (sdpa and count == columns))):
+                    mask_BPK = keys.visible_to(positions_BP, valid_BP, window, block_BP)
+                    if not sdpa or keys.bias is not None:
+                        # Eager attention adds its mask: a boolean one would be silently wrong.
+                        lowest = torch.finfo(hidden_BPD.dtype).min
+                        mask_BPK = keys.added_to(mask_BPK, hidden_BPD.dtype, lowest, block_BP)
+                    masks[window] = mask_BPK[:, None]
             layer = partial(
                 decoder.layers[index],
                 attention_mask=masks[window],
@@ -507,30 +516,6 @@ class Backbone(nn.Module):
         if kinds is not None and kinds[index] != "sliding_attention":
             return None
         return window
-
-    def _mask(
-        self,
-        hidden_BPD: Tensor,
-        positions_BP: Tensor,
-        valid_BP: Tensor,
-        keys: KeyAxis,
-        window: int | None,
-        block_BP: Tensor | None,
-    ) -> Tensor | None:
-        """The attention mask; None where none is needed or SDPA's own causal mask is the same."""
-        sdpa = self.model.config._attn_implementation == "sdpa"
-        queries, columns = positions_BP.shape[1], keys.positions.shape[1]
-        if keys.plain and (window is None or keys.span <= window):
-            if queries == 1:
-                return None
-            if sdpa and queries == columns:
-                return None
-        visible_BPK = keys.visible_to(positions_BP, valid_BP, window, block_BP)
-        if sdpa and keys.bias is None:
-            return visible_BPK[:, None]
-        # Eager attention adds its mask to the logits; a boolean mask would be silently wrong.
-        hidden = torch.finfo(hidden_BPD.dtype).min
-        return keys.added_to(visible_BPK, hidden_BPD.dtype, hidden, block_BP)[:, None]
 
     def truncate(self, depth: int) -> None:
         """Remove the layers after the first `depth`, and the output head if it is untied."""

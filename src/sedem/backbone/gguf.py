@@ -306,7 +306,7 @@ MEMORY, TIMES = 2**33, 40
 
 def _convert_apart(file: Path, place: Path, name: str) -> None:
     """Convert a file in a process of its own, so that no file can exhaust this one."""
-    size, call = file.stat().st_size, f"{__name__}:_convert"
+    size, call = file.stat().st_size, f"{__name__}:convert"
     seconds, memory = SECONDS + size // BYTES_A_SECOND, MEMORY + TIMES * size
     try:
         apart(call, str(file.resolve()), str(place.resolve()), name, seconds=seconds, memory=memory)
@@ -353,7 +353,7 @@ SAMPLE = (
 )
 
 
-def convert(file: Path, folder: Path, name: str) -> None:
+def convert(file: Path | str, folder: Path | str, name: str) -> None:
     """Write the configuration, tokenizer and weights of a file into a folder.
 
     Every weight is stored in the smallest type that holds it exactly.
@@ -365,6 +365,7 @@ def convert(file: Path, folder: Path, name: str) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
     from transformers.integrations.gguf import GgufHeader, read_gguf_metadata
 
+    file, folder = Path(file), Path(folder)
     metadata, names = read_gguf_metadata(str(file))
     _check_kind(metadata, names, name)
     tensors = GgufHeader.from_file(str(file)).tensors
@@ -530,7 +531,3 @@ def _smallest(weight: Tensor) -> Tensor:
         if torch.equal((small := weight.to(dtype)).float(), weight):
             return small.contiguous()
     return weight.contiguous()
-
-
-def _convert(file: str, folder: str, name: str) -> None:
-    convert(Path(file), Path(folder), name)

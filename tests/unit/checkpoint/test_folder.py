@@ -130,6 +130,7 @@ def test_a_model_without_adapters_is_saved_without_them(
         {"extract_layers": (1, 3), "layer_mixing": "uniform"},
         {"block_slots": 2, "segmentation": "paragraph"},
         {"second_hop": True, "hops": "auto"},
+        {"decompressor": "none", "inject_layer": 0},
         {"decompressor_hidden": 20, "selector_heads": 2, "selector_dim": 10, "k": 3},
     ],
     ids=lambda changes: ",".join(changes),

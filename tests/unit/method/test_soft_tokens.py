@@ -116,20 +116,3 @@ def test_losses_on_restored_states_are_refused(direct: SeDeM, name: str) -> None
     if name == "reconstruct":
         with pytest.raises(ConfigError, match=r"losses\.reconstruct is 0\.1, but a model"):
             Stage2(direct, Stage2Losses(), None)
-
-
-def test_slots_cannot_enter_at_a_middle_layer(config: SedemConfig) -> None:
-    with pytest.raises(ConfigError, match="decompressor is 'none' and inject_layer 2"):
-        config.with_changes(decompressor="none")
-
-
-def test_a_model_without_a_decompressor_is_saved_and_opened_again(
-    direct: SeDeM, documents: list[Document], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = tmp_path_factory.mktemp("direct")
-    direct.save_pretrained(folder)
-    opened = SeDeM.from_pretrained(folder)
-    bank = direct.read(documents)
-    first, second = (m.answer(bank, QUESTION, decoding=Decoding(6)) for m in (direct, opened))
-    assert first.text == second.text
-    assert torch.equal(direct.decompressor.centre, opened.decompressor.centre)
