@@ -101,6 +101,8 @@ class StaticCache:
     Attributes:
         bias: added to the logits of later queries on each column `[B, K]`.
         next_column: index of the next column of each row `[B]`.
+        state: the tensors that a step both reads and changes.
+        buffers: all tensors.
     """
 
     def __init__(
@@ -123,17 +125,9 @@ class StaticCache:
         self.bias = torch.zeros(rows, columns, device=device)
         self.next_column = torch.zeros(rows, dtype=torch.long, device=device)
         self.first, self.biased, self.memory = layers.start, biased, memory
+        self.state = [self.positions, self.valid, self.next_column]
+        self.buffers = [self.keys, self.values, self.bias, *self.state]
         self._extended = False
-
-    @property
-    def state(self) -> list[Tensor]:
-        """The tensors that a step both reads and changes."""
-        return [self.positions, self.valid, self.next_column]
-
-    @property
-    def buffers(self) -> list[Tensor]:
-        """All tensors."""
-        return [self.keys, self.values, self.bias, *self.state]
 
     @property
     def axis(self) -> KeyAxis:
@@ -217,6 +211,7 @@ class StaticBatch:
         used: 1 for a row in use, 0 for an empty one `[B]`. An empty row also runs, but no other row
             sees it.
         text: number of text columns that each row in use has filled at most, counted on the host.
+        buffers: all tensors.
     """
 
     def __init__(
@@ -261,16 +256,11 @@ class StaticBatch:
             biased=decoder.guide is not None and bool(states),
             memory=0 if kept is None else states,
         )
+        self.buffers = [*inputs.values(), self.ids, self.next_position, self.used, self.logits]
+        self.buffers += [*self.lower.buffers, *self.upper.buffers]
         state = [self.next_position, *self.lower.state, *self.upper.state]
         self._prefill_replay = Replay(self.buffers, graph=graph, pool=pool)
         self.step_replay = Replay(self.buffers, state, graph=graph, pool=pool)
-
-    @property
-    def buffers(self) -> list[Tensor]:
-        """All tensors."""
-        caches = [*self.lower.buffers, *self.upper.buffers]
-        own = [*self.upload.device.values(), self.ids, self.next_position, self.used, self.logits]
-        return [*own, *caches]
 
     def prefill(self, inputs: Sequence[AnswerInputs], lock: DeviceLock = nullcontext) -> None:
         """Start new answers in the first rows; the others are empty."""

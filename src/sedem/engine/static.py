@@ -56,6 +56,7 @@ class QuestionBuffers:
     Attributes:
         ids: token ids `[B, T]`, zero where a question has ended.
         states: their states `[X, B, T, E]`.
+        buffers: all tensors.
     """
 
     def __init__(
@@ -72,13 +73,9 @@ class QuestionBuffers:
         self.upload = Upload(embedding.device, {"ids": ((rows, tokens), torch.long)})
         self.ids = self.upload.device["ids"]
         self.states = embedding.new_zeros(layers, rows, tokens, embedding.shape[1])
+        self.buffers = [self.ids, self.states]
         self._graph = graph
         self._replay = Replay(self.buffers, graph=graph, pool=pool)
-
-    @property
-    def buffers(self) -> list[Tensor]:
-        """All tensors."""
-        return [self.ids, self.states]
 
     def encode(self, ids_BT: Tensor) -> Tensor:
         """Return a copy of the states `[X, B, T, E]` of questions that fit into the buffers."""
