@@ -111,6 +111,12 @@ def joined(
         yield rows.join(range(len(inputs)), inputs, [limit] * len(inputs)), rows
 
 
+def all_logits(model: SeDeM, rows: Sequence[AnswerInputs], tokens: Tensor) -> Tensor:
+    """Logits after the prefixes of some rows, and after each of some tokens `[1 + steps, B, V]`."""
+    with joined(model.engine, rows, len(tokens) + 1) as (first, running):
+        return torch.stack([first, *(running.step(ids) for ids in tokens)])
+
+
 def untimed(answer: Answer) -> Answer:
     """Leave out the timings, which differ between runs."""
     return replace(answer, timings={})

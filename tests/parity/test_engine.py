@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from answers import inputs_for, joined, opened
+from answers import all_logits, inputs_for, opened
 from conftest import LEASE, RECIPE, small_config
 from torch import Tensor
 
@@ -85,12 +85,6 @@ def starts(model: SeDeM) -> list[AnswerInputs]:
     return [inputs_for(model, request) for request in requests(model)]
 
 
-def all_logits(model: SeDeM, rows: list[AnswerInputs], tokens: Tensor, limit: int) -> Tensor:
-    """Logits of the prefill and of some forced steps `[steps, B, V]`."""
-    with joined(model.engine, rows, limit) as (logits, running):
-        return torch.stack([logits, *(running.step(ids) for ids in tokens)])
-
-
 def forced(steps: int, rows: int) -> Tensor:
     return torch.randint(2, 258, (steps, rows), generator=torch.Generator().manual_seed(3))
 
@@ -111,12 +105,12 @@ decompressed."""
 def test_logits_are_those_of_the_reference(folder: str, changes: dict[str, object]) -> None:
     slow = build(folder, **changes)
     rows, tokens = starts(slow), forced(6, 5)
-    expected = all_logits(slow, rows, tokens, 7)
+    expected = all_logits(slow, rows, tokens)
     fast = static(slow)
-    actual = all_logits(fast, rows, tokens, 7)
+    actual = all_logits(fast, rows, tokens)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
     # Buffers that another batch has used.
-    again = all_logits(fast, rows[::-1], tokens.flip(1), 7).flip(1)
+    again = all_logits(fast, rows[::-1], tokens.flip(1)).flip(1)
     torch.testing.assert_close(again, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -124,12 +118,12 @@ def test_bfloat16_is_about_as_exact_as_eager_attention_and_sdpa(folder: str) -> 
     low = torch.bfloat16
     exact, sdpa = build(folder), build(folder, dtype=low)
     rows, tokens = starts(exact), forced(8, 5)
-    truth = all_logits(exact, rows, tokens, 9)
-    reference = all_logits(sdpa, rows, tokens, 9).float()
+    truth = all_logits(exact, rows, tokens)
+    reference = all_logits(sdpa, rows, tokens).float()
     sdpa.decoder.model.set_attn_implementation("eager")
-    other = all_logits(sdpa, rows, tokens, 9).float()
+    other = all_logits(sdpa, rows, tokens).float()
     sdpa.decoder.model.set_attn_implementation("sdpa")
-    fast = all_logits(static(sdpa), rows, tokens, 9).float()
+    fast = all_logits(static(sdpa), rows, tokens).float()
 
     def error(logits: Tensor) -> float:
         return float((logits - truth).pow(2).mean().sqrt())
@@ -168,9 +162,9 @@ def test_an_engine_on_a_gpu_has_the_logits_of_the_reference_on_a_cpu(
     folder: str, engine: str
 ) -> None:
     slow, tokens = build(folder), forced(6, 5)
-    expected = all_logits(slow, starts(slow), tokens, 7)
+    expected = all_logits(slow, starts(slow), tokens)
     fast = build(folder).to("cuda")
     rows = starts(fast)
     fast.engine = open_engine(engine, fast)
-    actual = all_logits(fast, rows, tokens.to("cuda"), 7)
+    actual = all_logits(fast, rows, tokens.to("cuda"))
     torch.testing.assert_close(actual.cpu(), expected, rtol=1e-3, atol=1e-3)

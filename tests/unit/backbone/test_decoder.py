@@ -254,34 +254,6 @@ def test_without_lora_may_be_nested_and_ends_with_an_error(backbone: Backbone) -
     assert torch.equal(whole_run(backbone), adapted) and not torch.equal(adapted, plain)
 
 
-def test_saved_adapters_can_be_loaded(folder: Path, tmp_path: Path) -> None:
-    saved = with_random_adapters(open_backbone(str(folder)))
-    saved.save_lora(tmp_path / "adapter", "base")
-    opened = open_backbone(str(folder))
-    opened.add_lora(4, 8)
-    opened.load_lora(tmp_path / "adapter")
-    assert torch.equal(whole_run(opened), whole_run(saved))
-    assert {file.suffix for file in (tmp_path / "adapter").iterdir()} <= {".safetensors", ".json"}
-    written = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
-    assert written["base_model_name_or_path"] == "base"
-
-
-def test_adapters_that_do_not_fit_are_refused(folder: Path, tmp_path: Path) -> None:
-    saved, place = with_random_adapters(open_backbone(str(folder))), tmp_path / "adapter"
-    saved.save_lora(place, "base")
-    opened = open_backbone(str(folder))
-    opened.add_lora(2, 4)
-    with pytest.raises(CheckpointError, match=r"has shape \[4, 32\], \[2, 32\] is needed"):
-        opened.load_lora(place)
-    weights = load_file(place / "adapter_model.safetensors")
-    weights.popitem()
-    save_file(weights, place / "adapter_model.safetensors")
-    with pytest.raises(CheckpointError, match="1 weights are missing"):
-        saved.load_lora(place)
-    with pytest.raises(CheckpointError, match=r"adapter_model\.safetensors' is missing"):
-        saved.load_lora(tmp_path / "nothing")
-
-
 def test_a_machine_without_a_compiler_is_told_in_one_sentence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -103,6 +103,7 @@ def test_a_saved_model_reads_and_answers_as_before(trained: SeDeM, saved: Path) 
     assert reopened.name == "checkpoint"
     assert not reopened.training
     assert not any(p.requires_grad for p in reopened.parameters())
+    assert {file.suffix for file in (saved / "adapter").iterdir()} == {".safetensors", ".json"}
 
 
 def test_a_model_without_adapters_is_saved_without_them(
@@ -454,15 +455,9 @@ FLIPS = 60
 
 
 @pytest.fixture
-def adapted(model: SeDeM) -> SeDeM:
-    model.decoder.add_lora(model.config.lora_rank, model.config.lora_alpha)
-    return model
-
-
-@pytest.fixture
-def sealed(adapted: SeDeM, tmp_path: Path) -> Path:
+def sealed(trained: SeDeM, tmp_path: Path) -> Path:
     """A checkpoint with its backbone inside."""
-    adapted.save_pretrained(tmp_path / "folder" / "mine", with_backbone=True)
+    trained.save_pretrained(tmp_path / "folder" / "mine", with_backbone=True)
     return tmp_path / "folder" / "mine"
 
 
@@ -517,12 +512,12 @@ def test_every_truncated_or_missing_file_is_found_before_use(sealed: Path) -> No
 
 @pytest.mark.parametrize("file", [WEIGHTS, ADAPTER, "backbone/added_tokens.json"])
 def test_a_file_of_another_checkpoint_is_found_before_use(
-    file: str, sealed: Path, adapted: SeDeM, tmp_path: Path
+    file: str, sealed: Path, trained: SeDeM, tmp_path: Path
 ) -> None:
     with torch.no_grad():
-        for weight in (*adapted.parts().parameters(), *adapted.decoder.lora_parameters()):
+        for weight in (*trained.parts().parameters(), *trained.decoder.lora_parameters()):
             weight.add_(1)
-    adapted.save_pretrained(tmp_path / "other", with_backbone=True)
+    trained.save_pretrained(tmp_path / "other", with_backbone=True)
     (tmp_path / "other" / "backbone" / "added_tokens.json").write_text("{}")
     shutil.copy(tmp_path / "other" / file, sealed / file)
     refused(sealed, rf"{file}' (is damaged|does not belong to its checkpoint)")
@@ -637,19 +632,19 @@ def own(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_writer_killed_at_any_step_leaves_the_old_or_the_new_checkpoint(
-    adapted: SeDeM, tmp_path: Path
+    trained: SeDeM, tmp_path: Path
 ) -> None:
     place = tmp_path / "folder" / "mine"
-    adapted.save_pretrained(place)
+    trained.save_pretrained(place)
     (place / "README.md").write_text("mine")
     (place / "runs").mkdir()
     (place / "runs" / "events").write_text("also mine")
     old = content(place)
     shutil.copytree(place, tmp_path / "old")
     with torch.no_grad():
-        for weight in (*adapted.parts().parameters(), *adapted.decoder.lora_parameters()):
+        for weight in (*trained.parts().parameters(), *trained.decoder.lora_parameters()):
             weight.add_(1)
-    adapted.save_pretrained(place)
+    trained.save_pretrained(place)
     new = content(place)
     assert new["README.md"] == b"mine" and new["runs/events"] == b"also mine"
     assert all(old[name] != new[name] for name in (WEIGHTS, ADAPTER, MANIFEST))
@@ -659,22 +654,22 @@ def test_a_writer_killed_at_any_step_leaves_the_old_or_the_new_checkpoint(
         shutil.rmtree(place.parent)
         shutil.copytree(tmp_path / "old", place)
 
-    for last in saves(adapted, place, restore):
+    for last in saves(trained, place, restore):
         left = own(locate(str(place)))
         assert left in (old, new), f"killed before {last}, call {len(found) + 1}"
         found.append(left == new)
         if len(found) % 20 == 0 or not place.exists():
             # What is left beside does not hinder the next writer, which clears it.
-            adapted.save_pretrained(place)
+            trained.save_pretrained(place)
             assert own(place) == new
             assert [path.name for path in place.parent.iterdir()] == ["mine"]
     assert found == sorted(found) and not found[0] and found[-1]
     assert len(found) > 30
 
 
-def test_a_new_checkpoint_appears_whole_or_not_at_all(adapted: SeDeM, tmp_path: Path) -> None:
+def test_a_new_checkpoint_appears_whole_or_not_at_all(trained: SeDeM, tmp_path: Path) -> None:
     place, tried = tmp_path / "a" / "b" / "mine", []
-    for last in saves(adapted, place, lambda: None):
+    for last in saves(trained, place, lambda: None):
         tried.append(last)
         if place.exists():
             assert set(own(place)) >= {WEIGHTS, ADAPTER, MANIFEST}
@@ -692,17 +687,17 @@ def test_a_checkpoint_whose_writer_was_killed_between_two_names_opens_with_a_war
 
 
 def test_the_working_folder_is_not_replaced(
-    sealed: Path, adapted: SeDeM, monkeypatch: pytest.MonkeyPatch
+    sealed: Path, trained: SeDeM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = content(sealed)
     monkeypatch.chdir(sealed)
     with pytest.raises(ConfigError, match="is the working folder"):
-        adapted.save_pretrained(".")
+        trained.save_pretrained(".")
     assert content(sealed) == before
 
 
-def test_a_link_to_a_checkpoint_stays_one(sealed: Path, adapted: SeDeM, tmp_path: Path) -> None:
+def test_a_link_to_a_checkpoint_stays_one(sealed: Path, trained: SeDeM, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(sealed)
-    adapted.save_pretrained(tmp_path / "link")
+    trained.save_pretrained(tmp_path / "link")
     assert (tmp_path / "link").is_symlink()
     assert SeDeM.from_pretrained(tmp_path / "link", engine="eager").config.lora_rank

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as functional
-from answers import joined, opened
+from answers import all_logits, opened
 from conftest import LEASE, RECIPE
 from torch import Tensor
 
@@ -38,8 +38,7 @@ def starts(model: SeDeM, bank: MemoryBank) -> list[AnswerInputs]:
 
 def logits(model: SeDeM, rows: list[AnswerInputs], steps: int = 3) -> Tensor:
     tokens = torch.randint(2, 258, (steps, len(rows)), generator=torch.Generator().manual_seed(3))
-    with joined(model.engine, rows, max(steps, 1)) as (first, running):
-        return torch.stack([first, *(running.step(ids) for ids in tokens)])
+    return all_logits(model, rows, tokens)
 
 
 class Masks:

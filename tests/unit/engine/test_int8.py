@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from answers import engine_of, inputs_for, joined
+from answers import all_logits, engine_of, inputs_for
 from answers import opened as opened_by
 from conftest import LEASE
 from torch import Tensor, nn
@@ -64,12 +64,6 @@ def starts(model: SeDeM) -> list[AnswerInputs]:
     return [inputs_for(model, Request(bank, question, 2)) for question in QUESTIONS]
 
 
-def decoded(model: SeDeM, rows: list[AnswerInputs]) -> tuple[Tensor, Tensor]:
-    """Logits after the prefixes, and after each of some tokens."""
-    with joined(model.engine, rows, 8) as (first, running):
-        return first, torch.stack([running.step(ids[: len(rows)]) for ids in TOKENS])
-
-
 @pytest.mark.parametrize("shape", [(64,), (1, 1, 64), (5, 64)])
 def test_a_matrix_is_its_rounded_rows(shape: tuple[int, ...]) -> None:
     weight, bias, states = torch.randn(96, 64), torch.randn(96), torch.randn(shape)
@@ -94,7 +88,7 @@ def test_a_row_does_not_depend_on_the_others() -> None:
 def test_steps_are_those_of_rounded_matrices(config: SedemConfig) -> None:
     model = opened(config, "int8")
     rows = starts(model)
-    _, actual = decoded(model, rows)
+    actual = all_logits(model, rows, TOKENS)
     engine = engine_of(model)
     decoder = engine.decoder
     layers: list[FusedLayer] = [
@@ -104,7 +98,7 @@ def test_steps_are_those_of_rounded_matrices(config: SedemConfig) -> None:
     head = Naive(decoder.head.get_parameter("weight"), None)
     engine.release()
     engine.batches.decoder = replace(decoder, steps=replace(decoder, layers=layers, head=head))
-    _, expected = decoded(model, rows)
+    expected = all_logits(model, rows, TOKENS)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -113,9 +107,12 @@ def test_only_steps_are_rounded(config: SedemConfig) -> None:
     rows = starts(exact)
     for one, other in zip(rows, starts(fast), strict=True):
         assert torch.equal(one.bank.memory(one.blocks), other.bank.memory(other.blocks))
-    (first, steps), (fast_first, fast_steps) = decoded(exact, rows), decoded(fast, rows)
+    (first, *steps), (fast_first, *fast_steps) = (
+        all_logits(m, rows, TOKENS) for m in (exact, fast)
+    )
     assert torch.equal(first, fast_first)
-    distance = (fast_steps - steps).norm() / steps.norm()
+    exact_steps = torch.stack(steps)
+    distance = (torch.stack(fast_steps) - exact_steps).norm() / exact_steps.norm()
     assert 0 < distance < 0.03
 
 
