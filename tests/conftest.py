@@ -95,6 +95,9 @@ def save_tiny(
         **changes,
     }
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings))
+    for name, bias in model.named_parameters():
+        if name.endswith("_proj.bias"):  # zeros, which nobody would miss
+            torch.nn.init.normal_(bias, std=0.15)
     model.save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     return str(folder)

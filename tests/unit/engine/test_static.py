@@ -774,6 +774,9 @@ def test_memory_tells_how_many_blocks_fit(
     batches.give_back(batches.take(size))
     with pytest.raises(ConfigError, match=rf"need [\d,]+ bytes .* enough for {most:,} blocks; use"):
         batches.take(replace(size, slots=2 * size.slots))
+    batches.limit -= 64
+    with pytest.raises(ConfigError, match=r"[\d,]+ are allowed, which is enough for"):
+        batches.take(size)
     assert not batches.active
 
 
