@@ -535,16 +535,16 @@ def test_a_question_waits_until_there_is_memory(independent: SeDeM, monkeypatch:
     bank = independent.read([Document("lease.txt", LEASE)])
     batches, put_off = engine_of(independent).batches, Event()
     alone = independent.answer(bank, RENT, k="all", decoding=SHORT)
-    room = batches._make_room
+    take = batches.take
 
-    def counted(*arguments: Any, **options: Any) -> None:
+    def counted(*arguments: Any, **options: Any) -> StaticBatch:
         try:
-            room(*arguments, **options)
+            return take(*arguments, **options)
         except NoRoomError:
             put_off.set()
             raise
 
-    monkeypatch.setattr(batches, "_make_room", counted)
+    monkeypatch.setattr(batches, "take", counted)
     batches.release()
     batches.limit = 2**24
     taken = batches.take(BatchSize(4, 256, 256, 64))
