@@ -239,6 +239,8 @@ POSITIVE = "segment_length compression compressor_heads selector_heads block_slo
     [
         ("segment_shift", 128, "128 but a segment has 128 tokens"),
         ("decompressor", "identity", "'identity' and compression 4; .* to 1$"),
+        ("decompressor", "none", "'none' and inject_layer 2; .* to 0$"),
+        ("read_once", True, "true, which needs independent blocks and one backbone"),
         (f"{POSITIVE} decompressor_hidden k", 0, "0; input should be greater than 0"),
         ("inject_layer lora_rank lora_alpha", -1, "-1; input should be greater than or equal to 0"),
         (
