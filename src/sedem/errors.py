@@ -48,6 +48,10 @@ class UnavailableError(SedemError):
     """A scheduler that cannot answer a question: it was closed, or its engine failed."""
 
 
+class ReaderError(UnavailableError):
+    """A reader, somebody's own model, that cannot be reached, refuses, or fails."""
+
+
 class QueueFullError(UnavailableError):
     """A scheduler whose queue is full; the same question can be asked again later.
 

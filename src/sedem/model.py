@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sedem.answering.decoding import GREEDY, Decoding
-from sedem.answering.running import Estimate, ThreadReply, answer_events
+from sedem.answering.running import Estimate, Event, ThreadReply, answer_events
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.gguf import is_gguf
 from sedem.bank.memory_bank import BankReader, MemoryBank
@@ -133,7 +134,8 @@ class SeDeM(SedemModules):
             decoding: limit, sampling and stop strings; the default is greedy.
             options: fields of `Request`: `k`, the number of blocks to use, "all", or "auto" for as
                 many as a question needs; `blocks`, `documents`, `condition`, `selection`, `hops`,
-                `answer`, `min_confidence` and `ranking`.
+                `answer`, `min_confidence`, `ranking`, and `reader`, a model that
+                writes the answer.
 
         Raises:
             BankMismatchError: another model made the bank.
@@ -141,6 +143,7 @@ class SeDeM(SedemModules):
             ConfigError: an option cannot be used, states exceed the decoder's positions, or there
                 is no bank and no usable chat template.
             UnknownDocumentError: the bank has no document of the given name.
+            ReaderError: a reader failed within its reply; if it gives none, this model answers.
             TypeError: there is no such option.
         """
         questions = [question] if isinstance(question, str) else question
@@ -170,8 +173,11 @@ class SeDeM(SedemModules):
     def answer_requests(
         self, requests: Sequence[Request], decoding: Decoding = GREEDY
     ) -> list[Answer]:
-        """Answer requests together; they may differ in bank, K and length."""
-        events = answer_events(self, self.engine, self.name, requests, decoding)
+        """Answer requests together; they may differ in bank, K and length.
+
+        Those with a reader are answered one after the other.
+        """
+        events = self._events(requests, decoding)
         answers = {number: event for number, event in events if isinstance(event, Answer)}
         return [answers[number] for number in range(len(requests))]
 
@@ -193,8 +199,31 @@ class SeDeM(SedemModules):
             An iterator of text. When it is exhausted, its `answer` is what `answer()` returns.
         """
         request = self._request(memory, question, decoding, options)
-        events = answer_events(self, self.engine, self.name, [request], decoding, estimated)
+        events = self._events([request], decoding, estimated)
         return ThreadReply(events.close, map(itemgetter(1), events))
+
+    def _events(
+        self,
+        requests: Sequence[Request],
+        decoding: Decoding,
+        estimated: Callable[[Estimate], None] | None = None,
+    ) -> Generator[tuple[int, Event], None, None]:
+        """Yield the events of requests, with the number of each; those with a reader come last."""
+        places = [place for place, one in enumerate(requests) if one.reader is None]
+        together = [requests[place] for place in places]
+        own = answer_events(self, self.engine, self.name, together, decoding, estimated)
+        for number, event in own:
+            yield places[number], event
+        for place, request in enumerate(requests):
+            if request.reader is None:
+                continue
+            from sedem.answering.reader import reader_events
+
+            alone = partial(self.answer_requests, [replace(request, reader=None)], decoding)
+            for event in reader_events(self, self.engine, request, decoding, alone):
+                if isinstance(event, Estimate) and estimated is not None:
+                    estimated(event)
+                yield place, event
 
     def _request(
         self, memory: BankReader | None, question: str, decoding: Decoding, options: Options

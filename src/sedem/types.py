@@ -190,6 +190,7 @@ class Answer:
             of its sources, nor in the question; empty if the method does not check.
         sentences: the spans that were read again as text, in order, before the answer was chosen;
             empty if it was chosen by the memory alone.
+        reasoning: what a reader wrote for itself before the answer; empty if nothing.
         ranking: every block of the memory, best first, on request; not part of the JSON.
         answer_tokens: tokens that were generated, without the one that ends the answer; None if
             the method does not count them; not part of the JSON.
@@ -213,6 +214,7 @@ class Answer:
     unsupported: tuple[str, ...] = ()
     alternative: str | None = None
     sentences: tuple[Span, ...] = ()
+    reasoning: str = ""
     ranking: tuple[Span, ...] | None = None
     answer_tokens: int | None = None
     logprobs: tuple[tuple[tuple[str, float], ...], ...] | None = None

@@ -22,6 +22,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from math import ceil
 from queue import SimpleQueue
@@ -32,6 +33,7 @@ from typing import Self
 import torch
 
 from sedem.answering.decoding import GREEDY, Decoding
+from sedem.answering.reader import reader_events
 from sedem.answering.running import (
     ROOM_SECONDS,
     Estimate,
@@ -98,6 +100,7 @@ class Scheduler:
                 raise ConfigError(f"{what} is {count}; it must be at least 1")
         self.changed = Condition()
         self.closed = self.stopped = False
+        self._read = set[OpenQuestion]()
         self.short, self._long = Lane(self, self.rows, long=False), Lane(self, 1, long=True)
         self._lanes = self.short, self._long
         for lane in self._lanes:
@@ -121,8 +124,8 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """Number of answers that have a row."""
-        return sum(lane.running for lane in self._lanes)
+        """Number of answers that have a row, or that a reader writes."""
+        return sum(lane.running for lane in self._lanes) + len(self._read)
 
     def submit(self, request: Request, decoding: Decoding = GREEDY) -> ThreadReply:
         """Ask from a thread.
@@ -169,7 +172,7 @@ class Scheduler:
         Raises:
             QueueFullError: too many questions wait.
         """
-        if self.waiting >= self.limit:
+        if max(self.waiting, len(self._read)) >= self.limit:
             raise QueueFullError(
                 f"{self.limit} questions are waiting and {self.rows} are answered at once; "
                 "ask again later",
@@ -203,14 +206,38 @@ class Scheduler:
             lane.thread.join()
 
     def _put(self, question: OpenQuestion) -> OpenQuestion:
+        is_read = question.request.reader is not None
         lane = self._long if is_long(self.model, question.request) else self.short
         with self.changed:
             if self.closed:
                 raise UnavailableError("the scheduler is closed; use another one")
             self.require_room()
-            lane.waiting.append(question)
-            self.changed.notify_all()
+            if not is_read:
+                lane.waiting.append(question)
+                self.changed.notify_all()
+                return question
+            self._read.add(question)
+        # It waits for another server, so it takes no row.
+        Thread(target=self._by_reader, args=(question,), daemon=True).start()
         return question
+
+    def _by_reader(self, question: OpenQuestion) -> None:
+        """Send the events of an answer that a reader writes, until nobody waits for it."""
+        request, decoding = question.request, question.decoding
+
+        def own() -> list[Answer]:
+            return [self.submit(replace(request, reader=None), decoding).result()]
+
+        try:
+            for event in reader_events(self.model, self.engine, request, decoding, own):
+                if question.ended or self.stopped:
+                    break
+                question.send(event)
+            question.send(closed_before())
+        except Exception as error:
+            question.send(error)
+        finally:
+            self._read.discard(question)
 
     def _cancel(self, question: OpenQuestion) -> None:
         with self.changed:

@@ -25,10 +25,13 @@ from sedem.cli.options import (
     HopsOption,
     Json,
     Model,
+    ReaderModelOption,
+    ReaderOption,
     SelectionOption,
     WeightsOption,
     budget,
     hops_of,
+    reader_at,
 )
 from sedem.config import DEFAULT_MODEL, NO_BARS
 from sedem.errors import ConfigError, DataError, SedemError, first_line
@@ -355,6 +358,8 @@ def ask(
             metavar="NAME", help="Answer from this document of the bank alone; repeatable."
         ),
     ] = None,
+    reader: ReaderOption = None,
+    reader_model: ReaderModelOption = None,
     as_json: Json = False,
     model: Model = None,
     max_new_tokens: Annotated[
@@ -373,8 +378,10 @@ def ask(
     marked in theirs. Control characters are shown as
     escapes; --json has every text exactly. A question on stdin that cannot be asked is reported,
     the others are answered, and the exit status is 1.
+
+    With --reader, your own model writes the answer, and -k is the number of passages it is given.
     """
-    chosen_k = budget(k)
+    chosen_k, own = budget(k), reader_at(reader, reader_model)
     from sedem.answering.decoding import Decoding
     from sedem.bank.memory_bank import MemoryBank
     from sedem.checkpoint.folder import model_of
@@ -395,6 +402,7 @@ def ask(
         "answer": answer,
         "min_confidence": min_confidence,
         "documents": document or None,
+        "reader": own,
     }
 
     record, failed = Record(bank), False

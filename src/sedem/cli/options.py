@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sedem.cli.output import note
 from sedem.config import DEFAULT_MODEL
 from sedem.errors import ConfigError
 from sedem.untrusted import parse_json
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
+
+    from sedem.endpoint import Reader
 
 RESERVED = ("records", "revision", "schema", "source", "split", "streaming")
 """Names that say which data is opened; they are not options of a reader."""
@@ -96,6 +99,26 @@ WeightsOption = Annotated[
         help="full, or int8 for faster tokens on a CPU: decoding steps run with int8 matrices.",
     ),
 ]
+ReaderOption = Annotated[
+    str | None,
+    typer.Option(
+        "--reader",
+        metavar="URL",
+        envvar="SEDEM_READER",
+        help="Let your own model write the answer from the passages that are found: the address "
+        "of Ollama, LM Studio, llama.cpp, vLLM or another OpenAI API, such as "
+        "http://127.0.0.1:11434/v1. Its key, if any, is in SEDEM_READER_KEY.",
+    ),
+]
+ReaderModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--reader-model",
+        metavar="NAME",
+        envvar="SEDEM_READER_MODEL",
+        help="Name of that model at its server, such as qwen3:4b. [default: the only one]",
+    ),
+]
 OptionEntries = Annotated[
     list[str] | None,
     typer.Option(
@@ -104,6 +127,20 @@ OptionEntries = Annotated[
         help="Option of the data, such as length=4096; repeatable.",
     ),
 ]
+
+
+def reader_at(url: str | None, name: str | None) -> Reader | None:
+    """Return the reader of two options, and say if passages leave the machine; None without one."""
+    from sedem.endpoint import Reader
+
+    if url is None:
+        if name is not None:
+            raise ConfigError("--reader-model names a model of --reader; give its address")
+        return None
+    reader = Reader(url, name)
+    if not reader.is_local:
+        note(f"questions and the passages found for them are sent to {reader.host}")
+    return reader
 
 
 def hops_of(text: str | None) -> int | str | None:

@@ -142,7 +142,9 @@ def print_answer(
     assert stream.answer is not None
     write()
     answer, facts = checked(stream.answer), []
-    if (model.config.k if k is None else k) == "auto":
+    if answer.model != model.name:
+        facts.append(f"written by {answer.model} from {count(answer.k, 'passage')}")
+    elif (model.config.k if k is None else k) == "auto":
         facts.append(f"from {answer.k:,} of {count(answer.blocks, 'block')}")
     if (probability := joint(answer.answer_confidence, answer.confidence)) is not None:
         other = "" if answer.alternative is None else f"; perhaps: {printable(answer.alternative)}"
@@ -156,9 +158,11 @@ def print_answer(
     if answer.sentences:
         read = [f"{document}:{start}-{end}" for document, start, end in answer.sentences]
         write(f"  decided by the text of {printable(', '.join(read))}")
-    # The spans that it was conditioned on, best first, and what was truncated.
+    # The spans that it was conditioned on, best first, and what was truncated. A reader is given
+    # more than it names.
     notes = dict.fromkeys(answer.cut)
-    for citation in answer.citations:
+    named = [one for one in answer.citations if one.answer_spans]
+    for citation in named if named and answer.model != model.name else answer.citations:
         shown = _snippet(citation)
         words = "".join(f", {word}" for word in citation.words[:SHARED])
         score = "" if citation.score is None else f" ({citation.score:.1f}{words})"

@@ -17,10 +17,11 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
-from sedem.backbone.prompts import question_ids, with_texts
+from sedem.backbone.prompts import Turn, question_ids, with_texts
 from sedem.bank.memory_bank import BankReader, Snapshot
 from sedem.bank.words import Words
 from sedem.config import WAYS, AnswerBy, Condition, Hops, SelectBy, check_choice
+from sedem.endpoint import Reader
 from sedem.engine.device import in_pieces
 from sedem.engine.interface import WIDE, AnswerInputs
 from sedem.errors import ConfigError, SedemError
@@ -52,6 +53,7 @@ class Options(TypedDict, total=False):
     min_confidence: float | None
     documents: Sequence[int | str] | None
     context: str
+    reader: Reader | None
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,9 @@ class Request:
         selected: the blocks, if they were selected elsewhere; then nothing is scored.
         prompt: decoder tokens of a conversation in the chat template, whose last turn is the
             question; None means those of the question alone.
+        reader: the model that writes the answer from passages; None means this one. A number of
+            blocks is then one of passages, and how blocks are read does not count.
+        turns: what a reader is told of the conversation before the question.
     """
 
     bank: BankReader
@@ -99,6 +104,8 @@ class Request:
     context: str = ""
     selected: Selection | None = None
     prompt: Sequence[int] | None = None
+    reader: Reader | None = None
+    turns: Sequence[Turn] = ()
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from sedem_lab.data import (
     cloze,
     custom_questions,
     facts,
+    longmemeval,
     multihop,
     paperwork,
     qasper,
@@ -55,6 +56,7 @@ SETS: dict[str, Schema] = {
     "musique": Schema(multihop.read_musique),
     "qasper": Schema(qasper.read, qasper.papers),
     "govreport": Schema(reports.read),
+    "longmemeval": Schema(longmemeval.read),
     "ruler-qa2": Schema(ruler.read, multihop.rows),
     "exact-facts": Schema(facts.EXACT_FACTS.read),
     "paperwork": Schema(paperwork.PAPERWORK.read),
@@ -70,6 +72,7 @@ SCHEMA_FIELDS: tuple[tuple[str, set[str], set[str]], ...] = (
     ("musique", {"paragraph_text"}, set()),
     ("2wikimultihopqa", {"supporting_facts"}, {"evidences", "entity_ids"}),
     ("hotpotqa", {"supporting_facts"}, set()),
+    ("longmemeval", {"haystack_sessions"}, set()),
     ("govreport", {"report", "summary"}, set()),
     ("own", {"documents", "answers"}, set()),
 )

@@ -1,0 +1,191 @@
+"""Answers that somebody's own model writes: what it is told, and what becomes of its reply."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+import pytest
+from conftest import LEASE
+from readers import reader_server
+
+from sedem import Answer, Decoding, Document, MemoryBank, SeDeM
+from sedem.answering import reader as reader_module
+from sedem.answering.reader import NOTES, RULES, cited, invented, windows
+from sedem.endpoint import Reader, apart
+from sedem.errors import ConfigError, ReaderError
+from sedem.selecting.plan import Request
+from sedem.types import Citation
+
+QUESTION = "What does the flat cost a month?"
+
+
+@pytest.fixture
+def bank(model: SeDeM) -> MemoryBank:
+    return model.read([Document("lease.txt", LEASE)])
+
+
+def test_a_reader_is_given_numbered_quotations_and_what_was_said(
+    model: SeDeM, bank: MemoryBank
+) -> None:
+    turns = [("system", "Be polite."), ("user", "Hello."), ("assistant", "Hi.")]
+    with reader_server(lambda body: ["It costs ", "9876 euros [1]."]) as server:
+        reader = Reader(server.url, "tiny", key="secret")
+        request = Request(bank, QUESTION, reader=reader, turns=turns)
+        answer = model.answer_requests([request], Decoding(max_new_tokens=9, stop=("END",)))[0]
+    (body,) = server.bodies
+    system, hello, hi, asked = body["messages"]
+    assert server.keys == ["Bearer secret"]
+    assert system["content"] == f"{RULES}\n\nBe polite."
+    assert [hello["content"], hi["content"]] == ["Hello.", "Hi."]
+    quotations = "\n\n".join(f"[{one.rank}] lease.txt\n{one.text}" for one in answer.citations)
+    assert asked["content"] == f"{quotations}\n\nQuestion: {QUESTION}"
+    assert (body["max_tokens"], body["stop"], body["temperature"]) == (9, ["END"], 0.0)
+    assert answer.text == "It costs 9876 euros [1]." and answer.model == "tiny"
+    assert answer.unsupported == ("9876",)
+    for one in answer.citations:
+        assert LEASE[one.start : one.end] == one.text
+
+
+@pytest.mark.parametrize(
+    ("pieces", "text", "thought"),
+    [
+        (["<think>Hm", "m.</th", "ink>Yes."], "Yes.", "Hmm."),
+        ([{"reasoning_content": "Hmm."}, "Yes."], "Yes.", "Hmm."),  # as vLLM sends it
+        ([{"reasoning": "Hmm.", "content": ""}, "Yes."], "Yes.", "Hmm."),  # as Ollama sends it
+        (["a < b, ", "<thin", "king"], "a < b, <thinking", ""),
+    ],
+)
+def test_reasoning_is_kept_apart(
+    model: SeDeM, bank: MemoryBank, pieces: Any, text: str, thought: str
+) -> None:
+    with reader_server(lambda body: pieces) as server:
+        stream = model.stream(bank, QUESTION, reader=Reader(server.url, "tiny"))
+        shown = "".join(stream)
+    assert stream.answer is not None
+    assert (shown, stream.answer.text, stream.answer.reasoning) == (text, text, thought)
+
+
+def test_tags_may_be_cut_anywhere() -> None:
+    whole = "a<think>b<c</think>d<think>e</think>"
+    for size in range(1, len(whole)):
+        pieces = [(False, whole[at : at + size]) for at in range(0, len(whole), size)]
+        parts = {True: "", False: ""}
+        for inner, text in apart(pieces):
+            parts[inner] += text
+        assert parts == {True: "b<ce", False: "ad"}
+
+
+def test_numbers_and_words_of_an_answer_become_places() -> None:
+    first = Citation(1, "a.txt", 100, 130, 1.0, "Anna Berg pays 35 euros a day.")
+    second = Citation(2, "b.txt", 7, 20, 0.5, "The cat slept.")
+    marked = list(cited('Anna Berg pays "35 euros" [1].', [first, second]))
+    assert marked[0].answer_spans == ((100, 123),) and marked[1] == second
+    # A passage that is named, and shares no words with the answer, is cited as a whole.
+    assert list(cited("Ja [2, 1].", [first, second]))[1].answer_spans == ((7, 20),)
+    # If none is named, all may be the source: names, numbers, and words side by side.
+    assert [one.answer_spans for one in cited("She slept: Berg.", [first, second])] == [
+        ((105, 109),),
+        (),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reply", "sentence"),
+    [
+        ((404, "model 'tiny' not found"), "refuses with 404: .*not found"),
+        ((401, "no"), "refuses the key; set SEDEM_READER_KEY"),
+        ((400, "the prompt exceeds the context"), "refuses with 400: .*exceeds the context"),
+    ],
+)
+def test_a_reader_that_fails_costs_only_its_words(
+    model: SeDeM, bank: MemoryBank, reply: Any, sentence: str
+) -> None:
+    own = model.answer(bank, QUESTION)
+    with reader_server(lambda body: reply) as server:
+        answer = model.answer(bank, QUESTION, reader=Reader(server.url, "tiny"))
+    assert (answer.text, answer.citations) == (own.text, own.citations)
+    assert re.search(sentence, answer.cut[-1])
+
+
+def test_a_reader_that_is_away(model: SeDeM, bank: MemoryBank) -> None:
+    answer = model.answer(bank, QUESTION, reader=Reader("http://127.0.0.1:9/v1", "tiny"))
+    assert "http://127.0.0.1:9/v1 cannot be reached" in answer.cut[-1]
+
+
+def test_the_only_model_needs_no_name() -> None:
+    with reader_server(lambda body: []) as server:
+        assert Reader(server.url).name == "tiny"
+        server.models = ["b", "a"]
+        with pytest.raises(ReaderError, match=r"no model is named, and .* has a, b; name one"):
+            _ = Reader(server.url).name
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:11434", "file:///etc", "http://"])
+def test_an_address_that_is_none(url: str) -> None:
+    with pytest.raises(ConfigError, match="the reader's address is"):
+        Reader(url)
+
+
+def test_a_reader_of_this_machine_is_told_apart() -> None:
+    local = ["http://localhost:1/v1", "http://127.0.0.2/v1", "http://[::1]:8/v1"]
+    assert all(Reader(url).is_local for url in local)
+    assert not any(Reader(f"https://{host}/v1").is_local for host in ("api.openai.com", "10.0.0.1"))
+
+
+def test_everything_is_read_part_by_part(
+    model: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader_module, "MOST", len(LEASE) - 10)
+    noted: list[str] = []
+
+    def reply(body: dict[str, Any]) -> list[str]:
+        system, asked = (one["content"] for one in body["messages"])
+        if system == NOTES:
+            noted.append(asked)
+            return ["nothing."] if len(noted) == 2 else [f"Note {len(noted)} [1]."]
+        return [asked]
+
+    with reader_server(reply) as server:
+        reader = Reader(server.url, "tiny", context=2048)
+        monkeypatch.setattr(Reader, "room", 160)
+        estimates: list[Any] = []
+        stream = model.stream(
+            bank, "Summarize the lease.", reader=reader, estimated=estimates.append
+        )
+        answer = stream.result()
+    # All of its text but the end that is over the limit, which is told, in order.
+    assert "".join(one.text for one in answer.citations) == LEASE[:-10]
+    assert len(estimates) == 1 and len(noted) == estimates[0].blocks > 2
+    assert "last 10 characters were not read" in answer.cut[0]
+    notes = [f"Note {n} [1]." for n in range(1, len(noted) + 1) if n != 2]
+    assert answer.text == "\n\n".join(notes) + "\n\nQuestion: Summarize the lease."
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("According to [1], Anna Berg pays 35 euros.", ()),
+        ("She pays 36 euros. However, Anna Novak pays Richardson.", ("36", "Novak", "Richardson")),
+        ("The quotations do not say so [1][2].", ()),
+    ],
+)
+def test_names_and_numbers_of_no_source_are_told(text: str, words: tuple[str, ...]) -> None:
+    assert invented(text, ["Anna Berg pays 35 euros."]) == words
+
+
+def test_windows_cover_a_text() -> None:
+    assert list(windows([0, 4, 9, 30, 31], 10)) == [(0, 9), (9, 19), (19, 29), (29, 31)]
+    assert list(windows([0, 3], 10)) == [(0, 3)]
+
+
+def test_a_server_shares_its_reader(model: SeDeM, bank: MemoryBank) -> None:
+    async def both(reader: Reader) -> list[Answer]:
+        with model.scheduler() as scheduler:
+            requests = [Request(bank, QUESTION, reader=one) for one in (reader, None)]
+            return [*await asyncio.gather(*map(scheduler.answer, requests))]
+
+    with reader_server(lambda body: ["By the reader [2]."]) as server:
+        by_reader, own = asyncio.run(both(Reader(server.url, "tiny")))
+    assert by_reader.text == "By the reader [2]." and own.model != "tiny"
