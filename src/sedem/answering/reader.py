@@ -33,6 +33,8 @@ from sedem.types import Answer, Citation, page_of
 
 PASSAGES = 8
 """Passages that a question is answered from."""
+MANY = 5
+"""Words side by side that an answer takes from a passage, though none is a name or a number."""
 MOST = 240_000
 """Characters that are read for a question about everything, about 60,000 tokens."""
 
@@ -244,23 +246,29 @@ def prompt_of(rules: str, turns: Sequence[Turn], sections: str, asked: str) -> l
 def invented(text: str, sources: Sequence[str]) -> tuple[str, ...]:
     """Return the names and numbers of a reader's answer that stand in no source.
 
-    Its other words are its own. So is the capital of a sentence's first word.
+    Its other words are its own.
     """
+    return tuple(filter(is_exact, unsupported(said_in(text), sources)))
+
+
+def said_in(text: str) -> str:
+    """Return an answer without the numbers of quotations, and without capitals of sentences."""
     plain = _NUMBERS.sub("", text)
-    starts = [at + len(s) - len(s.lstrip()) for at in sentences_of(plain) if (s := plain[at:])]
-    for at in filter(lambda at: at < len(plain), starts):
-        plain = plain[:at] + plain[at].lower() + plain[at + 1 :]
-    return tuple(filter(is_exact, unsupported(plain, sources)))
+    for at in sentences_of(plain)[:-1]:
+        at += len(plain[at:]) - len(plain[at:].lstrip())
+        plain = plain[:at] + plain[at : at + 1].lower() + plain[at + 1 :]
+    return plain
 
 
 def cited(text: str, quoted: Sequence[Citation]) -> Iterator[Citation]:
     """Mark in passages what an answer takes from them, to the character.
 
-    A passage that is named gets the answer's words that stand in it side by side, or its whole
-    text if there are none. If none is named, all may be the source.
+    A passage that is named gets the answer's words that stand in it side by side, if a name or a
+    number is among them or if they are many; its whole text if there are none. If none is named,
+    all may be the source.
     """
     named = {int(n) for found in _NUMBERS.finditer(text) for n in re.findall(r"\d+", found[1])}
-    plain = _NUMBERS.sub("", text)
+    plain = said_in(text)
     answer = [plain[one.start : one.end] for one in written(plain)]
     for number, one in enumerate(quoted, start=1):
         if named and number not in named:
@@ -269,11 +277,10 @@ def cited(text: str, quoted: Sequence[Citation]) -> Iterator[Citation]:
         words = [*written(one.text)]
         texts = [one.text[word.start : word.end] for word in words]
         there, said = ([word.casefold() for word in every] for every in (texts, answer))
+        same = SequenceMatcher(None, there, said, autojunk=False).get_matching_blocks()
         spans = tuple(
             (one.start + words[a].start, one.start + words[a + size - 1].end)
-            for a, b, size in SequenceMatcher(
-                None, there, said, autojunk=False
-            ).get_matching_blocks()
-            if size > 1 or (size and is_exact(answer[b]))
+            for a, b, size in same
+            if any(map(is_exact, answer[b : b + size])) or size >= MANY
         )
         yield replace(one, answer_spans=spans or (((one.start, one.end),) if named else ()))
