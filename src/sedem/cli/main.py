@@ -6,6 +6,7 @@ Each command imports what it needs when it runs, so `--help` is fast.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import entry_points, version
 from pathlib import Path
@@ -18,6 +19,7 @@ from sedem.cli import bank as bank_commands
 from sedem.cli import init, output
 from sedem.cli.options import (
     AnswerOption,
+    AskedPlace,
     BankPlace,
     BudgetOption,
     ConditionOption,
@@ -33,8 +35,13 @@ from sedem.cli.options import (
     hops_of,
     reader_at,
 )
-from sedem.config import DEFAULT_MODEL, NO_BARS
+from sedem.config import DEFAULT_MODEL, FOLDER_BANKS, NO_BARS
 from sedem.errors import ConfigError, DataError, SedemError, first_line
+
+if TYPE_CHECKING:
+    from sedem.bank.memory_bank import Snapshot
+    from sedem.model import SeDeM
+    from sedem.reading.followed import FollowedBank
 
 ORDER = (
     "demo", "build", "ask", "bank", "data", "init", "train", "calibrate", "seal",
@@ -71,10 +78,10 @@ class Commands(TyperGroup):
             try:
                 found = point.load()
             except Exception as error:  # whatever the code of others raises
-                raise ConfigError(
+                found = _broken(
                     f"command '{cmd_name}' cannot be imported from '{point.value}' "
                     f"({first_line(error)}); update or uninstall its package"
-                ) from None
+                )
             if not isinstance(found, typer.Typer):
                 alone = typer.Typer()
                 alone.command()(found)
@@ -108,6 +115,16 @@ app = typer.Typer(
 )
 app.add_typer(bank_commands.bank_app, name="bank")
 app.command()(init.init)
+
+
+def _broken(problem: str) -> Callable[[typer.Context], None]:
+    """Return a command that raises an error when it runs, so that the help can list it."""
+
+    def broken(context: typer.Context) -> None:
+        raise ConfigError(problem)
+
+    broken.__doc__ = f"(error: {problem})"
+    return broken
 
 
 def _show_version(wanted: bool) -> None:
@@ -331,7 +348,7 @@ def _on_ray() -> Any:
 
 @app.command()
 def ask(
-    bank: BankPlace,
+    bank: AskedPlace,
     question: Annotated[
         list[str] | None,
         typer.Argument(
@@ -372,7 +389,9 @@ def ask(
     engine: EngineOption = "auto",
     weights: WeightsOption = "full",
 ) -> None:
-    """Answer questions from a bank, with sources.
+    """Answer questions from a bank, or from a folder of documents, with sources.
+
+    A folder is read into a bank under ~/.sedem/folders, and later only what is new in it.
 
     The sources are the spans that the answer was conditioned on; the words of a quoted answer are
     marked in theirs. Control characters are shown as
@@ -389,9 +408,12 @@ def ask(
     from sedem.reading.documents import Record
 
     decoding = Decoding(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    opened = MemoryBank.open(bank)
-    name = model or model_of(bank)
+    followed = _folder(bank, model)
+    name = model or (DEFAULT_MODEL if followed else model_of(bank))
+    opened: Any = None if followed else MemoryBank.open(bank)
     answering = SeDeM.from_pretrained(name, engine=engine, weights=weights)
+    if followed is not None:
+        opened = _caught_up(followed, answering)
     opened.check_made_by(answering.fingerprint())
     options: dict[str, Any] = {
         "k": chosen_k,
@@ -405,7 +427,7 @@ def ask(
         "reader": own,
     }
 
-    record, failed = Record(bank), False
+    record, failed = Record(bank) if followed is None else followed.record, False
     questions = iter([" ".join(question)]) if question else output.questions_from_stdin()
     for number, one in enumerate(questions, start=1):
         try:
@@ -424,3 +446,31 @@ def ask(
                 output.print_json({"question": one, "error": str(error)})
     if failed:
         raise typer.Exit(1)
+
+
+def _folder(place: str, model: str | None) -> FollowedBank | None:
+    """Return the bank that follows a folder of documents; None if a place is none."""
+    from sedem.reading.followed import FollowedBank
+    from sedem.reading.places import banks_at
+
+    if not Path(place).expanduser().is_dir():
+        return None
+    (bank,) = banks_at([place], FOLDER_BANKS, model or DEFAULT_MODEL)
+    return bank if isinstance(bank, FollowedBank) else None
+
+
+def _caught_up(followed: FollowedBank, model: SeDeM) -> Snapshot:
+    """Read what is new in a folder, and return its bank."""
+    from sedem.reading.places import reader_of
+
+    total, read = followed.waiting, reader_of(model)
+    with output.progress("reading") as report_progress:
+        while followed.catch_up(read, briefly=True):
+            report_progress(total - followed.waiting, total)
+    for told in filter(None, [*followed.unreadable(), followed.reading(), *followed.remarks()]):
+        output.note(told)
+    if (snapshot := followed.snapshot()) is None:
+        raise DataError(
+            f"nothing could be read in '{followed.folder}'; give a folder with documents in it"
+        )
+    return snapshot

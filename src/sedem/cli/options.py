@@ -24,6 +24,13 @@ BankPlace = Annotated[
     str,
     typer.Argument(metavar="BANK", help="File of the bank, or a place such as s3://BUCKET/NAME."),
 ]
+AskedPlace = Annotated[
+    str,
+    typer.Argument(
+        metavar="BANK|FOLDER",
+        help="File of the bank, a place such as s3://BUCKET/NAME, or a folder of documents.",
+    ),
+]
 Model = Annotated[
     str | None,
     typer.Option(

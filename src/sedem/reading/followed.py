@@ -189,12 +189,17 @@ class FollowedBank(OpenBank):
 
     def reading(self) -> str:
         """Say how many files are still to be read, and what is wrong with the folder."""
-        if self._waiting is None:
-            self.look()
-        waiting = len(self._waiting or ())
+        waiting = self.waiting
         told = f"still reading {waiting:,} files of '{self.name}'" if waiting else ""
         away = self.record.told(str(self.place), self._away, f" of '{self.name}'")
         return "; ".join(filter(None, [told, away, self._trouble]))
+
+    @property
+    def waiting(self) -> int:
+        """Number of files that are still to be read."""
+        if self._waiting is None:
+            self.look()
+        return len(self._waiting or ())
 
     def unreadable(self) -> list[str]:
         """Return why files could not be read."""

@@ -46,7 +46,7 @@ def mcp(
     if find_spec("mcp") is None:
         raise ConfigError("`sedem mcp` needs the package mcp; run pip install 'sedem[tools]'")
     from sedem.reading.followed import FollowedBank
-    from sedem_serve.tools.banks import banks_at
+    from sedem.reading.places import banks_at
     from sedem_serve.tools.mcp import LocalBackend, ToolServer
 
     banks = banks_at(places, home, model or DEFAULT_MODEL)

@@ -31,6 +31,7 @@ from sedem.engine.device import step_back
 from sedem.errors import ConfigError
 from sedem.model import SeDeM
 from sedem.reading.followed import FollowedBank, Follower
+from sedem.reading.places import reader_of
 from sedem_serve.server.errors import (
     ApiError,
     FullDiskError,
@@ -49,7 +50,6 @@ from sedem_serve.server.served import (
     files_of,
 )
 from sedem_serve.server.settings import ServerSettings
-from sedem_serve.tools.banks import reader_of
 
 REFRESH_SECONDS = 2.0
 """Minimum time between two checks of the operator's banks."""

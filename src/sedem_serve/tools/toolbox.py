@@ -19,7 +19,7 @@ from sedem.reading.followed import OpenBank
 from sedem.types import Citation, Document, page_of
 from sedem.untrusted import json_text
 from sedem_serve.tools import USUAL, Limits
-from sedem_serve.tools.banks import reader_of
+from sedem.reading.places import reader_of
 from sedem_serve.tools.names import SCHEME, Names
 from sedem_serve.tools.results import (
     BUDGET,

@@ -21,7 +21,7 @@ from sedem.errors import BankError, DataError
 from sedem.reading import building, followed
 from sedem.reading.followed import FollowedBank, Follower, OpenBank, Reader
 from sedem.untrusted import StoppedError
-from sedem_serve.tools.banks import banks_at, reader_of
+from sedem.reading.places import banks_at, reader_of
 from sedem_serve.tools.toolbox import Toolbox
 
 

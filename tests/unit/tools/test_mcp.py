@@ -101,7 +101,7 @@ def test_the_tools_are_listed_before_torch_is_imported() -> None:
     code = (
         "import asyncio, sys\n"
         "from mcp.client import Client\n"
-        "from sedem_serve.tools.banks import banks_at\n"
+        "from sedem.reading.places import banks_at\n"
         "from sedem_serve.tools.mcp import LocalBackend, ToolServer\n"
         "import sedem.cli.main\n"
         "async def main():\n"

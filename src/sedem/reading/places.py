@@ -1,4 +1,4 @@
-"""The banks that tools use: one that was built, or a folder that is read into one.
+"""The banks that people name: one that was built, or a folder that is read into one.
 
 The files of a folder are only read: its bank is elsewhere and holds the notes of agents too.
 """
