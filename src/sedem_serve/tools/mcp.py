@@ -31,8 +31,8 @@ from pydantic_core import PydanticUseDefault
 
 from sedem.errors import SedemError, UnavailableError, printable
 from sedem.reading.followed import Follower, OpenBank
-from sedem.untrusted import json_text
 from sedem.reading.places import reader_of
+from sedem.untrusted import json_text
 from sedem_serve.tools.names import SCHEME
 from sedem_serve.tools.results import (
     MOST,

@@ -16,10 +16,10 @@ from sedem.config import PASSAGES, PER_DOCUMENT
 from sedem.errors import BankError, ConfigError, DataError, UnknownDocumentError
 from sedem.reading.documents import NOTE
 from sedem.reading.followed import OpenBank
+from sedem.reading.places import reader_of
 from sedem.types import Citation, Document, page_of
 from sedem.untrusted import json_text
 from sedem_serve.tools import USUAL, Limits
-from sedem.reading.places import reader_of
 from sedem_serve.tools.names import SCHEME, Names
 from sedem_serve.tools.results import (
     BUDGET,

@@ -20,8 +20,8 @@ from sedem.bank.file import BankFile
 from sedem.errors import BankError, DataError
 from sedem.reading import building, followed
 from sedem.reading.followed import FollowedBank, Follower, OpenBank, Reader
-from sedem.untrusted import StoppedError
 from sedem.reading.places import banks_at, reader_of
+from sedem.untrusted import StoppedError
 from sedem_serve.tools.toolbox import Toolbox
 
 
