@@ -208,6 +208,7 @@ def plan_of(model: SedemModules, request: Request) -> Plan:
         settled[name] = usual if given is None else given
         check_choice(name, settled[name], known)
     settled["bank"], settled["spares_covered"] = bank, least is None
+    del settled["reader"], settled["turns"]  # a reader has no plan
     settled["k"] = 0 if forced else budget_of(model, request.k)
     if least is None:
         settled["min_confidence"] = 0.0 if forced else config.min_confidence
