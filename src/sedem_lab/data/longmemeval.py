@@ -58,7 +58,7 @@ def read(records: Records) -> ExampleSet:
         missing = {*found.answer_session_ids}
         names = distinct_names(found.haystack_session_ids)
         parts = found.haystack_session_ids, names, found.haystack_dates, found.haystack_sessions
-        if len({*map(len, parts)}) > 1:
+        if len({len(part) for part in parts}) > 1:
             raise DataError(f"{place}: its sessions, their ids and their dates differ in number")
         for session, name, date, turns in zip(*parts, strict=True):
             text, marked = date, list[tuple[int, int]]()

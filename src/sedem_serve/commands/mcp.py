@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sedem.cli.options import EngineOption, Model, WeightsOption
+from sedem.cli.options import (
+    EngineOption,
+    Model,
+    ReaderModelOption,
+    ReaderOption,
+    WeightsOption,
+    reader_at,
+)
 from sedem.config import DEFAULT_MODEL, FOLDER_BANKS
 from sedem.errors import ConfigError
 
@@ -36,6 +43,8 @@ def mcp(
     ] = FOLDER_BANKS,
     engine: EngineOption = "auto",
     weights: WeightsOption = "full",
+    reader: ReaderOption = None,
+    reader_model: ReaderModelOption = None,
 ) -> None:
     """Serve banks as tools to an agent, over the Model Context Protocol on stdin and stdout.
 
@@ -59,7 +68,8 @@ def mcp(
         name = model or (model_of(places[0]) if built else DEFAULT_MODEL)
         return SeDeM.from_pretrained(name, engine=engine, weights=weights)
 
-    backend = LocalBackend(banks, opened, writable=write)
+    own = reader_at(reader, reader_model)
+    backend = LocalBackend(banks, opened, writable=write, reader=own)
     ToolServer(backend, backend.lifespan).run("stdio")
     # A host waits two seconds. What still runs has committed or will be read again.
     sys.stdout.flush()

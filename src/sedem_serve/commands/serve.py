@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sedem.cli import output
-from sedem.cli.options import EngineOption, WeightsOption, option_of, parse_options
+from sedem.cli.options import (
+    EngineOption,
+    ReaderModelOption,
+    ReaderOption,
+    WeightsOption,
+    option_of,
+    parse_options,
+    reader_at,
+)
 from sedem.config import DEFAULT_MODEL
 from sedem.errors import ConfigError
 from sedem_serve.server.settings import LIMITS, ServerSettings
@@ -105,6 +113,8 @@ def serve(
         int | None,
         typer.Option(metavar="N", help="With --ray: replicas of each part. [default: 1]"),
     ] = None,
+    reader: ReaderOption = None,
+    reader_model: ReaderModelOption = None,
     telemetry: Annotated[bool, _setting("telemetry", None, "--telemetry")] = False,
 ) -> None:
     """Serve a page and an API that OpenAI clients can call.
@@ -127,6 +137,8 @@ def serve(
     machines = {n: count for n in names if (count := context.params[n]) is not None}
     if machines and ray is None:
         raise ConfigError(f"--{next(iter(machines))} belongs to --ray; add it")
+    if reader_at(reader, reader_model) and ray is not None:
+        raise ConfigError("--reader answers on this machine; leave --ray out")
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
         raise ConfigError(
             f"`sedem serve` needs {', '.join(missing)}; run pip install 'sedem[serve]'"

@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 
 from sedem.answering.conversation import conversation_request, no_documents
 from sedem.answering.decoding import Decoding
 from sedem.answering.running import Estimate, Selected
+from sedem.backbone.prompts import Turn
 from sedem.method.selector import ALL
 from sedem.selecting.plan import Options, Request
 from sedem.types import Answer
@@ -141,7 +142,12 @@ async def to_ask(service: Service, key: Key, body: AskBody) -> ResolvedQuestion:
             )
         bank, cached = current, current.tokens
     options: Options = {**body.options, "context": conversation.context}
-    request = Request(bank, conversation.question, **options)
+    # Who names a way to answer wants the model's own.
+    options["reader"] = service.reader if body.options["answer"] is None else None
+    request, unused = Request(bank, conversation.question, **options), conversation.unused
+    if request.reader is not None and name is not None:
+        # The reader is told what was said; without a bank, that is in the documents.
+        request, unused = replace(request, turns=said_before(body.turns, conversation.last)), ()
     # How much of the bank
     if isinstance(request.k, int) and request.k > settings.max_k:
         told = f"'k' is {request.k}; this server allows at most {settings.max_k}"
@@ -162,7 +168,13 @@ async def to_ask(service: Service, key: Key, body: AskBody) -> ResolvedQuestion:
                 field,
             )
     tokens = len(model.encoder.token_ids(request.question))
-    return ResolvedQuestion(request, decoding, body, name, conversation.unused, tokens, cached)
+    return ResolvedQuestion(request, decoding, body, name, unused, tokens, cached)
+
+
+def said_before(turns: Sequence[Turn], last: int) -> list[Turn]:
+    """Return what people and the assistant said before a turn, as a reader is told it."""
+    said = [(role.replace("developer", "system"), words) for role, words in turns[:last]]
+    return [one for one in said if one[0] in ("system", "user", "assistant") and one[1].strip()]
 
 
 def without_documents(
@@ -173,7 +185,11 @@ def without_documents(
     Args:
         last: index of the last turn that asks.
     """
-    options = body.options
+    options, turns = body.options, body.turns
+    if service.reader is not None and options["documents"] is None and options["answer"] is None:
+        bank, before = no_documents(service.model), said_before(turns, last)
+        request = Request(bank, turns[last][1], reader=service.reader, turns=before)
+        return ResolvedQuestion(request, decoding, body, None, (), 0, 0)
     needs_documents = options["documents"] is not None or options["min_confidence"] is not None
     if needs_documents or not service.model.decoder.tokenizer.chat_template:
         raise bad_request(
@@ -182,7 +198,6 @@ def without_documents(
             "messages",
             "no_documents",
         )
-    turns = body.turns
     said = {index: role for index, (role, words) in enumerate(turns) if words.strip()}
     by_tool = ("tool", "function")
     used = [i for i, role in said.items() if i <= last and role not in by_tool]

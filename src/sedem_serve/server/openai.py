@@ -285,6 +285,8 @@ def details_of(answered: WholeAnswer) -> dict[str, Any]:
             {"document": name, "start": start, "end": end} for name, start, end in answer.sentences
         ],
         "unsupported": answer.unsupported,
+        "answered_by": answer.model,
+        "reasoning": answer.reasoning,
         "finish_reason": answer.finish_reason,
         "ignored": [*asked.body.ignored, *lost],
         "cut": [*asked.unused, *answer.cut],

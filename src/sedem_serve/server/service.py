@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Protocol
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from sedem.answering.decoding import GREEDY, Decoding
 from sedem.answering.scheduler import AsyncReply, Scheduler
 from sedem.bank.memory_bank import BankReader, MemoryBank, Snapshot
+from sedem.endpoint import Reader
 from sedem.errors import ConfigError, UnavailableError
 from sedem.selecting.plan import Request
 from sedem_serve.server.errors import unavailable
@@ -107,6 +109,12 @@ class Service:
     library: Library
     online: OnlineBanks
     metrics: Metrics
+
+    @cached_property
+    def reader(self) -> Reader | None:
+        """What writes answers in place of the model; None if the model does."""
+        url = self.settings.reader
+        return None if url is None else Reader(url, self.settings.reader_model)
 
     def close(self) -> None:
         """Stop what is still running and close the files; this waits for the threads."""

@@ -23,6 +23,8 @@ class ServerSettings(config.Settings):
     Attributes:
         banks: places of further banks by name; clients may only query them.
         key_file: JSON file of API keys; None means one key, from SEDEM_API_KEY or generated.
+        reader: address of a model that writes the answers; None means this server's model.
+        reader_model: its name there; None takes the only one.
         max_body_bytes: largest body of a request that is not an upload.
         max_documents: maximum documents of a bank or of a request.
         max_online_characters: longest text that comes with a question.
@@ -66,6 +68,8 @@ class ServerSettings(config.Settings):
     log_format: Literal["text", "json"] = Field(
         "text", description="Format of the log on stderr: text or json."
     )
+    reader: str | None = None
+    reader_model: str | None = None
     telemetry: Flag = Field(
         False,
         description="Send OpenTelemetry spans where the variables OTEL_* say; needs the extra "

@@ -105,6 +105,7 @@ class ServedBackend:
             [service.library.get(name) for name in service.library.names(key)],
             lambda: service.model,
             writable=key.write,
+            reader=service.reader,
             limits=Limits(settings.max_question_characters, settings.max_k, settings.max_tokens),
         )
 

@@ -49,6 +49,7 @@ from sedem_serve.tools.toolbox import Toolbox
 if TYPE_CHECKING:
     from sedem.answering.decoding import Decoding
     from sedem.answering.scheduler import AsyncReply, Scheduler
+    from sedem.endpoint import Reader
     from sedem.model import SeDeM
     from sedem.selecting.plan import Request
 
@@ -358,6 +359,7 @@ class LocalBackend:
     Args:
         open_model: opens the model; called once, in a thread.
         writable: whether notes may be written.
+        reader: writes answers in place of the model.
     """
 
     def __init__(
@@ -366,9 +368,10 @@ class LocalBackend:
         open_model: Callable[[], SeDeM],
         *,
         writable: bool = False,
+        reader: Reader | None = None,
     ) -> None:
         self._banks, self._open_model = banks, open_model
-        self._tools = Toolbox(banks, self._model, writable=writable)
+        self._tools = Toolbox(banks, self._model, writable=writable, reader=reader)
         self._opened: Future[Scheduler] = Future()
         self._ended = Event()
         self._thread = Thread(target=self._run, name="sedem-model", daemon=True)

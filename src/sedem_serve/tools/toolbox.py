@@ -42,6 +42,7 @@ from sedem_serve.tools.results import (
 if TYPE_CHECKING:
     from sedem.answering.decoding import Decoding
     from sedem.bank.memory_bank import Snapshot
+    from sedem.endpoint import Reader
     from sedem.model import SeDeM
     from sedem.selecting.plan import Request
     from sedem.types import Answer
@@ -75,6 +76,7 @@ class Toolbox:
         banks: the banks, with distinct names.
         model: returns the open model; it may wait.
         writable: whether notes may be written.
+        reader: writes answers in place of the model.
     """
 
     def __init__(
@@ -84,8 +86,10 @@ class Toolbox:
         *,
         writable: bool = False,
         limits: Limits = USUAL,
+        reader: Reader | None = None,
     ) -> None:
         self.banks, self.model, self.writable, self.limits = banks, model, writable, limits
+        self.reader = reader
         self._told: set[str] = set()
 
     # Reading
@@ -219,7 +223,7 @@ class Toolbox:
             context: what was said before; only its beginning counts.
         """
         from sedem.answering.decoding import Decoding
-        from sedem.selecting.plan import Request
+        from sedem.selecting.plan import Options, Request
 
         given = (("k", k, 0, self.limits.k), ("max_tokens", max_tokens, 1, self.limits.tokens))
         for name, value, least, most in given:
@@ -232,9 +236,9 @@ class Toolbox:
         if not banks:
             return None
         bank, snapshot, documents = banks[0]
-        request = Request(
-            snapshot, question, k or None, documents=documents, context=context[:CONTEXT]
-        )
+        asked: Options = {"k": k or None, "documents": documents, "context": context[:CONTEXT]}
+        asked["reader"] = self.reader
+        request = Request(snapshot, question, **asked)
         return bank, request, Decoding(max_tokens)
 
     def answered(self, bank: OpenBank, answer: Answer) -> Answered:
