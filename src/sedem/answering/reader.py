@@ -103,7 +103,7 @@ def reader_events(
         quoted = quoted[:fitting]
     mark("select_ms")
     indexes = tuple(document_indexes(bank, [one.document])[0] for one in quoted)
-    declined = not quoted or (selection.declined and request.min_confidence is not None)
+    declined = selection.declined and request.min_confidence is not None
     yield Selected(tuple(quoted), indexes, selection.confidence, declined)
 
     # The reply, unless the reader fails before it says anything.
@@ -124,12 +124,15 @@ def reader_events(
                 yield ""  # whoever waits may have left
             shorter = sum(map(len, notes)) < sum(map(len, sections)) / 2
             sections = notes if shorter else next(packed(notes, reader.room))
-        asked = prompt_of(
-            "\n\n".join([RULES, *(w for role, w in request.turns if role == "system")]),
-            [(role, words) for role, words in request.turns if role != "system"],
-            "\n\n".join(sections) or "There are no quotations.",
-            f"Question: {request.question}",
-        )
+        systems = [words for role, words in request.turns if role == "system"]
+        before = [(role, words) for role, words in request.turns if role != "system"]
+        question = f"Question: {request.question}"
+        # A conversation without documents has neither rules nor quotations.
+        if not len(bank):
+            rules, question = systems, request.question
+        else:
+            rules = [RULES, *systems]
+        asked = prompt_of("\n\n".join(rules), before, "\n\n".join(sections), question)
         reply = [(False, UNANSWERABLE)] if declined else reader.reply(asked, fields)
         for inner, text in reply:
             mark("ttft_ms")
@@ -239,8 +242,9 @@ def quotation(number: int, citation: Citation) -> str:
 
 def prompt_of(rules: str, turns: Sequence[Turn], sections: str, asked: str) -> list[dict[str, str]]:
     """Return the messages to a reader: rules, what was said before, quotations and a question."""
-    messages = [("system", rules), *turns, ("user", f"{sections}\n\n{asked}")]
-    return [{"role": role, "content": words} for role, words in messages]
+    asked = "\n\n".join(filter(None, [sections, asked]))
+    messages = [("system", rules), *turns, ("user", asked)]
+    return [{"role": role, "content": words} for role, words in messages if words]
 
 
 def invented(text: str, sources: Sequence[str]) -> tuple[str, ...]:

@@ -467,10 +467,9 @@ def _caught_up(followed: FollowedBank, model: SeDeM) -> Snapshot:
     with output.progress("reading") as report_progress:
         while followed.catch_up(read, briefly=True):
             report_progress(total - followed.waiting, total)
-    for told in filter(None, [*followed.unreadable(), followed.reading(), *followed.remarks()]):
-        output.note(told)
+    told = [*filter(None, [*followed.unreadable(), followed.reading(), *followed.remarks()])]
     if (snapshot := followed.snapshot()) is None:
-        raise DataError(
-            f"nothing could be read in '{followed.folder}'; give a folder with documents in it"
-        )
+        raise DataError("; ".join(told) or f"'{followed.folder}' holds no file that can be read")
+    for sentence in told:
+        output.note(sentence)
     return snapshot

@@ -20,6 +20,7 @@ from sedem.answering.running import Estimate, Selected
 from sedem.backbone.prompts import Turn
 from sedem.method.selector import ALL
 from sedem.selecting.plan import Options, Request
+from sedem.selecting.select import document_indexes
 from sedem.types import Answer
 from sedem_serve.server.errors import ApiError, bad_request
 from sedem_serve.server.guard import require_bank
@@ -267,6 +268,11 @@ async def _answer(service: Service, asked: ResolvedQuestion) -> AsyncGenerator[P
         times = answer.timings
         seconds = (times["total_ms"] - times["ttft_ms"]) / 1e3
         service.metrics.answered(answer, answer.answer_tokens or 0, seconds)
+        if selected.k != answer.k:
+            # The reader gave none, and the model's own answer has other sources.
+            cited, bank = answer.citations, asked.request.bank.snapshot()
+            indexes = (document_indexes(bank, [one.document])[0] for one in cited)
+            selected = replace(selected, citations=cited, documents=tuple(indexes))
         if service.settings.log_text:
             log("answered", bank=asked.bank, question=asked.request.question, answer=answer.text)
         yield WholeAnswer(asked, selected, answer)
