@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sedem.answering.decoding import Decoding as Decoding
     from sedem.bank.memory_bank import MemoryBank as MemoryBank
     from sedem.config import SedemConfig as SedemConfig
+    from sedem.endpoint import Reader as Reader
     from sedem.errors import SedemError as SedemError
     from sedem.guidance.scores import Auto as Auto
     from sedem.model import SeDeM as SeDeM
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from sedem.types import Answer as Answer
     from sedem.types import Citation as Citation
     from sedem.types import Document as Document
-    from sedem.types import Reader as Reader
+    from sedem.types import DocumentReader as DocumentReader
 
 _HOMES = {
     "Answer": "types",
@@ -41,7 +42,8 @@ _HOMES = {
     "Decoding": "answering.decoding",
     "Document": "types",
     "MemoryBank": "bank.memory_bank",
-    "Reader": "types",
+    "DocumentReader": "types",
+    "Reader": "endpoint",
     "Request": "selecting.plan",
     "SeDeM": "model",
     "SedemConfig": "config",
@@ -54,6 +56,7 @@ __all__ = [
     "Citation",
     "Decoding",
     "Document",
+    "DocumentReader",
     "MemoryBank",
     "Reader",
     "Request",

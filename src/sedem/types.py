@@ -250,7 +250,7 @@ def certainty_of(probability: float | None) -> str | None:
     return "sure" if probability >= SURE else "likely" if probability >= LIKELY else "unsure"
 
 
-class Reader(Protocol):
+class DocumentReader(Protocol):
     """A method that reads documents once, then answers questions about them.
 
     The boundary between the two calls makes times comparable: `read` and `answer` together are the

@@ -14,7 +14,7 @@ from answers import QUESTIONS, RENT, SHORT, assert_cites, untimed
 from conftest import LEASE, POSITIONS
 from tokenizers import normalizers
 
-from sedem import Answer, Decoding, Document, MemoryBank, Reader, SeDeM
+from sedem import Answer, Decoding, Document, DocumentReader, MemoryBank, SeDeM
 from sedem.errors import BankError, ConfigError, DataError
 from sedem_lab.baselines.bm25 import BM25
 from sedem_lab.baselines.full_context import FullContext
@@ -200,9 +200,9 @@ READERS = ("sedem", "full-context", "bm25")
 
 
 @pytest.fixture(params=READERS)
-def reader(request: pytest.FixtureRequest, model: SeDeM) -> Reader:
+def reader(request: pytest.FixtureRequest, model: SeDeM) -> DocumentReader:
     """Each method in turn, on the same backbone."""
-    readers: dict[str, Reader] = {
+    readers: dict[str, DocumentReader] = {
         "sedem": model,
         "full-context": FullContext(model.decoder, SHORT),
         "bm25": BM25(model.decoder, SHORT, 1),
@@ -210,7 +210,9 @@ def reader(request: pytest.FixtureRequest, model: SeDeM) -> Reader:
     return readers[request.param]
 
 
-def test_a_reader_reads_once_and_answers_often(reader: Reader, documents: list[Document]) -> None:
+def test_a_reader_reads_once_and_answers_often(
+    reader: DocumentReader, documents: list[Document]
+) -> None:
     memory = reader.read(documents)
     answers = [reader.answer(memory, question) for question in QUESTIONS]
     for answer in answers:
@@ -240,7 +242,7 @@ def test_a_reader_reads_once_and_answers_often(reader: Reader, documents: list[D
 
 
 def test_every_reader_refuses_questions_and_contexts_without_text(
-    reader: Reader, documents: list[Document], model: SeDeM
+    reader: DocumentReader, documents: list[Document], model: SeDeM
 ) -> None:
     memory = reader.read(documents)
     for question in ("", " \n", "\n\t\u00a0"):
@@ -256,7 +258,7 @@ def test_every_reader_refuses_questions_and_contexts_without_text(
 
 
 def test_every_reader_takes_questions_and_documents_without_words(
-    reader: Reader, documents: list[Document]
+    reader: DocumentReader, documents: list[Document]
 ) -> None:
     memory = reader.read(documents)
     for question in ("???", "the", "日本語"):
@@ -267,7 +269,7 @@ def test_every_reader_takes_questions_and_documents_without_words(
 
 
 def test_every_reader_reports_text_that_does_not_fit(
-    reader: Reader, documents: list[Document]
+    reader: DocumentReader, documents: list[Document]
 ) -> None:
     """SeDeM refuses; readers of raw text leave the rest out and say so."""
     long = [Document("long.txt", LEASE * 3), *documents]

@@ -450,11 +450,11 @@ def ask(
 
 def _folder(place: str, model: str | None) -> FollowedBank | None:
     """Return the bank that follows a folder of documents; None if a place is none."""
+    if not Path(place).expanduser().is_dir():
+        return None
     from sedem.reading.followed import FollowedBank
     from sedem.reading.places import banks_at
 
-    if not Path(place).expanduser().is_dir():
-        return None
     (bank,) = banks_at([place], FOLDER_BANKS, model or DEFAULT_MODEL)
     return bank if isinstance(bank, FollowedBank) else None
 

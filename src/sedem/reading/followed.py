@@ -58,7 +58,7 @@ CHECK_SECONDS = 600.0
 NAMED = ("not readable", "names that are not UTF-8")
 """Why files of a folder were left out that its owner may not expect."""
 
-Reader = Callable[..., "Report"]
+ReadInto = Callable[..., "Report"]
 """Reads documents into a bank: `building.build_bank` with its model and engine."""
 
 
@@ -128,7 +128,7 @@ class OpenBank:
         """Whether the file of a document has changed since it was read, or is gone."""
         return False
 
-    def add(self, reader: Reader, *documents: Document) -> None:
+    def add(self, reader: ReadInto, *documents: Document) -> None:
         """Add or replace documents; they are committed when this returns."""
         reader(self.place, documents)
         self.purge()
@@ -220,7 +220,7 @@ class FollowedBank(OpenBank):
 
     # Following
 
-    def read_some(self, read: Reader) -> float:
+    def read_some(self, read: ReadInto) -> float:
         """Read a little, unless it is too early; return the seconds until there may be more to do.
 
         An error is told, and it is tried again.
@@ -247,7 +247,7 @@ class FollowedBank(OpenBank):
         """Say that an error keeps the files from being read."""
         return f"'{self.name}' cannot be read into its bank: {error}"
 
-    def catch_up(self, read: Reader, *, briefly: bool = False) -> bool:
+    def catch_up(self, read: ReadInto, *, briefly: bool = False) -> bool:
         """Read what is new or changed, and remove what was deleted.
 
         Of several processes, one reads and the others see what it commits.
@@ -341,7 +341,7 @@ class FollowedBank(OpenBank):
         }
         return {name: (path, at) for name, (path, at) in stamps.items() if at is not None}
 
-    def _read_waiting(self, read: Reader, until: float) -> None:
+    def _read_waiting(self, read: ReadInto, until: float) -> None:
         def progress(done: int) -> None:
             if self.ended.is_set():
                 raise StoppedError
@@ -456,7 +456,7 @@ class Follower:
         work: set when there is something to do at once.
     """
 
-    def __init__(self, banks: Callable[[], Iterable[OpenBank]], read: Reader) -> None:
+    def __init__(self, banks: Callable[[], Iterable[OpenBank]], read: ReadInto) -> None:
         self.banks, self.read = banks, read
         self.work, self._ended = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self.run, name="sedem-follower", daemon=True)

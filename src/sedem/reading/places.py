@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sedem.errors import DataError
-from sedem.reading.followed import FollowedBank, OpenBank, Reader
+from sedem.reading.followed import FollowedBank, OpenBank, ReadInto
 from sedem.untrusted import exists, is_folder
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def banks_at(places: Sequence[str], home: Path, model: str) -> list[OpenBank]:
     return [*banks.values()]
 
 
-def reader_of(model: SeDeM) -> Reader:
+def reader_of(model: SeDeM) -> ReadInto:
     """Return what reads documents into banks with a model."""
     from sedem.reading.building import build_bank
 

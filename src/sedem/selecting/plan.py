@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ from sedem.backbone.prompts import Turn, question_ids, with_texts
 from sedem.bank.memory_bank import BankReader, Snapshot
 from sedem.bank.words import Words
 from sedem.config import WAYS, AnswerBy, Condition, Hops, SelectBy, check_choice
-from sedem.endpoint import Reader
 from sedem.engine.device import in_pieces
 from sedem.engine.interface import WIDE, AnswerInputs
 from sedem.errors import ConfigError, SedemError
@@ -30,6 +29,9 @@ from sedem.method.compressor import state_mask
 from sedem.method.selector import resolve_budget
 from sedem.modules import SedemModules
 from sedem.types import Citation
+
+if TYPE_CHECKING:
+    from sedem.endpoint import Reader
 
 CHARACTERS_PER_TOKEN = 4
 """Usual length of a token in English."""

@@ -1,1 +1,1 @@
-"""Baselines: other methods behind the same `Reader` interface, one method per file."""
+"""Baselines: other methods behind the same `DocumentReader` interface, one method per file."""

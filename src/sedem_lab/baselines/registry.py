@@ -1,9 +1,9 @@
 """Every method by name: those of sedem, and those that other packages add.
 
 A package adds a method by an entry point of the group `sedem.methods`, which names a subclass of
-`TrainedReader` or `FullContext`, or a function from `MethodSettings` to a `Reader`. The first line
-of its docstring describes it to users. Modules are imported when a method is used, because torch
-takes seconds.
+`TrainedReader` or `FullContext`, or a function from `MethodSettings` to a `DocumentReader`. The
+first line of its docstring describes it to users. Modules are imported when a method is used,
+because torch takes seconds.
 """
 
 from __future__ import annotations

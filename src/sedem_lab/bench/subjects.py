@@ -29,7 +29,7 @@ from sedem.engine.static import open_engine
 from sedem.errors import ConfigError
 from sedem.model import SeDeM
 from sedem.selecting.plan import budget_of
-from sedem.types import Reader
+from sedem.types import DocumentReader
 from sedem_lab.baselines.full_context import FullContext
 from sedem_lab.baselines.registry import METHODS, TRAINED, reader_class
 from sedem_lab.evaluation.config import MethodSettings
@@ -103,7 +103,7 @@ class Subject:
     """
 
     name: str
-    reader: Reader
+    reader: DocumentReader
     backbone: Backbone | None
     reads_text: bool = False
 

@@ -27,7 +27,7 @@ from sedem.model import SeDeM
 from sedem.selecting.plan import Request, budget_of, restored_sizes
 from sedem.selecting.select import count_blocks
 from sedem.tensors import BFLOAT16, Quantized, check_dtype, join
-from sedem.types import Answer, Document, Reader
+from sedem.types import Answer, Document, DocumentReader
 from sedem_lab.baselines.full_context import FullContext
 from sedem_lab.baselines.registry import find
 from sedem_lab.baselines.trained import TrainedReader
@@ -73,7 +73,7 @@ class OneByOne:
 
     batch = 1
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: DocumentReader) -> None:
         self.reader = reader
         self.backbone: Backbone | None = getattr(reader, "backbone", None)
 
@@ -118,7 +118,7 @@ class SedemMethod:
         self.batch = settings.batch
         self.backbone: Backbone | None = model.decoder
         self.decoding = decoding_of(settings)
-        self.reader: Reader = BoundSedem(model, settings.k, self.decoding, settings.memory)
+        self.reader: DocumentReader = BoundSedem(model, settings.k, self.decoding, settings.memory)
         # The blocks of each text, and their memory.
         self._texts: dict[str, tuple[Blocks, Quantized]] = {}
 
@@ -199,7 +199,7 @@ class SedemMethod:
 
 
 def evaluate_reader(
-    reader: Reader,
+    reader: DocumentReader,
     examples: Sequence[Example],
     out: str | Path,
     *,
@@ -245,7 +245,7 @@ class TrainedMethod:
         self.gold = settings.control == "gold"
         self.batch = settings.batch
         self.backbone: Backbone | None = reader.backbone
-        self.reader: Reader = reader
+        self.reader: DocumentReader = reader
         self._read = lru_cache(CACHED_CONTEXTS)(reader.read)
 
     def answer(self, examples: Sequence[Example]) -> list[Answer]:

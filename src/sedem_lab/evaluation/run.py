@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from sedem.backbone.decoder import Backbone
 from sedem.errors import ConfigError, DataError, SedemError
-from sedem.types import Answer, Reader
+from sedem.types import Answer, DocumentReader
 from sedem.untrusted import JSON_BYTES, parse_json, read_bytes
 from sedem_lab.data.examples import Example
 from sedem_lab.evaluation.records import Prediction, Record, failed_record, measure, to_record
@@ -36,7 +36,7 @@ class Method(Protocol):
 
     batch: int
     backbone: Backbone | None
-    reader: Reader
+    reader: DocumentReader
 
     def answer(self, examples: Sequence[Example]) -> list[Answer]:
         """Answer each example from its own documents."""

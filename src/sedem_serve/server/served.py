@@ -20,7 +20,7 @@ from sedem.durable_files import make_folders, sync_folder
 from sedem.errors import BankError, BankMismatchError, DataError, UnknownDocumentError
 from sedem.reading.document_formats import parse_file
 from sedem.reading.documents import Stamp, stamp_of
-from sedem.reading.followed import FollowedBank, OpenBank, Reader
+from sedem.reading.followed import FollowedBank, OpenBank, ReadInto
 from sedem.types import Document
 from sedem.untrusted import StoppedError
 from sedem_serve.server.errors import ApiError, FullDiskError, bad_request, full_disk, is_full
@@ -149,7 +149,7 @@ class ServedBank(OpenBank):
         status: Status = "ready" if blocks else "failed" if self.error else "empty"
         return Progress(status, 0, 0, 0, 0, blocks, self.error)
 
-    def add(self, read: Reader, *documents: Document) -> None:
+    def add(self, read: ReadInto, *documents: Document) -> None:
         """Add or replace documents; they are committed when this returns."""
         with full_disk():
             super().add(read, *documents)
@@ -244,7 +244,7 @@ class UploadBank(ServedBank, FollowedBank):
 
     # What follows them
 
-    def catch_up(self, read: Reader, *, briefly: bool = False) -> bool:
+    def catch_up(self, read: ReadInto, *, briefly: bool = False) -> bool:
         """Read what is new, and remove what was deleted; as in `FollowedBank`."""
         try:
             return super().catch_up(read, briefly=briefly)

@@ -19,7 +19,7 @@ from sedem import Document, MemoryBank, SeDeM
 from sedem.bank.file import BankFile
 from sedem.errors import BankError, DataError
 from sedem.reading import building, followed
-from sedem.reading.followed import FollowedBank, Follower, OpenBank, Reader
+from sedem.reading.followed import FollowedBank, Follower, OpenBank, ReadInto
 from sedem.reading.places import banks_at, reader_of
 from sedem.untrusted import StoppedError
 from sedem_serve.tools.toolbox import Toolbox
@@ -49,7 +49,7 @@ def bank(open_folder: Callable[[], FollowedBank]) -> FollowedBank:
 
 
 @pytest.fixture
-def read(model: SeDeM) -> Reader:
+def read(model: SeDeM) -> ReadInto:
     """What reads documents into banks."""
     return reader_of(model)
 
@@ -104,7 +104,7 @@ def test_what_another_process_commits_is_seen(model: SeDeM, lease: Path) -> None
 
 
 def test_a_folder_is_read_and_not_touched(
-    read: Reader, folder: Path, bank: FollowedBank, home: Path, tmp_path: Path
+    read: ReadInto, folder: Path, bank: FollowedBank, home: Path, tmp_path: Path
 ) -> None:
     before = contents(folder)
     assert bank.snapshot() is None and bank.reading() == "still reading 2 files of 'papers'"
@@ -119,7 +119,7 @@ def test_a_folder_is_read_and_not_touched(
 
 
 def test_a_forgotten_note_and_a_deleted_file_stand_nowhere(
-    read: Reader, model: SeDeM, folder: Path, bank: FollowedBank, home: Path
+    read: ReadInto, model: SeDeM, folder: Path, bank: FollowedBank, home: Path
 ) -> None:
     toolbox = Toolbox([bank], lambda: model, writable=True)
 
@@ -143,7 +143,7 @@ def test_a_forgotten_note_and_a_deleted_file_stand_nowhere(
 
 
 def test_a_file_that_was_only_begun_and_then_deleted_stands_nowhere(
-    read: Reader,
+    read: ReadInto,
     folder: Path,
     open_folder: Callable[[], FollowedBank],
     monkeypatch: pytest.MonkeyPatch,
@@ -172,7 +172,7 @@ def test_a_file_that_was_only_begun_and_then_deleted_stands_nowhere(
 
 
 def test_changes_are_told_at_once_and_then_followed(
-    read: Reader, folder: Path, bank: FollowedBank, open_folder: Callable[[], FollowedBank]
+    read: ReadInto, folder: Path, bank: FollowedBank, open_folder: Callable[[], FollowedBank]
 ) -> None:
     bank.catch_up(read)
     bank.add(read, Document("a.note", "A note."))
@@ -189,7 +189,7 @@ def test_changes_are_told_at_once_and_then_followed(
 
 
 def test_a_restart_reads_no_file_again(
-    read: Reader, open_folder: Callable[[], FollowedBank], monkeypatch: pytest.MonkeyPatch
+    read: ReadInto, open_folder: Callable[[], FollowedBank], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_folder().catch_up(read)
 
@@ -209,7 +209,7 @@ def test_a_restart_reads_no_file_again(
 
 
 def test_a_file_that_cannot_be_read_does_not_stop_the_others(
-    read: Reader, folder: Path, bank: FollowedBank, monkeypatch: pytest.MonkeyPatch
+    read: ReadInto, folder: Path, bank: FollowedBank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "binary.txt").write_bytes(b"\0\1\2")
     (folder / "empty.txt").write_text(" ", "utf-8")
@@ -235,7 +235,7 @@ def test_a_file_that_cannot_be_read_does_not_stop_the_others(
 
 
 def test_what_is_read_can_be_asked_while_the_rest_is_read(
-    read: Reader, bank: FollowedBank, monkeypatch: pytest.MonkeyPatch
+    read: ReadInto, bank: FollowedBank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(followed, "GROUP_CHARACTERS", 1)
     seen = list[str]()
@@ -259,7 +259,7 @@ def test_what_is_read_can_be_asked_while_the_rest_is_read(
 
 
 def test_one_process_reads_and_the_other_sees_it(
-    read: Reader, open_folder: Callable[[], FollowedBank]
+    read: ReadInto, open_folder: Callable[[], FollowedBank]
 ) -> None:
     first, second = open_folder(), open_folder()
     first.path.parent.mkdir()
@@ -296,7 +296,7 @@ def test_a_folder_is_followed_until_the_end(
 
 
 def test_a_folder_of_another_model_is_told(
-    read: Reader, bank: FollowedBank, monkeypatch: pytest.MonkeyPatch
+    read: ReadInto, bank: FollowedBank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
     def fail(*arguments: object, briefly: bool) -> None:
@@ -341,7 +341,7 @@ UNPLUGGED: dict[str, tuple[Callable[[Path], object], int, str]] = {
 
 @pytest.mark.parametrize("how", UNPLUGGED)
 def test_what_is_out_of_reach_is_not_forgotten_until_it_is_back(
-    read: Reader,
+    read: ReadInto,
     papers: Path,
     open_folder: Callable[[], FollowedBank],
     how: str,
@@ -393,7 +393,7 @@ DELETED: dict[str, tuple[Callable[[Path], object], list[str]]] = {
 
 @pytest.mark.parametrize("how", DELETED)
 def test_what_somebody_deletes_or_moves_is_forgotten(
-    read: Reader, papers: Path, bank: FollowedBank, how: str
+    read: ReadInto, papers: Path, bank: FollowedBank, how: str
 ) -> None:
     (delete, left) = DELETED[how]
     bank.catch_up(read)
@@ -403,7 +403,7 @@ def test_what_somebody_deletes_or_moves_is_forgotten(
 
 
 def test_a_file_that_is_deleted_as_soon_as_its_folder_is_back_is_forgotten(
-    read: Reader, papers: Path, open_folder: Callable[[], FollowedBank]
+    read: ReadInto, papers: Path, open_folder: Callable[[], FollowedBank]
 ) -> None:
     bank = open_folder()
     bank.catch_up(read)
@@ -416,7 +416,9 @@ def test_a_file_that_is_deleted_as_soon_as_its_folder_is_back_is_forgotten(
     assert names(bank) == sorted({*PAPERS} - {"one.txt"})
 
 
-def test_a_place_that_is_away_opens_if_it_was_read(read: Reader, folder: Path, home: Path) -> None:
+def test_a_place_that_is_away_opens_if_it_was_read(
+    read: ReadInto, folder: Path, home: Path
+) -> None:
     [bank] = banks_at([str(folder)], home, "tiny")
     assert isinstance(bank, FollowedBank)
     bank.catch_up(read)
@@ -427,7 +429,7 @@ def test_a_place_that_is_away_opens_if_it_was_read(read: Reader, folder: Path, h
 
 
 def test_a_file_that_goes_while_it_is_read_is_read_when_it_is_back(
-    read: Reader, folder: Path, bank: FollowedBank, monkeypatch: pytest.MonkeyPatch
+    read: ReadInto, folder: Path, bank: FollowedBank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unplugged(path: Path, **_: object) -> Document:
         path.rename(path.with_suffix(".away"))
@@ -444,7 +446,7 @@ def test_a_file_that_goes_while_it_is_read_is_read_when_it_is_back(
 
 @pytest.mark.parametrize("when", ["while", "after"])
 def test_what_is_added_is_read_before_what_still_waits(
-    read: Reader, folder: Path, bank: FollowedBank, monkeypatch: pytest.MonkeyPatch, when: str
+    read: ReadInto, folder: Path, bank: FollowedBank, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     monkeypatch.setattr(followed, "GROUP_CHARACTERS", 1)
     monkeypatch.setattr(followed, "LOOK_SECONDS", 0.01)
@@ -498,7 +500,7 @@ def test_a_bank_belongs_to_its_folder_and_its_model(
 
 
 def test_a_moved_file_keeps_its_memory_and_a_touched_one_is_not_read(
-    read: Reader, folder: Path, bank: FollowedBank, monkeypatch: pytest.MonkeyPatch
+    read: ReadInto, folder: Path, bank: FollowedBank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bank.catch_up(read)
     monkeypatch.delattr(building, "encode")  # nothing is computed
@@ -516,7 +518,7 @@ def test_a_moved_file_keeps_its_memory_and_a_touched_one_is_not_read(
 
 @pytest.mark.parametrize("how", ["a start", "a check"])
 def test_an_edit_that_keeps_size_and_time_is_found(
-    read: Reader,
+    read: ReadInto,
     folder: Path,
     open_folder: Callable[[], FollowedBank],
     how: str,
@@ -552,7 +554,7 @@ def test_the_next_look_is_near_however_long_opening_a_bank_and_looking_takes(
 
 
 def test_what_comes_while_a_long_document_is_read_is_told(
-    read: Reader, folder: Path, bank: FollowedBank, monkeypatch: pytest.MonkeyPatch
+    read: ReadInto, folder: Path, bank: FollowedBank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(followed, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(followed, "LOOK_SHARE", 0)
