@@ -6,8 +6,7 @@ import asyncio
 import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
@@ -208,22 +207,12 @@ class SeDeM(SedemModules):
         decoding: Decoding,
         estimated: Callable[[Estimate], None] | None = None,
     ) -> Generator[tuple[int, Event], None, None]:
-        """Yield the events of requests, with the number of each; those with a reader come last."""
-        places = [place for place, one in enumerate(requests) if one.reader is None]
-        together = [requests[place] for place in places]
-        own = answer_events(self, self.engine, self.name, together, decoding, estimated)
-        for number, event in own:
-            yield places[number], event
-        for place, request in enumerate(requests):
-            if request.reader is None:
-                continue
-            from sedem.answering.reader import reader_events
+        given = (self, self.engine, self.name, requests, decoding, estimated)
+        if all(request.reader is None for request in requests):
+            return answer_events(*given)
+        from sedem.answering.reader import events_with_readers
 
-            alone = partial(self.answer_requests, [replace(request, reader=None)], decoding)
-            for event in reader_events(self, self.engine, request, decoding, alone):
-                if isinstance(event, Estimate) and estimated is not None:
-                    estimated(event)
-                yield place, event
+        return events_with_readers(*given)
 
     def _request(
         self, memory: BankReader | None, question: str, decoding: Decoding, options: Options

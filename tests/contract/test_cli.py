@@ -419,7 +419,7 @@ def test_a_bank_of_another_model_is_neither_extended_nor_asked(
 
 def test_a_path_that_is_not_a_bank_is_refused(here: Path) -> None:
     Path("folder").mkdir()
-    for verb in ("ask folder Why?", "build folder lease.txt", "bank ls folder"):
+    for verb in ("build folder lease.txt", "bank ls folder"):
         words = "'folder' is a folder, not a bank; give the file of a bank"
         refused(*verb.split(), words=words)
     for verb in ("ask none Why?", "bank show none", "bank verify none"):

@@ -233,6 +233,7 @@ def test_a_reader_reads_once_and_answers_often(
         "answer", "citations", "k", "blocks", "timings", "finish_reason", "model", "cut",
         "conditioning", "stored_bytes", "context_tokens", "confidence",
         "answer_confidence", "unsupported", "certainty", "alternative", "sentences",
+        "reasoning",
     }  # fmt: skip
     assert entries["answer"] == again.text
     assert set(entries["citations"][0]) == {

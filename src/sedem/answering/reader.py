@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
+from functools import partial
 from typing import Any
 
 from sedem.answering.decoding import UNANSWERABLE, Decoding
 from sedem.answering.passages import find_passages
-from sedem.answering.running import Estimate, Event, Selected
+from sedem.answering.running import Estimate, Event, Selected, answer_events
 from sedem.answering.spans import ABOUT_ALL
 from sedem.backbone.prompts import Turn
 from sedem.bank.memory_bank import Snapshot
@@ -52,6 +53,33 @@ NOTES = (
 NOTHING = re.compile(r"\W*nothing\W*", re.IGNORECASE)
 _NUMBERS = re.compile(r"\s?\[(\d{1,4}(?:\s?[,;]\s?\d{1,4})*)\]")
 """The quotations that an answer names, such as [2] or [1, 3]."""
+
+
+def events_with_readers(
+    model: SedemModules,
+    engine: Engine,
+    name: str,
+    requests: Sequence[Request],
+    decoding: Decoding,
+    estimated: Callable[[Estimate], None] | None = None,
+) -> Generator[tuple[int, Event], None, None]:
+    """Answer requests as `answer_events`, and those with a reader after the others."""
+
+    def alone(request: Request) -> list[Answer]:
+        own = answer_events(model, engine, name, [replace(request, reader=None)], decoding)
+        return [event for _, event in own if isinstance(event, Answer)]
+
+    places = [place for place, one in enumerate(requests) if one.reader is None]
+    together = [requests[place] for place in places]
+    for number, event in answer_events(model, engine, name, together, decoding, estimated):
+        yield places[number], event
+    for place, request in enumerate(requests):
+        if request.reader is None:
+            continue
+        for event in reader_events(model, engine, request, decoding, partial(alone, request)):
+            if isinstance(event, Estimate) and estimated is not None:
+                estimated(event)
+            yield place, event
 
 
 def reader_events(

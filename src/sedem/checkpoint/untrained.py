@@ -15,6 +15,9 @@ SEED = 0
 """Seed of the selector's random projections, so that each backbone has one untrained model."""
 
 
+WORD_WEIGHT = 0.2
+"""Weight of the words of a question beside untrained states, fitted as experiments/log.md says."""
+
 Model = TypeVar("Model", bound=SedemModules)
 
 
@@ -30,8 +33,8 @@ def untrained(
 
     A slot is the state of one token, unchanged, so nothing is compressed. Blocks are independent:
     above the layer, the decoder computes for a block exactly what it computes when it reads the
-    block's text alone. The selector compares states in the same random projections, and its scores
-    guide attention.
+    block's text alone. The selector compares states in the same random projections, beside words,
+    and its scores guide attention.
 
     Args:
         layer: number of layers to run before states are read, and before they are injected; None
@@ -60,6 +63,8 @@ def untrained(
         block_context="independent",
         guidance=True,
         chat_template=chat_template,
+        selection="both",
+        word_weight=WORD_WEIGHT,
         lora_rank=0,
     ).with_changes(**settings)
     with torch.random.fork_rng(devices=[]):

@@ -234,7 +234,7 @@ def test_messages_keep_their_text_and_limits_their_names() -> None:
 
 
 def test_every_option_of_a_question_can_be_given_but_what_the_server_sets() -> None:
-    assert {*IN_JSON, "blocks", "context"} == Options.__annotations__.keys()
+    assert {*IN_JSON, "blocks", "context", "reader"} == Options.__annotations__.keys()
     options = ChatBody.model_validate(asks()).options
     assert options == {
         one.name: one.default for one in dataclasses.fields(Request) if one.name in IN_JSON
