@@ -11,8 +11,9 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from browser.visitor import PHONE, Opener, Served, ask, delete_bank, fold, upload
 from playwright.sync_api import Locator, Page, Route, expect
+from readers import reader_server
 
-from sedem import Document
+from sedem import Document, Reader
 from sedem_serve.server.served import UploadBank
 
 QUESTION = "In what year was Ulysses launched?"
@@ -94,6 +95,25 @@ def test_an_answer_streams_in_after_its_sources(page: Page) -> None:
     expect(page.locator(".confidence")).to_contain_text(re.compile(r"(sure|likely) \(0\.\d\d\)"))
     expect(page.locator(".timings")).to_contain_text("First token")
     expect(page.locator("#status")).to_contain_text("Answer: 1990")
+
+
+def test_ones_own_model_writes_the_answer(
+    visit: Opener, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "Ulysses was launched in 1990 [1]."
+    with reader_server(lambda body: [said[:9], said[9:]]) as own:
+        monkeypatch.setattr(served.service, "reader", Reader(own.url, "qwen3:4b"))
+        page = visit()
+        expect(page.locator("#settings-shown")).to_contain_text("qwen3:4b")
+        ask(page, QUESTION, k="4")
+        expect(page.locator(".said")).to_have_text(said)
+        expect(page.locator("#answers")).to_contain_text("Written by qwen3:4b")
+        expect(page.locator("mark").first).to_be_visible()
+        # If it gives none, the model's own answer is shown, with its sources.
+        own.reply = lambda body: (500, "out of memory")
+        ask(page, QUESTION, k="2")
+        expect(page.locator(".said").first).to_have_text("1990")
+        expect(page.locator("#answers")).to_contain_text("refuses with 500")
 
 
 def test_a_source_is_scrolled_to_and_lit_exactly(page: Page, served: Served) -> None:

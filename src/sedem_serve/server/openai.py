@@ -286,6 +286,7 @@ def details_of(answered: WholeAnswer) -> dict[str, Any]:
         ],
         "unsupported": answer.unsupported,
         "answered_by": answer.model,
+        "reader": asked.request.reader is not None,
         "reasoning": answer.reasoning,
         "finish_reason": answer.finish_reason,
         "ignored": [*asked.body.ignored, *lost],
@@ -356,6 +357,7 @@ def _models(service: Service, key: Key) -> list[dict[str, Any]]:
         **{name: getattr(config, name) for name in WAYS},
         "confidence": service.model.confidence is not None,
         "min_confidence": config.min_confidence,
+        "reader": None if service.reader is None else service.reader.model or service.reader.host,
     }
     entries = [(name, 0, None)] + [
         (f"{name}{SEPARATOR}{bank}", service.library.get(bank).created_at, bank)

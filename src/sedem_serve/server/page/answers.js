@@ -120,6 +120,7 @@ export class Card {
         { class: "note timings" },
         TIMES.map(([name, label]) => `${label} ${duration(this.timings[name])}`).join(" · "),
       ),
+      ...(sedem.reader ? [note(`Written by ${sedem.answered_by}`)] : []),
       ...(sedem.finish_reason === "length" ? [note("The answer was cut off at its limit.")] : []),
       // The page sends the question before by itself, which need not be used.
       ...(sedem.cut ?? []).filter((one) => !/^message \d/.test(one)).map(note),

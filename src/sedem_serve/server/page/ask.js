@@ -49,6 +49,12 @@ export class Asking {
     by("model").textContent = model.id;
     const own = (this.own = model.sedem ?? {});
     for (const [name] of GROUPS) check(name, String(own[name]));
+    if (own.reader) {
+      // Whoever chooses no way to answer gets the reader's.
+      const chosen = { type: "radio", name: "answer", value: "", checked: true };
+      const label = make("label", {}, make("input", chosen), own.reader);
+      document.querySelector("input[name=answer]").closest("fieldset").append(label);
+    }
     if (own.confidence === false) by("min-confidence").disabled = true;
     this.least = by("min-confidence").value = Math.round(20 * (own.min_confidence ?? 0)) * 5;
     showSettings(); // a browser may have kept the minimum confidence
@@ -107,7 +113,7 @@ export class Asking {
       ...(form.get("selection") === this.own.selection
         ? {}
         : { selection: form.get("selection") }),
-      answer: form.get("answer"),
+      ...(form.get("answer") ? { answer: form.get("answer") } : {}),
       // The model's own threshold is finer, and spares sources with the question's words.
       ...(least === this.least ? {} : { min_confidence: least / 100 }),
     };
@@ -154,8 +160,8 @@ export class Asking {
     for await (const { sedem, choices: [choice] = [] } of events(response)) {
       if (sedem) {
         last = { ...last, ...sedem };
-        // Only once: a source that has the focus must stay.
-        if (last.citations && !card.buttons) {
+        // Only once, unless they change: a source that has the focus must stay.
+        if (last.citations && card.buttons?.length !== last.citations.length) {
           card.sources(last);
           this.light(card);
         }
