@@ -121,6 +121,24 @@ def test_openais_api_answers_with_ones_own_model(client: TestClient, reader: Tol
     assert own["sedem"]["answered_by"] == "sedem"
 
 
+def test_a_reader_is_given_the_json_that_is_wanted(client: TestClient, reader: Told) -> None:
+    fields = {"type": "object", "properties": {"rent": {}, "due": {}}}
+    form = {"type": "json_schema", "json_schema": {"name": "lease", "schema": fields}}
+    reader.reply = lambda body: ['{"rent": 900, ', '"due": "the third"}']
+    found = chat(client, ("user", QUESTION), response_format=form)
+    assert json.loads(found["choices"][0]["message"]["content"])["due"] == "the third"
+    assert reader.bodies[-1]["response_format"] == form
+    text = {"format": {"type": "json_schema", **form["json_schema"]}}
+    body = {"model": "sedem@lease", "input": QUESTION, "text": text}
+    assert client.post("/v1/responses", json=body).status_code == 200
+    assert reader.bodies[-1]["response_format"] == form
+    # The server's own model gives one text alone.
+    body = {"model": "sedem@lease", "messages": [{"role": "user", "content": QUESTION}]}
+    body |= {"answer": "free", "response_format": form}
+    refused_form = client.post("/v1/chat/completions", json=body)
+    assert refused_form.status_code == 400 and "several fields" in refused_form.text
+
+
 def test_a_conversation_without_documents_is_the_readers(client: TestClient, reader: Told) -> None:
     body = {"model": "sedem", "messages": [{"role": "user", "content": "How are you?"}]}
     found = client.post("/v1/chat/completions", json=body).json()

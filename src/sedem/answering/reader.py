@@ -161,7 +161,9 @@ def reader_events(
         else:
             rules = [RULES, *systems]
         asked = prompt_of("\n\n".join(rules), before, "\n\n".join(sections), question)
-        reply = [(False, UNANSWERABLE)] if declined else reader.reply(asked, fields)
+        reply = iter([(False, UNANSWERABLE)])
+        if not declined:
+            reply = reader.reply(asked, fields | {**request.passed})
         for inner, text in reply:
             mark("ttft_ms")
             (thought if inner else said).append(text)

@@ -8,8 +8,8 @@ Letters: N blocks, K selected blocks, U restored states, P prefix tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -90,6 +90,7 @@ class Request:
         reader: the model that writes the answer from passages; None means this one. A number of
             blocks is then one of passages, and how blocks are read does not count.
         turns: what a reader is told of the conversation before the question.
+        passed: further fields of the request to a reader, such as a JSON schema.
     """
 
     bank: BankReader
@@ -108,6 +109,7 @@ class Request:
     prompt: Sequence[int] | None = None
     reader: Reader | None = None
     turns: Sequence[Turn] = ()
+    passed: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -210,7 +212,8 @@ def plan_of(model: SedemModules, request: Request) -> Plan:
         settled[name] = usual if given is None else given
         check_choice(name, settled[name], known)
     settled["bank"], settled["spares_covered"] = bank, least is None
-    del settled["reader"], settled["turns"]  # a reader has no plan
+    for name in ("reader", "turns", "passed"):  # a reader has no plan
+        del settled[name]
     settled["k"] = 0 if forced else budget_of(model, request.k)
     if least is None:
         settled["min_confidence"] = 0.0 if forced else config.min_confidence

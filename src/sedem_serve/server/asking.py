@@ -29,7 +29,7 @@ from sedem_serve.server.logs import log
 from sedem_serve.server.messages import read_conversation, unused_turn
 from sedem_serve.server.service import Service
 from sedem_serve.server.settings import ServerSettings
-from sedem_serve.server.shapes import AskBody
+from sedem_serve.server.shapes import SEVERAL, UNSUPPORTED, AskBody
 
 SEPARATOR = "@"
 """Separates the model's name from the bank's name in `model`."""
@@ -145,10 +145,16 @@ async def to_ask(service: Service, key: Key, body: AskBody) -> ResolvedQuestion:
     options: Options = {**body.options, "context": conversation.context}
     # Who names a way to answer wants the model's own.
     options["reader"] = service.reader if body.options["answer"] is None else None
+    form = body.answer_form
+    if form is not None and form.field is None and options["reader"] is None:
+        place = type(body).model_fields["answer_form"].validation_alias
+        raise bad_request(f"'{place}' {SEVERAL}", str(place), UNSUPPORTED)
     request, unused = Request(bank, conversation.question, **options), conversation.unused
     if request.reader is not None and name is not None:
         # The reader is told what was said; without a bank, that is in the documents.
         request, unused = replace(request, turns=said_before(body.turns, conversation.last)), ()
+    if request.reader is not None and form is not None:
+        request = replace(request, passed={"response_format": form.given})
     # How much of the bank
     if isinstance(request.k, int) and request.k > settings.max_k:
         told = f"'k' is {request.k}; this server allows at most {settings.max_k}"
@@ -234,11 +240,12 @@ async def answering(service: Service, key: Key, body: AskBody) -> AnswerParts:
         sampled = replace(asked, decoding=replace(asked.decoding, seed=seed))
         async with aclosing(_answer(service, sampled)) as answer:
             async for part in answer:
-                if (field := body.answer_field) is not None:
+                if (form := body.answer_form) is not None:
                     if isinstance(part, str):
                         continue
                     if isinstance(part, WholeAnswer):
-                        text = in_json(part.answer.text, field)
+                        text, own = part.answer.text, part.answer.model == service.model.name
+                        text = in_json(text, form.field or "answer") if own else text
                         parts.append(text)
                         yield number, text
                         part = replace(part, answer=replace(part.answer, text=text))

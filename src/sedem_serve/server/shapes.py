@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import (
@@ -58,37 +58,54 @@ def _requires_tool(choice: Any) -> bool:
     return choice not in (None, "none", "auto")
 
 
-def _answer_field(form: Any) -> str | None:
-    """Return the field of the JSON that an answer is wanted in; None for plain text."""
+@dataclass(frozen=True)
+class AnswerForm:
+    """The JSON that an answer is wanted in.
+
+    Attributes:
+        field: the field that an answer is put into; None if one text is not enough.
+        given: `response_format` of chat completions, for a reader.
+    """
+
+    field: str | None
+    given: dict[str, Any]
+
+
+def _answer_form(form: Any) -> AnswerForm | None:
+    """Return the JSON that an answer is wanted in; None for plain text."""
     if isinstance(form, dict) and isinstance(form.get("format"), dict):
         form = form["format"]
     if not isinstance(form, dict) or form.get("type", "text") == "text":
         return None
     if form["type"] == "json_object":
-        return "answer"
+        return AnswerForm("answer", form)
     schema = form.get("json_schema", form)
+    if schema is form:  # as responses name it
+        inner = {name: value for name, value in form.items() if name != "type"}
+        form = {"type": form["type"], "json_schema": inner}
     schema = schema.get("schema") if isinstance(schema, dict) else None
     fields = schema.get("properties") if isinstance(schema, dict) else None
     if isinstance(fields, dict) and len(fields) == 1:
         ((name, field),) = fields.items()
         kind = field.get("type") if isinstance(field, dict) else None
         if kind in ("string", ["string", "null"]) and not _NARROWED.intersection(field):
-            return _unicode(name)
-    raise PydanticCustomError(
-        UNSUPPORTED,
-        "asks for JSON of several fields, and sedem gives one text; ask for json_object or "
-        "for a schema with one field of type string, or leave it out",
-    )
+            return AnswerForm(_unicode(name), form)
+    return AnswerForm(None, form)
 
 
+SEVERAL = (
+    "asks for JSON of several fields, and sedem gives one text; ask for json_object or for a "
+    "schema with one field of type string, or leave it out"
+)
+"""What a client is told of a form that only a reader can give."""
 _NARROWED = frozenset(("enum", "const", "pattern", "format", "maxLength", "minLength"))
 """What a schema says of a text that not every answer is."""
 NoTool = Annotated[
     None,
     _refuse(_requires_tool, "requires a tool, and sedem calls none; give 'auto' or leave it out"),
 ]
-AnswerField = Annotated[
-    str | None, BeforeValidator(_answer_field, json_schema_input_type=dict[str, Any] | None)
+AnswerJson = Annotated[
+    AnswerForm | None, BeforeValidator(_answer_form, json_schema_input_type=dict[str, Any] | None)
 ]
 Absent = Annotated[None, _refuse(bool, "cannot be used here; leave it out")]
 """A field that would make the answer another one, and that sedem does not have."""
@@ -192,7 +209,7 @@ if TYPE_CHECKING:
     class WithOptions(Body):
         """Every body has this field, each under a name of its own."""
 
-        answer_field: str | None
+        answer_form: AnswerForm | None
 else:
     usual = {one.name: one.default for one in fields(Request)}
     WithOptions = create_model(
@@ -272,7 +289,7 @@ class ChoicesBody(AskBody):
 
     stream_options: StreamOptions | None = None
     n: int | None = None
-    answer_field: Annotated[AnswerField, Field(validation_alias="response_format")] = None
+    answer_form: Annotated[AnswerJson, Field(validation_alias="response_format")] = None
 
     @property
     def choices(self) -> int:
@@ -340,7 +357,7 @@ class ResponsesBody(AskBody):
         BeforeValidator(_messages, json_schema_input_type=str | list[Message]),
     ]
     instructions: Echoed | None = None
-    answer_field: Annotated[AnswerField, Field(validation_alias="text")] = None
+    answer_form: Annotated[AnswerJson, Field(validation_alias="text")] = None
     previous_response_id: Absent = None
     conversation: Absent = None
     prompt: Absent = None
