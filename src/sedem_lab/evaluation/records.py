@@ -48,6 +48,8 @@ class Block(BaseModel):
 
     score: float | None
     evidence: bool
+    document: str = ""
+    of_evidence: bool = False
 
 
 class Prediction(BaseModel):
@@ -86,12 +88,13 @@ def to_record(example: Example, answer: Answer, batch: int = 1) -> Record:
             for span in example.evidence
         )
 
-    selected = []
+    selected, named = [], {example.documents[span.document].name for span in example.evidence}
     for citation in answer.citations:
         document, start, end = citation.document, citation.start, citation.end
         score = None if citation.score is None else round(citation.score, 4)
         block = {"document": document, "start": start, "end": end, "score": score}
-        selected.append({**block, "evidence": is_evidence(document, start, end)})
+        found = {"evidence": is_evidence(document, start, end), "of_evidence": document in named}
+        selected.append({**block, **found})
     # Ranks of all evidence blocks; None if the answer does not rank every block.
     ranks = None
     if answer.ranking is not None:
@@ -131,7 +134,7 @@ def values(record: Record, depth: int = DEPTH) -> dict[str, float]:
     Selection is measured among `depth` blocks.
     """
     if "error" in record:
-        kinds = ("recall", "precision", "evidence_recall")
+        kinds = ("recall", "precision", "evidence_recall", "document_recall")
         names = [f"{kind}@{k}" for kind in kinds for k in range(1, depth + 1)]
         selection = [*names, "mrr"] if record["labelled"] and depth else []
         return dict.fromkeys([*ANSWERS, *selection], 0.0)
@@ -145,6 +148,11 @@ def values(record: Record, depth: int = DEPTH) -> dict[str, float]:
         depths = range(1, depth + 1)
         scores |= {f"recall@{k}": recall_at(selected, flags, k) for k in depths}
         scores |= {f"precision@{k}": precision_at(selected, flags, k) for k in depths}
+        # Documents by their best blocks; lines of earlier versions do not say which have evidence.
+        hits = [*{b["document"]: b.get("of_evidence") for b in record["selected"]}.values()]
+        if None not in hits:
+            hit = range(len(hits))
+            scores |= {f"document_recall@{k}": recall_at(hit, hits, k) for k in depths}
         if ranks is not None and any(every):
             found = {f"evidence_recall@{k}": evidence_recall_at(selected, every, k) for k in depths}
             scores |= found

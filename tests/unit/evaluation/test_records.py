@@ -43,6 +43,9 @@ def test_ranks_are_taken_from_the_whole_ranking_if_there_is_one() -> None:
     assert (found["recall@1"], found["recall@2"]) == (0, 100)
     assert (found["precision@1"], found["precision@2"]) == (0, 50)
     assert (found["evidence_recall@1"], found["evidence_recall@2"]) == (0, pytest.approx(100 / 3))
+    # A document counts once, wherever its evidence stands.
+    twice = values(record([LAKE, ("lake", 4, 9), HILL], None), depth=3)
+    assert [twice[f"document_recall@{k}"] for k in (1, 2, 3)] == [0, 100, 100]
     # Evidence that was not selected has a rank too.
     assert values(record([LAKE], ranking), depth=1)["mrr"] == 50
 

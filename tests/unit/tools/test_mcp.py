@@ -27,7 +27,7 @@ from unit.server.conftest import in_a_loop
 from sedem import Document, MemoryBank, SeDeM
 from sedem.bank.file import BankFile
 from sedem.errors import CheckpointError, is_safe
-from sedem.reading.followed import FollowedBank, OpenBank, Reader
+from sedem.reading.followed import FollowedBank, OpenBank, ReadInto
 from sedem_serve.tools import mcp as served
 from sedem_serve.tools.mcp import INSTRUCTIONS, LocalBackend, ToolServer
 
@@ -346,7 +346,7 @@ async def test_other_tools_answer_while_a_folder_is_read_and_the_model_opens(
         assert go.wait(60)
         return model
 
-    def waiting(self: FollowedBank, read: Reader) -> float:
+    def waiting(self: FollowedBank, read: ReadInto) -> float:
         assert go.wait(60)
         return read_some(self, read)
 
