@@ -66,9 +66,10 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
         for piece in replied:
-            delta = {"content": piece} if isinstance(piece, str) else piece
+            delta = {"content": piece} if isinstance(piece, str) else {**piece}
+            ended = delta.pop("finish_reason", None)
             chunk = {"id": "1", "object": "chat.completion.chunk", "created": 0, "model": "tiny"}
-            chunk["choices"] = [{"index": 0, "delta": delta, "finish_reason": None}]
+            chunk["choices"] = [{"index": 0, "delta": delta, "finish_reason": ended}]
             self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
         self.wfile.write(b"data: [DONE]\n\n")
 

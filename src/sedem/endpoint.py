@@ -26,6 +26,8 @@ REPLY = 1_024
 KEYS = {"api.openai.com": "OPENAI_API_KEY"}
 """The variable of the environment with the key of a host; others have `KEY`."""
 KEY = "SEDEM_READER_KEY"
+SAID, THOUGHT, ENDED = "said", "thought", "ended"
+"""Kinds of pieces of a reply: words of the answer, reasoning, and why it ended."""
 OPEN, CLOSE = "<think>", "</think>"
 """Around what a model writes for itself, where its server does not keep that apart."""
 
@@ -96,8 +98,8 @@ class Reader:
 
     def reply(
         self, messages: Sequence[Mapping[str, str]], fields: Mapping[str, Any]
-    ) -> Iterator[tuple[bool, str]]:
-        """Yield a reply in pieces as they come, each with whether it is reasoning.
+    ) -> Iterator[tuple[str, str]]:
+        """Yield a reply in pieces as they come, each with its kind.
 
         Args:
             messages: roles and contents.
@@ -115,7 +117,7 @@ class Reader:
                 piece
                 for chunk in stream
                 for choice in chunk.choices[:1]
-                for piece in pieces_of(choice.delta)
+                for piece in pieces_of(choice)
             )
 
     @cached_property
@@ -150,36 +152,38 @@ class Reader:
         raise ReaderError(problem) from None
 
 
-def pieces_of(delta: Any) -> Iterator[tuple[bool, str]]:
-    """Yield the text of a piece of a reply; what is reasoning stands in fields of its own."""
+def pieces_of(choice: Any) -> Iterator[tuple[str, str]]:
+    """Yield the pieces of a choice of a stream; servers have two names for reasoning."""
     for name in ("reasoning_content", "reasoning"):
-        if isinstance(text := getattr(delta, name, None), str) and text:
-            yield True, text
+        if isinstance(text := getattr(choice.delta, name, None), str) and text:
+            yield THOUGHT, text
             break
-    if delta.content:
-        yield False, delta.content
+    if choice.delta.content:
+        yield SAID, choice.delta.content
+    if choice.finish_reason:
+        yield ENDED, choice.finish_reason
 
 
-def apart(pieces: Iterable[tuple[bool, str]]) -> Iterator[tuple[bool, str]]:
+def apart(pieces: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     """Keep reasoning between tags apart from the reply."""
-    inside, held = False, ""
-    for is_reasoning, piece in pieces:
-        if is_reasoning:
-            yield True, piece
+    kind, held = SAID, ""
+    for given, piece in pieces:
+        if given != SAID:
+            yield given, piece
             continue
         held += piece
         while True:
-            tag = CLOSE if inside else OPEN
+            tag = OPEN if kind == SAID else CLOSE
             before, found, after = held.partition(tag)
             if not found:
                 break
             if before:
-                yield inside, before
-            inside, held = not inside, after
+                yield kind, before
+            kind, held = THOUGHT if kind == SAID else SAID, after
         # What may be the beginning of a tag waits for the next piece.
         keep = next((n for n in range(len(tag) - 1, 0, -1) if held.endswith(tag[:n])), 0)
         if text := held[: len(held) - keep]:
-            yield inside, text
+            yield kind, text
         held = held[len(held) - keep :]
     if held:
-        yield inside, held
+        yield kind, held

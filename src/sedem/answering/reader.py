@@ -21,6 +21,7 @@ from sedem.answering.running import Estimate, Event, Selected, answer_events
 from sedem.answering.spans import ABOUT_ALL
 from sedem.backbone.prompts import Turn
 from sedem.bank.memory_bank import Snapshot
+from sedem.endpoint import ENDED, SAID, THOUGHT
 from sedem.engine.interface import Engine
 from sedem.errors import ReaderError
 from sedem.folding import written
@@ -38,6 +39,9 @@ MANY = 5
 """Words side by side that an answer takes from a passage, though none is a name or a number."""
 MOST = 240_000
 """Characters that are read for a question about everything, about 60,000 tokens."""
+
+FEW = 4
+"""Prompts that are filled with whole documents, if only the words of a question ask for it."""
 
 RULES = (
     "Answer the question from the numbered quotations alone. After each statement, name the "
@@ -119,15 +123,23 @@ def reader_events(
     count = request.k if isinstance(request.k, int) else PASSAGES
     quoted, selection = find_passages(model, engine, replace(request, k=None), count)
     bank, cut = request.bank.snapshot(), list[str]()
+    read = MOST if request.k == ALL else FEW * reader.room
+    whole, left = list[Citation](), 0
     if request.k == ALL or ABOUT_ALL.search(request.question):
-        quoted, cut = parts_of(bank, request.documents, quoted, reader.room // 2)
+        whole, left = parts_of(bank, request.documents, quoted, reader.room // 2, read)
+    if whole and (request.k == ALL or not left):
+        quoted = whole
+        if left:
+            cut.append(f"{left:,} characters were not read: the limit is {MOST:,}; name documents")
     else:
+        if left:
+            cut.append(
+                "the question is about everything, and only its best passages were read; -k all "
+                "reads whole documents, and --document NAME one of them"
+            )
         fitting = max(1, len(next(packed([one.text for one in quoted], reader.room), ())))
         if fitting < len(quoted):
-            cut.append(
-                f"{len(quoted) - fitting:,} of {len(quoted):,} passages were left out: the reader "
-                f"takes {reader.context:,} tokens"
-            )
+            cut.append(f"{len(quoted) - fitting:,} passages were left out: they exceed a prompt")
         quoted = quoted[:fitting]
     mark("select_ms")
     indexes = tuple(document_indexes(bank, [one.document])[0] for one in quoted)
@@ -135,25 +147,35 @@ def reader_events(
     yield Selected(tuple(quoted), indexes, selection.confidence, declined)
 
     # The reply, unless the reader fails before it says anything.
-    said, thought = list[str](), list[str]()
+    parts: dict[str, list[str]] = {SAID: [], THOUGHT: [], ENDED: []}
     try:
         sections = [quotation(number, one) for number, one in enumerate(quoted, start=1)]
         # What exceeds one prompt is read part by part first, and noted.
         while not declined and sum(map(len, sections)) > reader.room:
-            since, notes, parts = time.perf_counter(), list[str](), [*packed(sections, reader.room)]
-            for number, part in enumerate(parts, start=1):
-                asked = prompt_of(NOTES, (), "\n\n".join(part), f"Request: {request.question}")
-                note = "".join(t for inner, t in reader.reply(asked, fields) if not inner)
+            since, notes, packs = time.perf_counter(), list[str](), [*packed(sections, reader.room)]
+            for number, pack in enumerate(packs, start=1):
+                asked = prompt_of(NOTES, (), "\n\n".join(pack), f"Request: {request.question}")
+                note = "".join(text for kind, text in reader.reply(asked, fields) if kind == SAID)
                 if not NOTHING.fullmatch(note):
                     notes.append(note.strip())
-                if number == 1 and len(parts) > 1:
+                if number == 1 and len(packs) > 1:
                     seconds = time.perf_counter() - since
-                    yield Estimate(seconds * (len(parts) - 1), len(parts))
+                    yield Estimate(seconds * (len(packs) - 1), len(packs))
                 yield ""  # whoever waits may have left
-            shorter = sum(map(len, notes)) < sum(map(len, sections)) / 2
-            sections = notes if shorter else next(packed(notes, reader.room))
+            if sum(map(len, notes)) > sum(map(len, sections)) / 2:
+                cut.append("the notes on the parts were too long, and only the first were used")
+                notes = next(packed(notes, reader.room))[:-1]
+            sections = notes
         systems = [words for role, words in request.turns if role == "system"]
         before = [(role, words) for role, words in request.turns if role != "system"]
+        # The newest of what was said, as far as there is room beside the quotations.
+        count = len(next(packed([words for _, words in reversed(before)], reader.room // 4), ()))
+        if count < len(before):
+            left = len(before) - count
+            cut.append(
+                f"the conversation is too long; its oldest messages ({left:,}) were left out"
+            )
+        before = before[len(before) - count :]
         question = f"Question: {request.question}"
         # A conversation without documents has neither rules nor quotations.
         if not len(bank):
@@ -161,16 +183,16 @@ def reader_events(
         else:
             rules = [RULES, *systems]
         asked = prompt_of("\n\n".join(rules), before, "\n\n".join(sections), question)
-        reply = iter([(False, UNANSWERABLE)])
+        reply = iter([(SAID, UNANSWERABLE)])
         if not declined:
             reply = reader.reply(asked, fields | {**request.passed})
-        for inner, text in reply:
+        for kind, text in reply:
             mark("ttft_ms")
-            (thought if inner else said).append(text)
-            if not inner:
+            parts[kind].append(text)
+            if kind == SAID:
                 yield text
     except ReaderError as error:
-        if said:
+        if parts[SAID]:
             raise
         (answer,) = own()
         yield answer.text
@@ -178,7 +200,9 @@ def reader_events(
         return
     mark("ttft_ms")
     mark("total_ms")
-    text = "".join(said).strip()
+    text = "".join(parts[SAID]).strip()
+    if (ended := "".join(parts[ENDED])) == "length":
+        cut.append("the answer was cut off at the reader's limit")
     sources = [request.question, *(s for one in quoted for s in (one.document, one.text))]
     yield Answer(
         text=text,
@@ -186,47 +210,46 @@ def reader_events(
         k=len(quoted),
         blocks=len(bank),
         timings=timings,
-        finish_reason="unanswerable" if declined else "end",
-        model=reader.name,
+        finish_reason="unanswerable" if declined else "length" if ended == "length" else "end",
+        model=reader.model or reader.host if declined else reader.name,
         cut=tuple(cut),
         stored_bytes=bank.memory_bytes,
         context_tokens=bank.tokens,
         confidence=selection.confidence,
         unsupported=() if declined else invented(text, sources),
-        reasoning="".join(thought).strip(),
+        reasoning="".join(parts[THOUGHT]).strip(),
     )
 
 
 def parts_of(
-    bank: Snapshot, documents: Sequence[int | str] | None, best: Sequence[Citation], size: int
-) -> tuple[list[Citation], list[str]]:
-    """Return whole documents in reading order, in parts of sentences, up to `MOST` characters.
+    bank: Snapshot,
+    documents: Sequence[int | str] | None,
+    best: Sequence[Citation],
+    size: int,
+    room: int,
+) -> tuple[list[Citation], int]:
+    """Return whole documents in reading order, in parts of sentences.
 
     Args:
         documents: those to read; None means those with the best passages first, then the others.
         best: the best passages.
         size: most characters of a part.
+        room: most characters of all.
 
     Returns:
-        The parts, and a sentence for what was left out.
+        The parts, and how many characters are left out.
     """
     if documents is not None:
         wanted = document_indexes(bank, documents)
     else:
         first = document_indexes(bank, [one.document for one in best]) if best else []
         wanted = [*dict.fromkeys([*first, *range(len(bank.documents))])]
-    read, room, cut = dict[int, int](), MOST, list[str]()
+    read, left = dict[int, int](), 0
     for index in wanted:
-        if not room:
-            break
-        read[index] = min(bank.documents.characters(index), room)
-        room -= read[index]
-    left = sum(bank.documents.characters(index) for index in wanted) - sum(read.values())
-    if left:
-        cut.append(
-            f"the question is about everything, and the last {left:,} characters were not read: "
-            f"the limit is {MOST:,}; name the documents to read"
-        )
+        characters = bank.documents.characters(index)
+        if taken := min(characters, room):
+            read[index] = taken
+        room, left = room - taken, left + characters - taken
     parts = list[Citation]()
     for index in sorted(read):
         name, pages = bank.documents.name(index), bank.documents.pages(index)
@@ -234,7 +257,7 @@ def parts_of(
         for start, end in windows(sentences_of(text), size):
             page = page_of(pages, start)
             parts.append(Citation(len(parts) + 1, name, start, end, None, text[start:end], page))
-    return parts, cut
+    return parts, left
 
 
 def windows(borders: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
@@ -253,13 +276,13 @@ def windows(borders: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
 
 
 def packed(texts: Sequence[str], room: int) -> Iterator[list[str]]:
-    """Yield texts in groups of at most `room` characters; a longer text is cut."""
+    """Yield texts in groups of at most `room` characters; a longer text is a group of its own."""
     group = list[str]()
     for text in texts:
         if group and sum(map(len, group)) + len(text) > room:
             yield group
             group = []
-        group.append(text[:room])
+        group.append(text)
     if group:
         yield group
 

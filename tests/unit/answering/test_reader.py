@@ -13,7 +13,7 @@ from readers import reader_server
 from sedem import Answer, Decoding, Document, MemoryBank, SeDeM
 from sedem.answering import reader as reader_module
 from sedem.answering.reader import NOTES, RULES, cited, invented, windows
-from sedem.endpoint import Reader, apart
+from sedem.endpoint import SAID, THOUGHT, Reader, apart
 from sedem.errors import ConfigError, ReaderError
 from sedem.selecting.plan import Request
 from sedem.types import Citation
@@ -67,14 +67,28 @@ def test_reasoning_is_kept_apart(
     assert (shown, stream.answer.text, stream.answer.reasoning) == (text, text, thought)
 
 
+def test_what_is_cut_off_or_left_out_is_told(model: SeDeM, bank: MemoryBank) -> None:
+    said = [("user", "Hello. " * 400), ("assistant", "Hi."), ("user", "Good.")]
+    cut_off = ["It is", {"finish_reason": "length"}]
+    with reader_server(lambda body: cut_off) as server:
+        request = Request(bank, QUESTION, reader=Reader(server.url, context=2048), turns=said)
+        (answer,) = model.answer_requests([request])
+    assert answer.finish_reason == "length"
+    assert answer.cut == (
+        "the conversation is too long; its oldest messages (1) were left out",
+        "the answer was cut off at the reader's limit",
+    )
+    assert [one["content"] for one in server.bodies[0]["messages"][1:-1]] == ["Hi.", "Good."]
+
+
 def test_tags_may_be_cut_anywhere() -> None:
     whole = "a<think>b<c</think>d<think>e</think>"
     for size in range(1, len(whole)):
-        pieces = [(False, whole[at : at + size]) for at in range(0, len(whole), size)]
-        parts = {True: "", False: ""}
-        for inner, text in apart(pieces):
-            parts[inner] += text
-        assert parts == {True: "b<ce", False: "ad"}
+        pieces = [(SAID, whole[at : at + size]) for at in range(0, len(whole), size)]
+        parts = {THOUGHT: "", SAID: ""}
+        for kind, text in apart(pieces):
+            parts[kind] += text
+        assert parts == {THOUGHT: "b<ce", SAID: "ad"}
 
 
 def test_numbers_and_words_of_an_answer_become_places() -> None:
@@ -149,15 +163,18 @@ def test_everything_is_read_part_by_part(
         reader = Reader(server.url, "tiny", context=2048)
         monkeypatch.setattr(Reader, "room", 160)
         estimates: list[Any] = []
-        stream = model.stream(
-            bank, "Summarize the lease.", reader=reader, estimated=estimates.append
-        )
-        answer = stream.result()
+        asked: dict[str, Any] = {"reader": reader, "estimated": estimates.append}
+        answer = model.stream(bank, "Summarize the lease.", k="all", **asked).result()
+        noted_for_all = len(noted)
+        monkeypatch.setattr(reader_module, "FEW", 1)
+        few = model.answer(bank, "Summarize the lease.", reader=reader)
     # All of its text but the end that is over the limit, which is told, in order.
     assert "".join(one.text for one in answer.citations) == LEASE[:-10]
-    assert len(estimates) == 1 and len(noted) == estimates[0].blocks > 2
-    assert "last 10 characters were not read" in answer.cut[0]
-    notes = [f"Note {n} [1]." for n in range(1, len(noted) + 1) if n != 2]
+    assert len(estimates) == 1 and noted_for_all == estimates[0].blocks > 2
+    assert "10 characters were not read" in answer.cut[0]
+    # By its words alone, a question reads whole documents only if they are short.
+    assert few.k < answer.k and "-k all reads whole documents" in few.cut[0]
+    notes = [f"Note {n} [1]." for n in range(1, noted_for_all + 1) if n != 2]
     assert answer.text == "\n\n".join(notes) + "\n\nQuestion: Summarize the lease."
 
 
