@@ -9,6 +9,8 @@ from typing import Any
 from experiments.quality import LIMITS, by_k, guided_answers
 from experiments.system.answers import BUDGETS, HOP_BUDGETS, HOPS, NEW_USER
 from experiments.system.cells import Cell
+from experiments.system.finding import BOTH
+from experiments.system.finding import RANKS as RANKED
 from experiments.system.models import GUIDED, guided_model, main_model
 from experiments.system.scales import SMOL, Scale
 from experiments.system.tables import Number, entries, metric_of, ours, scores, study
@@ -238,3 +240,32 @@ def tool_servers(scale: Scale) -> Iterator[Number]:
     if SMOL in scale.shipped:
         cell = Cell("tool-servers", variant=guided_model(scale, SMOL))
         yield from entries("sedem mcp", cell, *columns, at="servers.sedem mcp")
+
+
+FOUND = {
+    "squad-articles": ("SQuAD articles", 200),
+    "covid-papers": ("COVID-QA papers", 200),
+    "hotpotqa": ("HotpotQA", 100),
+    "household": ("household papers", None),
+}
+"""Sets of whole documents in one bank, and most questions of each."""
+FINDERS = (
+    *("states", "words", BOTH, f"{BOTH}, two hops"),
+    *("BM25", "MiniLM", "BM25 and MiniLM", f"{BOTH}, and MiniLM"),
+)
+
+
+@ours(about="{documents} documents, {blocks:,} blocks, {questions} questions.")
+def finding(scale: Scale) -> Iterator[Number]:
+    """What finds the evidence.
+
+    All ways rank the same blocks. Times are of the processor, by one thread.
+    """
+    for key, (title, limit) in FOUND.items() if SMOL in scale.shipped else ():
+        cell = Cell("finding", variant=guided_model(scale, SMOL), questions=key, limit=limit)
+        columns = [(f"recall@{k}", f"recall@{k}") for k in RANKED]
+        if key == "hotpotqa":
+            columns += [(f"both sentences@{k}", f"whole@{k}") for k in RANKED[1:]]
+        costs = ("CPU ms a question", "ms"), ("bytes a block", "bytes", 0)
+        for way in FINDERS:
+            yield from entries(f"{title}: {way}", cell, *columns, *costs, at=f"ways.{way}")
