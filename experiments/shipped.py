@@ -9,7 +9,7 @@ from typing import Any
 from experiments.quality import LIMITS, by_k, guided_answers
 from experiments.system.answers import BUDGETS, HOP_BUDGETS, HOPS, NEW_USER
 from experiments.system.cells import Cell
-from experiments.system.finding import BOTH
+from experiments.system.finding import BOTH, TWICE
 from experiments.system.finding import RANKS as RANKED
 from experiments.system.models import GUIDED, guided_model, main_model
 from experiments.system.scales import SMOL, Scale
@@ -250,7 +250,7 @@ FOUND = {
 }
 """Sets of whole documents in one bank, and most questions of each."""
 FINDERS = (
-    *("states", "words", BOTH, f"{BOTH}, two hops"),
+    *("states", "words", BOTH, TWICE),
     *("BM25", "MiniLM", "BM25 and MiniLM", f"{BOTH}, and MiniLM"),
 )
 
@@ -265,7 +265,7 @@ def finding(scale: Scale) -> Iterator[Number]:
         cell = Cell("finding", variant=guided_model(scale, SMOL), questions=key, limit=limit)
         columns = [(f"recall@{k}", f"recall@{k}") for k in RANKED]
         if key == "hotpotqa":
-            columns += [(f"both sentences@{k}", f"whole@{k}") for k in RANKED[1:]]
+            columns += [(f"all sentences@{k}", f"whole@{k}") for k in RANKED[1:]]
         costs = ("CPU ms a question", "ms"), ("bytes a block", "bytes", 0)
         for way in FINDERS:
             yield from entries(f"{title}: {way}", cell, *columns, *costs, at=f"ways.{way}")

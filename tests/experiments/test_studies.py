@@ -27,6 +27,7 @@ OF_SMALL_BACKBONES = (
     "second_hop",
     "tool_servers",
     "new_user",
+    "finding",
 )
 OF_LARGE_BACKBONES = ("summaries", "adaptive")
 
