@@ -243,9 +243,9 @@ def tool_servers(scale: Scale) -> Iterator[Number]:
 
 
 FOUND = {
+    "hotpotqa": ("HotpotQA", 100),
     "squad-articles": ("SQuAD articles", 200),
     "covid-papers": ("COVID-QA papers", 200),
-    "hotpotqa": ("HotpotQA", 100),
     "household": ("household papers", None),
 }
 """Sets of whole documents in one bank, and most questions of each."""

@@ -172,7 +172,10 @@ def finding(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
             for way, own in results.items()
         },
         "change": {
-            way: {name: summarize(np.subtract(own[name], results[BOTH][name])) for name in shares}
+            way: {
+                name: summarize(np.subtract(own[name], results[BOTH][name]).tolist())
+                for name in shares
+            }
             for way, own in results.items()
             if way != BOTH
         },
@@ -193,7 +196,8 @@ def minilm() -> Path | None:
 
 def embedder(folder: Path) -> Callable[[Sequence[str]], Tensor]:
     """Make unit vectors of texts `[T, E]`, as the authors of MiniLM do."""
-    tokenizer, encoder = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    encoder = AutoModel.from_pretrained(folder, trust_remote_code=False, use_safetensors=True)
     settings = {"padding": True, "truncation": True, "max_length": LENGTH, "return_tensors": "pt"}
 
     def embed(texts: Sequence[str]) -> Tensor:
