@@ -6,7 +6,7 @@ import asyncio
 import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from sedem.answering.scheduler import Scheduler
     from sedem.reading.building import Progress
     from sedem.reading.documents import Given
+    from sedem.reading.followed import ReadInto
 
 _ANSWERING = threading.Lock()
 """Held by the thread that answers for `aanswer`."""
@@ -93,6 +94,12 @@ class SeDeM(SedemModules):
 
         every = documents_of(documents)
         return read(self, self.engine, every, source=self.source, progress=progress)
+
+    def reads_into(self) -> ReadInto:
+        """Return what reads documents into a bank at a place, with this model."""
+        from sedem.reading.building import build_bank
+
+        return partial(build_bank, self, self.engine, source=self.source)
 
     # Answering
 

@@ -461,9 +461,8 @@ def _folder(place: str, model: str | None) -> FollowedBank | None:
 
 def _caught_up(followed: FollowedBank, model: SeDeM) -> Snapshot:
     """Read what is new in a folder, and return its bank."""
-    from sedem.reading.places import reader_of
 
-    total, read = followed.waiting, reader_of(model)
+    total, read = followed.waiting, model.reads_into()
     with output.progress("reading") as report_progress:
         while followed.catch_up(read, briefly=True):
             report_progress(total - followed.waiting, total)

@@ -8,17 +8,12 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
-from functools import partial
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sedem.errors import DataError
-from sedem.reading.followed import FollowedBank, OpenBank, ReadInto
+from sedem.reading.followed import FollowedBank, OpenBank
 from sedem.untrusted import exists, is_folder
-
-if TYPE_CHECKING:
-    from sedem.model import SeDeM
 
 PARTS = "bank.json"
 """File of a folder that is a bank in parts, `bank.parts.MANIFEST`."""
@@ -52,10 +47,3 @@ def banks_at(places: Sequence[str], home: Path, model: str) -> list[OpenBank]:
                 raise DataError(f"there is no bank and no folder '{place}'; give one that exists")
             banks[name] = FollowedBank(bank, path, name)
     return [*banks.values()]
-
-
-def reader_of(model: SeDeM) -> ReadInto:
-    """Return what reads documents into banks with a model."""
-    from sedem.reading.building import build_bank
-
-    return partial(build_bank, model, model.engine, source=model.source)

@@ -31,7 +31,6 @@ from sedem.engine.device import step_back
 from sedem.errors import ConfigError
 from sedem.model import SeDeM
 from sedem.reading.followed import FollowedBank, Follower
-from sedem.reading.places import reader_of
 from sedem_serve.server.errors import (
     ApiError,
     FullDiskError,
@@ -82,7 +81,7 @@ class Library(Follower):
         metrics: Metrics,
         prepare: Prepare = lambda snapshot: None,
     ) -> None:
-        super().__init__(self.uploads, reader_of(model))
+        super().__init__(self.uploads, model.reads_into())
         self.settings, self.model, self.metrics, self.prepare = settings, model, metrics, prepare
         self._banks, self._arriving = settings.folder / "banks", settings.folder / "uploads"
         self._entries: dict[str, ServedBank] = {}

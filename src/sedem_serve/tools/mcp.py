@@ -31,7 +31,6 @@ from pydantic_core import PydanticUseDefault
 
 from sedem.errors import SedemError, UnavailableError, printable
 from sedem.reading.followed import Follower, OpenBank
-from sedem.reading.places import reader_of
 from sedem.untrusted import json_text
 from sedem_serve.tools.names import SCHEME
 from sedem_serve.tools.results import (
@@ -404,7 +403,7 @@ class LocalBackend:
                 model = self._open_model()
                 scheduler = model.scheduler()
                 opened.callback(scheduler.close, at_once=True)
-                follower = Follower(lambda: self._banks, reader_of(model))
+                follower = Follower(lambda: self._banks, model.reads_into())
                 opened.callback(follower.close, STOP_SECONDS)
                 follower.start()
             except Exception as error:

@@ -16,7 +16,6 @@ from sedem.config import PASSAGES, PER_DOCUMENT
 from sedem.errors import BankError, ConfigError, DataError, UnknownDocumentError
 from sedem.reading.documents import NOTE
 from sedem.reading.followed import OpenBank
-from sedem.reading.places import reader_of
 from sedem.types import Citation, Document, page_of
 from sedem.untrusted import json_text
 from sedem_serve.tools import USUAL, Limits
@@ -291,7 +290,7 @@ class Toolbox:
             )
         bank, note = self._note(name or f"{datetime.now():%Y-%m-%d %H.%M.%S.%f}")
         before = _names(bank)
-        bank.add(reader_of(self.model()), Document(note, text))
+        bank.add(self.model().reads_into(), Document(note, text))
         done: Any = "replaced" if note in before else "remembered"
         return Noted(document=f"{bank.name}/{note}", done=done)
 

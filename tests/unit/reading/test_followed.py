@@ -20,7 +20,7 @@ from sedem.bank.file import BankFile
 from sedem.errors import BankError, DataError
 from sedem.reading import building, followed
 from sedem.reading.followed import FollowedBank, Follower, OpenBank, ReadInto
-from sedem.reading.places import banks_at, reader_of
+from sedem.reading.places import banks_at
 from sedem.untrusted import StoppedError
 from sedem_serve.tools.toolbox import Toolbox
 
@@ -51,7 +51,7 @@ def bank(open_folder: Callable[[], FollowedBank]) -> FollowedBank:
 @pytest.fixture
 def read(model: SeDeM) -> ReadInto:
     """What reads documents into banks."""
-    return reader_of(model)
+    return model.reads_into()
 
 
 @pytest.fixture
@@ -287,7 +287,7 @@ def test_a_folder_is_followed_until_the_end(
             read.set()
 
     monkeypatch.setattr(FollowedBank, "_committed", committed)
-    follower = Follower(lambda: [bank], reader_of(model))
+    follower = Follower(lambda: [bank], model.reads_into())
     follower.start()
     (folder / "late.txt").write_text("It came later.", "utf-8")
     assert read.wait(60)
