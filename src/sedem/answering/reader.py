@@ -29,7 +29,7 @@ from sedem.guidance.spans import is_exact, unsupported
 from sedem.method.segments import sentences_of
 from sedem.method.selector import ALL
 from sedem.modules import SedemModules
-from sedem.selecting.plan import Request
+from sedem.selecting.plan import Request, Selection
 from sedem.selecting.select import document_indexes
 from sedem.types import Answer, Citation, page_of
 
@@ -119,28 +119,9 @@ def reader_events(
     if decoding.stop:
         fields["stop"] = list(decoding.stop)
 
-    # What the question needs: its best passages, or everything.
-    count = request.k if isinstance(request.k, int) else PASSAGES
-    quoted, selection = find_passages(model, engine, replace(request, k=None), count)
-    bank, cut = request.bank.snapshot(), list[str]()
-    read = MOST if request.k == ALL else FEW * reader.room
-    whole, left = list[Citation](), 0
-    if request.k == ALL or ABOUT_ALL.search(request.question):
-        whole, left = parts_of(bank, request.documents, quoted, reader.room // 2, read)
-    if whole and (request.k == ALL or not left):
-        quoted = whole
-        if left:
-            cut.append(f"{left:,} characters were not read: the limit is {MOST:,}; name documents")
-    else:
-        if left:
-            cut.append(
-                "the question is about everything, and only its best passages were read; -k all "
-                "reads whole documents, and --document NAME one of them"
-            )
-        fitting = max(1, len(next(packed([one.text for one in quoted], reader.room), ())))
-        if fitting < len(quoted):
-            cut.append(f"{len(quoted) - fitting:,} passages were left out: they exceed a prompt")
-        quoted = quoted[:fitting]
+    # What the question needs
+    bank = request.bank.snapshot()
+    quoted, selection, cut = quoted_for(model, engine, request, reader.room)
     mark("select_ms")
     indexes = tuple(document_indexes(bank, [one.document])[0] for one in quoted)
     declined = selection.declined and request.min_confidence is not None
@@ -219,6 +200,39 @@ def reader_events(
         unsupported=() if declined else invented(text, sources),
         reasoning="".join(parts[THOUGHT]).strip(),
     )
+
+
+def quoted_for(
+    model: SedemModules, engine: Engine, request: Request, room: int
+) -> tuple[list[Citation], Selection, list[str]]:
+    """Return what a question needs: its best passages, or whole documents.
+
+    Args:
+        room: characters of a prompt.
+
+    Returns:
+        The quotations, the selection of the best passages, and what was left out, in sentences.
+    """
+    count = request.k if isinstance(request.k, int) else PASSAGES
+    quoted, selection = find_passages(model, engine, replace(request, k=None), count)
+    cut, whole, left = list[str](), list[Citation](), 0
+    # Everything, if it is asked for, or if the question's words do and it is short.
+    if request.k == ALL or ABOUT_ALL.search(request.question):
+        bank, most = request.bank.snapshot(), MOST if request.k == ALL else FEW * room
+        whole, left = parts_of(bank, request.documents, quoted, room // 2, most)
+    if whole and (request.k == ALL or not left):
+        if left:
+            cut.append(f"{left:,} characters were not read: the limit is {MOST:,}; name documents")
+        return whole, selection, cut
+    if left:
+        cut.append(
+            "the question is about everything, and only its best passages were read; -k all reads "
+            "whole documents, and --document NAME one of them"
+        )
+    fitting = max(1, len(next(packed([one.text for one in quoted], room), ())))
+    if fitting < len(quoted):
+        cut.append(f"{len(quoted) - fitting:,} passages were left out: they exceed a prompt")
+    return quoted[:fitting], selection, cut
 
 
 def parts_of(
