@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from experiments.quality import LIMITS, by_k, guided_answers
+from experiments.system.agents import RANKS
 from experiments.system.answers import BUDGETS, HOP_BUDGETS, HOPS, NEW_USER
 from experiments.system.cells import Cell
 from experiments.system.finding import BOTH, TWICE
@@ -14,7 +15,6 @@ from experiments.system.finding import RANKS as RANKED
 from experiments.system.models import GUIDED, guided_model, main_model
 from experiments.system.scales import SMOL, Scale
 from experiments.system.tables import Number, entries, metric_of, ours, scores, study
-from experiments.system.timing import RANKS
 
 NANO = "sedem-nano"
 BEFORE = "before guided training, in the paper's form"
@@ -269,3 +269,31 @@ def finding(scale: Scale) -> Iterator[Number]:
         costs = ("CPU ms a question", "ms"), ("bytes a block", "bytes", 0)
         for way in FINDERS:
             yield from entries(f"{title}: {way}", cell, *columns, *costs, at=f"ways.{way}")
+
+
+SAVINGS = {
+    "counted": "file tools, rarest words first",
+    "longest": "file tools, names and long words first",
+    "sedem": "tools of sedem",
+}
+"""Ways of an agent to read: rows of the table."""
+
+
+@ours(
+    about="{files} files of {characters:,} characters in all, and a question about each; all ways "
+    "read the answer to {by_all}. sedem read the folder once, in {read_s:.0f} s, and tells a model "
+    "{told:,} tokens about its tools."
+)
+def agent_savings(scale: Scale) -> Iterator[Number]:
+    """What a scripted agent reads, with tools for files and with those of `sedem mcp`."""
+    columns = (
+        ("tokens read", "tokens", 0),
+        ("median", "median", 0),
+        ("tokens where all read the answer", "same", 0),
+        ("calls", "calls"),
+        ("answer read, %", "found", 0),
+        ("seconds, median", "seconds", 2),
+    )
+    for way, row in SAVINGS.items() if SMOL in scale.shipped else ():
+        cell = Cell("agent-savings", variant=guided_model(scale, SMOL))
+        yield from entries(row, cell, *columns, at=f"ways.{way}")

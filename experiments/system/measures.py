@@ -18,7 +18,16 @@ import typer
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
-from experiments.system import answers, bench, convention, finding, learning, search, timing
+from experiments.system import (
+    agents,
+    answers,
+    bench,
+    convention,
+    finding,
+    learning,
+    search,
+    timing,
+)
 from experiments.system.cells import Cell, results_of, shareable, train
 from experiments.system.scales import Scale
 from experiments.system.stand_in import records
@@ -28,10 +37,11 @@ from sedem_lab.provenance import provenance
 
 _OWN = (
     *(answers.answers, answers.constant, answers.budgets, answers.ways, answers.hops),
-    *(answers.new_user, answers.lengths, convention.cost, timing.tool_servers),
+    *(answers.new_user, answers.lengths, convention.cost),
     *(learning.memory, learning.loss, learning.rank, learning.training),
     *(search.block_recall, search.large_banks, search.confidence, finding.finding),
     *(timing.condition_times, timing.bank_size),
+    *(agents.tool_servers, agents.agent_savings),
 )
 BENCH = ("bench", "batches", "kept", "beside-llama-cpp")
 MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
@@ -42,7 +52,7 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
 
 TIMED = (
     *(*BENCH, "condition-times", "tool-servers"),
-    *("bank-size", "large-banks", "finding"),
+    *("agent-savings", "bank-size", "large-banks", "finding"),
 )
 """Kinds that measure times, so nothing else may run beside them."""
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -1,15 +1,11 @@
-"""Measures of time and memory: forms of blocks, the server of tools, and growing banks."""
+"""Measures of time and memory: forms of blocks, and growing banks."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 import multiprocessing
-import os
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any, get_args
@@ -18,7 +14,7 @@ import numpy as np
 import torch
 
 from experiments.system.cells import Cell, checkpoint_of, examples_of
-from experiments.system.scales import ROOT, Scale
+from experiments.system.scales import Scale
 from sedem import Decoding, SeDeM
 from sedem.bank.blocks import Blocks, Meta
 from sedem.bank.file import BankFile
@@ -62,68 +58,6 @@ def condition_times(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     # The selector needs the memory of every block, whatever the decoder reads.
     sizes = {c: round((memory + text * (c != "memory")) / tokens, 1) for c in conditions}
     return {"times": medians, "bytes": sizes, "questions": len(examples)}
-
-
-# The server of tools for agents
-
-PAPERS = ROOT / "tests" / "household"
-RANKS = (1, 3, 5)
-_START = "import sys; from sedem.cli.main import app; sys.argv = ['sedem', *sys.argv[1:]]; app()"
-
-
-def tool_servers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
-    """Recall and seconds of `sedem mcp` on the household papers."""
-    lines = (PAPERS / "questions.jsonl").read_text(encoding="utf-8").splitlines()
-    asked = [json.loads(line) for line in lines][: 3 if scale.stand_in else None]
-    files = sorted(path for path in PAPERS.iterdir() if path.suffix in (".txt", ".md"))
-    texts = [path.read_text(encoding="utf-8") for path in files]
-    characters = sum(len(part.strip()) for text in texts for part in text.split("\n\n"))
-    checkpoint = checkpoint_of(cell, scale, data)
-    with tempfile.TemporaryDirectory() as home:
-        found, times = asyncio.run(_session(checkpoint, home, asked))
-        _, again = asyncio.run(_session(checkpoint, home, asked[:1]))
-    # An answer stands in one of the first k results.
-    answers = [one["answers"] for one in asked]
-    recall = {
-        str(k): sum(
-            any(answer in text for text in results[:k] for answer in accepted)
-            for results, accepted in zip(found, answers, strict=True)
-        )
-        / len(asked)
-        for k in RANKS
-    }
-    long = sum(len(text) for results in found for text in results[:5]) / len(found)
-    own = {"recall": recall, "characters": long, **times, "again_s": again["first_s"]}
-    counts = {"files": len(files), "characters": characters, "questions": len(asked)}
-    return {"servers": {"sedem mcp": own}, **counts, "load_average": os.getloadavg()[0]}
-
-
-async def _session(
-    checkpoint: str | Path, home: str, asked: Sequence[Any]
-) -> tuple[list[list[str]], dict[str, float]]:
-    """Start the server on the papers, and ask it over stdio."""
-    from mcp.client import Client
-    from mcp.client.stdio import StdioServerParameters, stdio_client
-
-    words = ["-c", _START, "mcp", str(PAPERS), "--home", home, "-m", str(checkpoint)]
-    server = StdioServerParameters(command=sys.executable, args=words, env={**os.environ})
-    began = time.perf_counter()
-    found, times = list[list[str]](), list[float]()
-    async with Client(stdio_client(server)) as client:
-        await client.list_tools()
-        started = time.perf_counter() - began
-        while (await client.call_tool("documents", {})).structured_content["notes"]:
-            await asyncio.sleep(0.1)  # until all is read
-        for one in asked:
-            since = time.perf_counter()
-            wanted = {"question": one["question"], "k": 5}
-            while (result := await client.call_tool("search", wanted)).is_error:
-                pass  # the model of a busy machine is still being opened
-            times.append(time.perf_counter() - since)
-            if len(times) == 1:
-                first = time.perf_counter() - began
-            found.append([passage["text"] for passage in result.structured_content["results"]])
-    return found, {"started_s": started, "first_s": first, "search_s": median(times)}
 
 
 # A bank on disk as it grows. Its blocks have the slots of a 1B model at C=4 and a width of eight:

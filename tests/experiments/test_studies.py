@@ -26,6 +26,7 @@ OF_SMALL_BACKBONES = (
     "real_selection",
     "second_hop",
     "tool_servers",
+    "agent_savings",
     "new_user",
     "finding",
 )
