@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from experiments.pages import STUDIES
-from experiments.system.agents import CALLS, Calls, Line, folder, with_files
+from experiments.system.agents import CALLS, Calls, Line, folder, tool_servers, with_files
 from experiments.system.measures import measure
 from experiments.system.scales import COVID, NANO, SMOL, SQUAD, Scale
 
@@ -87,3 +87,13 @@ def test_all_ways_find_the_answers_of_a_small_folder(
     for way in result["ways"].values():
         assert way["found"]["mean"] == 100 and 1 <= way["calls"]["mean"] < CALLS
     assert all(number.value(scale) is not None for number in study.numbers(scale))
+
+
+def test_the_server_is_measured_on_the_household_papers(scale: Scale, data: Path) -> None:
+    study = STUDIES["tool_servers"]
+    [cell] = study.cells(scale)
+    result = tool_servers(cell, scale, data)
+    assert (result["files"], result["questions"]) == (8, 3)
+    found = result["servers"]["sedem mcp"]
+    assert 0 <= found["recall"]["5"] <= 1 and found["characters"] > 100
+    assert 0 < found["started_s"] < found["first_s"]
