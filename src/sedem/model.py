@@ -347,7 +347,9 @@ class SeDeM(SedemModules):
             from sedem.checkpoint.untrained import untrained
 
             source = portable_name(str(name))
-            model = untrained(cls, checkpoint.open_named(source, revision, None, **options))
+            backbone = checkpoint.open_named(source, revision, None, **options)
+            # Nothing taught it to answer from states, so it reads the blocks as text.
+            model = untrained(cls, backbone, condition="text")
             model.name, model.source = Path(name).name, source
         else:
             folder = checkpoint.locate(str(name), revision)
