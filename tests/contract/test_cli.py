@@ -116,7 +116,7 @@ def test_help_explains_every_command_with_all_its_arguments() -> None:
 
 VERBS = (
     "demo, build, ask, bank ls, bank show, bank verify, bank rm, bank compact, bank backup, "
-    "bank export, bank import, bank split, bank join, train stage1, train stage2, push, seal, "
+    "bank export, bank import, bank split, train stage1, train stage2, push, seal, "
     "data inspect, init, calibrate, eval METHOD, eval report, bench, cost, serve"
 )
 
@@ -683,7 +683,7 @@ def test_a_bank_is_split_and_joined(bank: Path) -> None:
     assert report == {"from": str(bank), "to": "parts", "bytes": report["bytes"]}
     assert len(list(Path("parts").glob("*.bank"))) == 2
     assert succeeds("ask", "parts", RENT, "-k", "2") == answer
-    assert "whole.bank: " in succeeds("bank", "join", "parts", "whole.bank")
+    assert "whole.bank: " in succeeds("bank", "backup", "parts", "whole.bank")
     assert succeeds("ask", "whole.bank", RENT, "-k", "2") == answer
     assert succeeds("bank", "verify", "parts") == "parts: all is well\n"
 

@@ -202,7 +202,7 @@ def backup(
 ) -> None:
     """Copy a bank as of one commit, even while it is written.
 
-    Bank and copy may each be a file or in an object store.
+    Bank and copy may each be a file or in an object store; a bank in parts becomes one file.
     """
     from sedem.bank.copies import backup as copy_bank
 
@@ -246,18 +246,6 @@ def split(
     from sedem.bank.copies import split as split_bank
 
     _report_copy(bank, target, split_bank(bank, target, parts), as_json)
-
-
-@bank_app.command("join")
-def join_parts(
-    bank: BankPlace,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="New file.")],
-    as_json: Json = False,
-) -> None:
-    """Write a bank in parts as one file."""
-    from sedem.bank.copies import backup as copy_bank
-
-    _report_copy(bank, file, copy_bank(bank, file), as_json)
 
 
 def _report_copy(source: Path | str, target: Path | str, size: int, as_json: bool) -> None:
