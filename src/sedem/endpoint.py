@@ -122,11 +122,17 @@ class Reader:
 
     @cached_property
     def _client(self) -> OpenAI:
-        from openai import OpenAI
+        from openai import DefaultHttpxClient, OpenAI
 
-        key = self.key or os.environ.get(KEYS.get(self.host, KEY))
-        # The library wants a key, which servers of this machine do not look at.
-        return OpenAI(base_url=self.url, api_key=key or "none", timeout=self.timeout, max_retries=1)
+        # The library wants a key, which servers of this machine do not look at. No proxy of the
+        # environment reaches them.
+        return OpenAI(
+            base_url=self.url,
+            api_key=self.key or os.environ.get(KEYS.get(self.host, KEY)) or "none",
+            timeout=self.timeout,
+            max_retries=1,
+            http_client=DefaultHttpxClient(trust_env=not self.is_local),
+        )
 
     @contextmanager
     def _told(self) -> Iterator[None]:

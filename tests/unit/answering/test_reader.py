@@ -121,6 +121,18 @@ def test_a_reader_that_fails_costs_only_its_words(
     assert re.search(sentence, answer.cut[-1])
 
 
+def test_a_proxy_is_not_asked_for_this_machine_nor_keys_of_others_sent(
+    model: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("OPENAI_API_KEY", "of OpenAI alone")
+    with reader_server(lambda body: ["Yes."]) as server:
+        assert model.answer(bank, QUESTION, reader=Reader(server.url)).text == "Yes."
+        monkeypatch.setenv("SEDEM_READER_KEY", "own")
+        model.answer(bank, QUESTION, reader=Reader(server.url))
+    assert server.keys == ["Bearer none", "Bearer own"]
+
+
 def test_a_reader_that_is_away(model: SeDeM, bank: MemoryBank) -> None:
     answer = model.answer(bank, QUESTION, reader=Reader("http://127.0.0.1:9/v1", "tiny"))
     assert "http://127.0.0.1:9/v1 cannot be reached" in answer.cut[-1]
