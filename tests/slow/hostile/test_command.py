@@ -14,8 +14,8 @@ pytestmark = pytest.mark.slow
 LIMITED = """
 import resource, sys
 from sedem.cli.main import app
-resource.setrlimit(resource.RLIMIT_CPU, (4, 4))
-resource.setrlimit(resource.RLIMIT_DATA, (2**28, 2**28))
+resource.setrlimit(resource.RLIMIT_CPU, (20, 20))
+resource.setrlimit(resource.RLIMIT_DATA, (2**30, 2**30))
 app(sys.argv[1:])
 """
 

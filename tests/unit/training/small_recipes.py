@@ -27,6 +27,8 @@ BY_SET = {
     "qasper": "qasper.json",
     "exact-facts": "articles.jsonl",
     "cloze": "articles.jsonl",
+    "paperwork": "articles.jsonl",
+    "two-steps": "articles.jsonl",
 }
 
 
