@@ -37,7 +37,7 @@ ANSWERS = {
 YES_NO = ("yes", "no")
 """References that make a question a yes/no question."""
 
-DEPTH = 8
+DEPTH = 10
 """Maximum number of blocks among which selection is measured."""
 
 

@@ -41,7 +41,7 @@ def test_a_table_is_trained_by_two_processes_which_resume_after_a_kill(tmp_path:
     again = subprocess.run(
         COMMAND, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, check=True
     )
-    assert again.stdout.splitlines()[-1] == "8 cells, 8 ran"
+    assert again.stdout.splitlines()[-1] == "12 cells, 12 ran"
     kept = {path.parent.name: json.loads(path.read_text()) for path in runs.glob("*/training.json")}
     assert {summary["processes"] for summary in kept.values()} == {2}
     assert kept["stage2-hotpotqa"]["resumed_from"].startswith("checkpoint-")
