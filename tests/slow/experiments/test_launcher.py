@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from experiments.system.scales import ROOT
@@ -34,7 +34,9 @@ def test_a_table_is_trained_by_two_processes_which_resume_after_a_kill(tmp_path:
             assert first.poll() is None and time.monotonic() < started + 300
             time.sleep(0.1)
     finally:
-        os.killpg(first.pid, signal.SIGKILL)
+        # The launcher gives each of its processes a session of its own.
+        for one in [*psutil.Process(first.pid).children(recursive=True), first]:
+            one.kill()
         first.wait()
     assert not (runs / "stage2-hotpotqa" / "training.json").exists()
 
