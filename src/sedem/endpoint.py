@@ -71,9 +71,7 @@ class Reader:
     @property
     def is_local(self) -> bool:
         """Whether passages stay on this machine."""
-        with suppress(ValueError):
-            return ip_address(self.host).is_loopback
-        return self.host == "localhost"
+        return is_loopback(self.host)
 
     @property
     def room(self) -> int:
@@ -156,6 +154,13 @@ class Reader:
         else:
             return
         raise ReaderError(problem) from None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine, reached by nobody else."""
+    with suppress(ValueError):
+        return ip_address(host).is_loopback
+    return host == "localhost"
 
 
 def pieces_of(choice: Any) -> Iterator[tuple[str, str]]:

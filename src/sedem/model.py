@@ -6,6 +6,8 @@ import asyncio
 import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import cached_property, partial
 from operator import itemgetter
 from pathlib import Path
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sedem.answering.decoding import GREEDY, Decoding
-from sedem.answering.running import Estimate, Event, ThreadReply, answer_events
+from sedem.answering.running import Estimate, ThreadReply, answer_events
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.gguf import is_gguf
 from sedem.bank.memory_bank import BankReader, MemoryBank
@@ -171,7 +173,8 @@ class SeDeM(SedemModules):
         """
 
         def one() -> Answer:
-            with _ANSWERING:
+            # A reader waits for another server, and nobody has to wait for it.
+            with nullcontext() if options.get("reader") else _ANSWERING:
                 return self.answer(memory, question, decoding=decoding, **options)
 
         return await asyncio.to_thread(one)
@@ -183,8 +186,12 @@ class SeDeM(SedemModules):
 
         Those with a reader are answered one after the other.
         """
-        events = self._events(requests, decoding)
-        answers = {number: event for number, event in events if isinstance(event, Answer)}
+        own = [place for place, one in enumerate(requests) if one.reader is None]
+        together = [requests[place] for place in own]
+        events = answer_events(self, self.engine, self.name, together, decoding)
+        answers = {own[number]: one for number, one in events if isinstance(one, Answer)}
+        for place in {*range(len(requests))}.difference(own):
+            *_, answers[place] = self._read(requests[place], decoding)
         return [answers[number] for number in range(len(requests))]
 
     def stream(
@@ -205,21 +212,26 @@ class SeDeM(SedemModules):
             An iterator of text. When it is exhausted, its `answer` is what `answer()` returns.
         """
         request = self._request(memory, question, decoding, options)
-        events = self._events([request], decoding, estimated)
+        if request.reader is not None:
+            written = self._read(request, decoding, estimated)
+            return ThreadReply(written.close, written)
+        events = answer_events(self, self.engine, self.name, [request], decoding, estimated)
         return ThreadReply(events.close, map(itemgetter(1), events))
 
-    def _events(
+    def _read(
         self,
-        requests: Sequence[Request],
+        request: Request,
         decoding: Decoding,
         estimated: Callable[[Estimate], None] | None = None,
-    ) -> Generator[tuple[int, Event], None, None]:
-        given = (self, self.engine, self.name, requests, decoding, estimated)
-        if all(request.reader is None for request in requests):
-            return answer_events(*given)
-        from sedem.answering.reader import events_with_readers
+    ) -> Generator[Any, None, None]:
+        """Yield the events of an answer that the request's reader writes."""
+        from sedem.answering.reader import reader_events
 
-        return events_with_readers(*given)
+        alone = partial(self.answer_requests, [replace(request, reader=None)], decoding)
+        for event in reader_events(self, self.engine, request, decoding, alone):
+            if isinstance(event, Estimate) and estimated is not None:
+                estimated(event)
+            yield event
 
     def _request(
         self, memory: BankReader | None, question: str, decoding: Decoding, options: Options

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
-from functools import partial
 from typing import Any
 
 from sedem.answering.decoding import UNANSWERABLE, Decoding
 from sedem.answering.passages import find_passages
-from sedem.answering.running import Estimate, Event, Selected, answer_events
+from sedem.answering.running import Estimate, Event, Selected
 from sedem.answering.spans import ABOUT_ALL
 from sedem.backbone.prompts import Turn
 from sedem.bank.memory_bank import Snapshot
@@ -57,33 +56,8 @@ NOTES = (
 NOTHING = re.compile(r"\W*nothing\W*", re.IGNORECASE)
 _NUMBERS = re.compile(r"\s?\[(\d{1,4}(?:\s?[,;]\s?\d{1,4})*)\]")
 """The quotations that an answer names, such as [2] or [1, 3]."""
-
-
-def events_with_readers(
-    model: SedemModules,
-    engine: Engine,
-    name: str,
-    requests: Sequence[Request],
-    decoding: Decoding,
-    estimated: Callable[[Estimate], None] | None = None,
-) -> Generator[tuple[int, Event], None, None]:
-    """Answer requests as `answer_events`, and those with a reader after the others."""
-
-    def alone(request: Request) -> list[Answer]:
-        own = answer_events(model, engine, name, [replace(request, reader=None)], decoding)
-        return [event for _, event in own if isinstance(event, Answer)]
-
-    places = [place for place, one in enumerate(requests) if one.reader is None]
-    together = [requests[place] for place in places]
-    for number, event in answer_events(model, engine, name, together, decoding, estimated):
-        yield places[number], event
-    for place, request in enumerate(requests):
-        if request.reader is None:
-            continue
-        for event in reader_events(model, engine, request, decoding, partial(alone, request)):
-            if isinstance(event, Estimate) and estimated is not None:
-                estimated(event)
-            yield place, event
+_ITEM = re.compile(r"^[ \t]*\d{1,3}[.)][ \t]+", re.MULTILINE)
+"""The number of an item of a list, which is none of the answer's."""
 
 
 def reader_events(
@@ -323,8 +297,8 @@ def invented(text: str, sources: Sequence[str]) -> tuple[str, ...]:
 
 
 def said_in(text: str) -> str:
-    """Return an answer without the numbers of quotations, and without capitals of sentences."""
-    plain = _NUMBERS.sub("", text)
+    """Return an answer without numbers of quotations and of items, and capitals of sentences."""
+    plain = _ITEM.sub("", _NUMBERS.sub("", text))
     for at in sentences_of(plain)[:-1]:
         at += len(plain[at:]) - len(plain[at:].lstrip())
         plain = plain[:at] + plain[at : at + 1].lower() + plain[at + 1 :]
@@ -349,9 +323,11 @@ def cited(text: str, quoted: Sequence[Citation]) -> Iterator[Citation]:
         texts = [one.text[word.start : word.end] for word in words]
         there, said = ([word.casefold() for word in every] for every in (texts, answer))
         same = SequenceMatcher(None, there, said, autojunk=False).get_matching_blocks()
-        spans = tuple(
-            (one.start + words[a].start, one.start + words[a + size - 1].end)
-            for a, b, size in same
-            if any(map(is_exact, answer[b : b + size])) or size >= MANY
-        )
-        yield replace(one, answer_spans=spans or (((one.start, one.end),) if named else ()))
+        spans = list[tuple[int, int]]()
+        for a, b, size in same:
+            common = answer[b : b + size]
+            # A digit alone stands everywhere.
+            if size >= MANY or (any(map(is_exact, common)) and len(" ".join(common)) > 2):
+                spans.append((one.start + words[a].start, one.start + words[a + size - 1].end))
+        whole = ((one.start, one.end),) if named else ()
+        yield replace(one, answer_spans=tuple(spans) or whole)

@@ -466,6 +466,8 @@ def _caught_up(followed: FollowedBank, model: SeDeM) -> Snapshot:
     with output.progress("reading") as report_progress:
         while followed.catch_up(read, briefly=True):
             report_progress(total - followed.waiting, total)
+        if total:
+            report_progress(total, total)
     told = [*filter(None, [*followed.unreadable(), followed.reading(), *followed.remarks()])]
     if (snapshot := followed.snapshot()) is None:
         raise DataError("; ".join(told) or f"'{followed.folder}' holds no file that can be read")

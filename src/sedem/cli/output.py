@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise, zip_longest
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -143,7 +144,7 @@ def print_answer(
     write()
     answer, facts = checked(stream.answer), []
     if answer.model != model.name:
-        facts.append(f"written by {answer.model} from {count(answer.k, 'passage')}")
+        facts.append(f"written by {Path(answer.model).name} from {count(answer.k, 'passage')}")
     elif (model.config.k if k is None else k) == "auto":
         facts.append(f"from {answer.k:,} of {count(answer.blocks, 'block')}")
     if (probability := joint(answer.answer_confidence, answer.confidence)) is not None:

@@ -12,6 +12,7 @@ import math
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import nullcontext
 from itertools import chain
@@ -63,7 +64,7 @@ COUNTS = ("step", "examples", "tokens", "best", "lines")
 """What a checkpoint keeps of a `Run` in STATE."""
 
 
-class Trainable(nn.Module):
+class Trainable(nn.Module, ABC):
     """A module that `fit` can train.
 
     Attributes:
@@ -74,17 +75,17 @@ class Trainable(nn.Module):
     progress: float = 0.0
     epoch: int = 0
 
+    @abstractmethod
     def parameter_groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
         """Trained parameters by the name of their learning rate; a part may have none."""
-        raise NotImplementedError
 
+    @abstractmethod
     def collate(self, items: list[Any], /) -> dict[str, Any]:
         """Collate items of the dataset into the arguments of `forward`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def tokens(self, batch: Mapping[str, Any], /) -> int | Tensor:
         """Number of tokens of text in a batch, without padding; on the batch's device."""
-        raise NotImplementedError
 
     def freeze_others(self) -> None:
         """Freeze every parameter that is in no group."""

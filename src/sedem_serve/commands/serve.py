@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
-from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +20,7 @@ from sedem.cli.options import (
     reader_at,
 )
 from sedem.config import DEFAULT_MODEL
+from sedem.endpoint import is_loopback
 from sedem.errors import ConfigError
 from sedem_serve.server.settings import LIMITS, ServerSettings
 
@@ -167,10 +166,7 @@ def serve(
     settings = ServerSettings(**given | limits)
     for place in settings.banks.values():
         store_at(place).meta()  # refused here, not after the model is open
-    loopback = host == "localhost"
-    with suppress(ValueError):
-        loopback = ipaddress.ip_address(host).is_loopback
-    if not loopback:
+    if not is_loopback(host):
         output.note(
             f"{host} can be reached from elsewhere, and keys travel in the clear; put a proxy with "
             "TLS in front"

@@ -99,6 +99,9 @@ def test_numbers_and_words_of_an_answer_become_places() -> None:
     # A passage that is named, and shares no words with the answer, is cited as a whole.
     assert list(cited("Ja [2, 1].", [first, second]))[1].answer_spans == ((7, 20),)
     # If none is named, all may be the source: names, numbers, and words side by side.
+    # Numbers of items are none of the answer's, and a digit alone stands everywhere.
+    third = Citation(1, "c.txt", 0, 26, 1.0, "Pump 1 and pump 2 hold 7 l.")
+    assert not next(cited("1. Yes.\n2. No, 7.", [third])).answer_spans
     both = [one.answer_spans for one in cited("She slept; so did Berg.", [first, second])]
     assert both == [((105, 109),), ()]
 
@@ -196,6 +199,7 @@ def test_everything_is_read_part_by_part(
         ("According to [1], Anna Berg pays 35 euros.", ()),
         ("She pays 36 euros. However, Anna Novak pays Richardson.", ("36", "Novak", "Richardson")),
         ("The quotations do not say so [1][2].", ()),
+        ("1. Anna Berg pays 35 euros.\n 2) She pays daily.", ()),
     ],
 )
 def test_names_and_numbers_of_no_source_are_told(text: str, words: tuple[str, ...]) -> None:
