@@ -105,8 +105,10 @@ def test_ones_own_model_writes_the_answer(
         monkeypatch.setattr(served.service, "reader", Reader(own.url, "qwen3:4b"))
         page = visit()
         expect(page.locator("#settings-shown")).to_contain_text("qwen3:4b")
-        ask(page, QUESTION, k="4")
+        usual = str(served.service.model.config.k)
+        ask(page, QUESTION, k=usual)
         expect(page.locator(".said")).to_have_text(said)
+        expect(page.locator(".chips").first).to_contain_text(re.compile(r"^[3-8] passages$"))
         expect(page.locator("#answers")).to_contain_text("Written by qwen3:4b")
         expect(page.locator("mark").first).to_be_visible()
         # If it gives none, the model's own answer is shown, with its sources.

@@ -47,7 +47,9 @@ export class Card {
   }
 
   chipTexts(k = null) {
-    const { k: asked, condition, min_confidence: least } = this.settings;
+    const { answer, k: asked, condition, min_confidence: least } = this.settings;
+    // A reader is given passages, however many blocks they come from.
+    if (!answer) return k === null ? [] : [count(k, "passage")];
     const used = k !== null && String(k) !== String(asked) ? ` (${k} used)` : "";
     const texts = [`K ${asked}${used}`, CONDITIONS[condition]];
     return least ? [...texts, `min. ${Math.round(least * 100)} %`] : texts;

@@ -155,6 +155,8 @@ export class Asking {
       bank: card.bank,
       ...settings,
     };
+    // The number of passages for a reader, unless another one was chosen than is usual here.
+    if (!settings.answer && settings.k === this.own.k) delete body.k;
     const response = await postJson("/v1/chat/completions", body, signal);
     let last = {};
     for await (const { sedem, choices: [choice] = [] } of events(response)) {
