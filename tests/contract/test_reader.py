@@ -125,9 +125,10 @@ def test_a_reader_is_given_the_json_that_is_wanted(client: TestClient, reader: T
     fields = {"type": "object", "properties": {"rent": {}, "due": {}}}
     form = {"type": "json_schema", "json_schema": {"name": "lease", "schema": fields}}
     reader.reply = lambda body: ['{"rent": 900, ', '"due": "the third"}']
-    found = chat(client, ("user", QUESTION), response_format=form)
+    found = chat(client, ("user", QUESTION), response_format=form, max_tokens=64)
     assert json.loads(found["choices"][0]["message"]["content"])["due"] == "the third"
     assert reader.bodies[-1]["response_format"] == form
+    assert reader.bodies[-1]["max_tokens"] == 64
     text = {"format": {"type": "json_schema", **form["json_schema"]}}
     body = {"model": "sedem@lease", "input": QUESTION, "text": text}
     assert client.post("/v1/responses", json=body).status_code == 200

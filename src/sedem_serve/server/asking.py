@@ -153,8 +153,14 @@ async def to_ask(service: Service, key: Key, body: AskBody) -> ResolvedQuestion:
     if request.reader is not None and name is not None:
         # The reader is told what was said; without a bank, that is in the documents.
         request, unused = replace(request, turns=said_before(body.turns, conversation.last)), ()
-    if request.reader is not None and form is not None:
-        request = replace(request, passed={"response_format": form.given})
+    if request.reader is not None:
+        # As the client says it: the limits of this server's model are none of the reader's.
+        given = {
+            "response_format": None if form is None else form.given,
+            "max_tokens": body.max_tokens,
+        }
+        passed = {name: value for name, value in given.items() if value}
+        request = replace(request, passed=passed)
     # How much of the bank
     if isinstance(request.k, int) and request.k > settings.max_k:
         told = f"'k' is {request.k}; this server allows at most {settings.max_k}"
