@@ -5,7 +5,9 @@ It speaks OpenAI's protocol, as Ollama, LM Studio, llama.cpp, vLLM and hosted se
 
 from __future__ import annotations
 
+import json
 import os
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -26,8 +28,10 @@ REPLY = 1_024
 KEYS = {"api.openai.com": "OPENAI_API_KEY"}
 """The variable of the environment with the key of a host; others have `KEY`."""
 KEY = "SEDEM_READER_KEY"
-SAID, THOUGHT, ENDED = "said", "thought", "ended"
-"""Kinds of pieces of a reply: words of the answer, reasoning, and why it ended."""
+SAID, THOUGHT, CALLED, ENDED = "said", "thought", "called", "ended"
+"""Kinds of pieces of a reply: words of the answer, reasoning, calls of tools, and why it ended."""
+Piece = tuple[str, Any]
+"""A kind and its text; of a call of a tool, the fields of the protocol's delta."""
 OPEN, CLOSE = "<think>", "</think>"
 """Around what a model writes for itself, where its server does not keep that apart."""
 
@@ -95,28 +99,35 @@ class Reader:
         raise ReaderError(f"no model is named, and {self.url} {has}; name one")
 
     def reply(
-        self, messages: Sequence[Mapping[str, str]], fields: Mapping[str, Any]
-    ) -> Iterator[tuple[str, str]]:
+        self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any]
+    ) -> Iterator[Piece]:
         """Yield a reply in pieces as they come, each with its kind.
 
         Args:
-            messages: roles and contents.
-            fields: other fields of the request, such as its sampling or a schema.
+            messages: as the protocol has them.
+            fields: other fields of the request, such as its sampling, a schema or tools.
 
         Raises:
-            ReaderError: the server cannot be reached, or refuses.
+            ReaderError: the server cannot be reached, refuses, or ends before it says anything.
         """
         create: Any = self._client.chat.completions.create  # typed for fields of its own
+        kinds = set[str]()
         with (
             self._told(),
             create(model=self.name, messages=messages, stream=True, **fields) as stream,
         ):
-            yield from apart(
+            pieces = (
                 piece
                 for chunk in stream
-                for choice in chunk.choices[:1]
+                for choice in (getattr(chunk, "choices", None) or ())[:1]
                 for piece in pieces_of(choice)
             )
+            for kind, piece in numbered(apart(pieces)):
+                kinds.add(kind)
+                yield kind, piece
+        # Some servers that fail within a reply only end it.
+        if not kinds - {THOUGHT}:
+            raise ReaderError(f"{self._called} at {self.url} broke off before it said anything")
 
     @cached_property
     def _client(self) -> OpenAI:
@@ -132,12 +143,16 @@ class Reader:
             http_client=DefaultHttpxClient(trust_env=not self.is_local),
         )
 
+    @property
+    def _called(self) -> str:
+        return f"model '{self.model}'" if self.model else "the reader"
+
     @contextmanager
     def _told(self) -> Iterator[None]:
         """Say in one sentence why a server gives no reply."""
         import openai
 
-        called = f"model '{self.model}'" if self.model else "the reader"
+        called = self._called
         try:
             yield
         except openai.APITimeoutError:
@@ -151,6 +166,8 @@ class Reader:
             problem = f"{called} at {self.url} refuses with {error.status_code}: {error.message}"
         except openai.OpenAIError as error:
             problem = f"{called} at {self.url} failed: {first_line(error)}"
+        except (ValueError, AttributeError):  # of the library, about a page or broken JSON
+            problem = f"{called} at {self.url} sends no OpenAI protocol; its address may lack /v1"
         else:
             return
         raise ReaderError(problem) from None
@@ -163,19 +180,58 @@ def is_loopback(host: str) -> bool:
     return host == "localhost"
 
 
-def pieces_of(choice: Any) -> Iterator[tuple[str, str]]:
+def pieces_of(choice: Any) -> Iterator[Piece]:
     """Yield the pieces of a choice of a stream; servers have two names for reasoning."""
+    delta = getattr(choice, "delta", None)
     for name in ("reasoning_content", "reasoning"):
-        if isinstance(text := getattr(choice.delta, name, None), str) and text:
+        if isinstance(text := getattr(delta, name, None), str) and text:
             yield THOUGHT, text
             break
-    if choice.delta.content:
-        yield SAID, choice.delta.content
+    if isinstance(text := getattr(delta, "content", None), str) and text:
+        yield SAID, text
+    for call in getattr(delta, "tool_calls", None) or ():
+        yield CALLED, call.model_dump(exclude_none=True, warnings=False)
     if choice.finish_reason:
         yield ENDED, choice.finish_reason
 
 
-def apart(pieces: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+def numbered(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Give each call of a tool a number and an id; some servers number all calls 0, or have no ids.
+
+    The first piece of a call has its name, and the others only more of its arguments.
+    """
+    ids, places = list[str](), dict[int | None, int]()
+    for kind, piece in pieces:
+        if kind != CALLED:
+            yield kind, piece
+            continue
+        index, id, function = piece.get("index"), piece.get("id"), piece.get("function", {})
+        arguments, place = function.get("arguments", ""), places.get(index)
+        if not isinstance(arguments, str):
+            arguments = json.dumps(arguments)
+        # Ids may change within a call, but then its name is not repeated.
+        if place is None or (id and id != ids[place] and function.get("name")):
+            place = places[index] = len(ids)
+            ids.append(id or f"call_{secrets.token_hex(12)}")
+            function = {**function, "arguments": arguments}
+            known = {"index": place, "id": ids[place], "type": "function", "function": function}
+            yield CALLED, {**piece, **known}
+        elif arguments:
+            yield CALLED, {"index": place, "function": {"arguments": arguments}}
+
+
+def whole_calls(pieces: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return calls of tools, given their numbered pieces."""
+    calls = list[dict[str, Any]]()
+    for piece in pieces:
+        if "id" in piece:
+            calls.append({**piece, "function": {**piece["function"]}})
+        else:
+            calls[piece["index"]]["function"]["arguments"] += piece["function"]["arguments"]
+    return [{name: value for name, value in one.items() if name != "index"} for one in calls]
+
+
+def apart(pieces: Iterable[Piece]) -> Iterator[Piece]:
     """Keep reasoning between tags apart from the reply."""
     kind, held = SAID, ""
     for given, piece in pieces:

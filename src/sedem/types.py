@@ -173,8 +173,9 @@ class Answer:
         k: number of blocks that were used.
         blocks: number of blocks in the memory.
         timings: milliseconds by stage; `select_ms`, `ttft_ms` and `total_ms` are always present.
-        finish_reason: "end" (the model ended it), "stop" (a stop string), "length" (the limit) or
-            "unanswerable" (no evidence found; `text` says so, and nothing was generated).
+        finish_reason: "end" (the model ended it), "stop" (a stop string), "length" (the limit),
+            "tool_calls" (a reader calls tools) or "unanswerable" (no evidence found; `text` says
+            so, and nothing was generated).
         cut: one sentence for each part that was left out or cut off; empty if none was.
         model: name of the model that answered.
         conditioning: positions that the decoder's upper layers saw before the first answer token:
@@ -191,6 +192,8 @@ class Answer:
         sentences: the spans that were read again as text, in order, before the answer was chosen;
             empty if it was chosen by the memory alone.
         reasoning: what a reader wrote for itself before the answer; empty if nothing.
+        calls: calls of tools that a reader makes before it answers, as OpenAI's protocol has them;
+            not part of the JSON.
         ranking: every block of the memory, best first, on request; not part of the JSON.
         answer_tokens: tokens that were generated, without the one that ends the answer; None if
             the method does not count them; not part of the JSON.
@@ -215,6 +218,7 @@ class Answer:
     alternative: str | None = None
     sentences: tuple[Span, ...] = ()
     reasoning: str = ""
+    calls: tuple[Mapping[str, Any], ...] = ()
     ranking: tuple[Span, ...] | None = None
     answer_tokens: int | None = None
     logprobs: tuple[tuple[tuple[str, float], ...], ...] | None = None
@@ -226,8 +230,9 @@ class Answer:
 
     def to_dict(self) -> dict[str, Any]:
         """The answer as values for JSON; its text has the key "answer"."""
-        fields = asdict(replace(self, ranking=None, logprobs=None))
-        del fields["ranking"], fields["answer_tokens"], fields["logprobs"]
+        fields = asdict(replace(self, calls=(), ranking=None, logprobs=None))
+        for name in ("calls", "ranking", "answer_tokens", "logprobs"):
+            del fields[name]
         fields["timings"] = dict(self.timings)
         return {"answer": fields.pop("text"), "certainty": self.certainty, **fields}
 

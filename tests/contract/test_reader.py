@@ -13,12 +13,16 @@ from commands import prints_json, refused, succeeds
 from conftest import LEASE
 from fastapi.testclient import TestClient
 from mcp.client import Client
-from readers import Told, reader_server
+from openai import BadRequestError, OpenAI
+from readers import Told, called, reader_server
+from servers import SECONDS, serving
+from serving import SECRET
 from unit.server.conftest import make_client, settings  # noqa: F401
 
 from sedem import MemoryBank, SeDeM
 from sedem.endpoint import Reader
 from sedem.reading.followed import OpenBank
+from sedem_serve.server.settings import ServerSettings
 from sedem_serve.tools.mcp import LocalBackend, ToolServer
 
 QUESTION, SAID = "What is the rent?", "It is 900 euros [1]."
@@ -138,6 +142,141 @@ def test_a_reader_is_given_the_json_that_is_wanted(client: TestClient, reader: T
     body |= {"answer": "free", "response_format": form}
     refused_form = client.post("/v1/chat/completions", json=body)
     assert refused_form.status_code == 400 and "several fields" in refused_form.text
+
+
+@pytest.fixture
+def api(
+    settings: ServerSettings,  # noqa: F811
+    model: SeDeM,
+    bank: MemoryBank,
+    tmp_path: Path,
+    reader: Told,
+) -> Iterator[OpenAI]:
+    """OpenAI's own client of a server that has a reader."""
+    bank.save(tmp_path / "lease.bank")
+    changes: dict[str, Any] = {"banks": {"lease": tmp_path / "lease.bank"}, "reader": reader.url}
+    with (
+        serving(settings.with_changes(**changes), model) as served,
+        OpenAI(base_url=served.api, api_key=SECRET, max_retries=0, timeout=SECONDS) as client,
+    ):
+        yield client
+
+
+FUNCTIONS = [
+    {"name": name, "parameters": {"type": "object", "properties": {"of": {"type": "string"}}}}
+    for name in ("weather", "rates")
+]
+TOOLS: Any = [{"type": "function", "function": one} for one in FUNCTIONS]
+ASKED: Any = {"role": "user", "content": QUESTION}
+OSLO, EURO = '{"of": "Oslo"}', '{"of": "euro"}'
+CALLS = [
+    {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    for id, name, arguments in (("a", "weather", OSLO), ("b", "rates", EURO))
+]
+ROUND: Any = [
+    {"role": "assistant", "content": None, "tool_calls": CALLS},
+    {"role": "tool", "tool_call_id": "a", "content": "17 degrees"},
+    {"role": "tool", "tool_call_id": "b", "content": "1 euro is 25 crowns. " * 30},
+]
+
+
+def test_a_reader_calls_a_tool_of_the_client(api: OpenAI, reader: Told) -> None:
+    reader.reply = lambda body: [called(OSLO, id="a", name="weather")]  # as Ollama sends it
+    fields: Any = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
+    create = api.chat.completions.create
+    found = create(model="sedem@lease", messages=[ASKED], **fields)
+    (choice,) = found.choices
+    assert [one.to_dict() for one in choice.message.tool_calls or ()] == CALLS[:1]
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", "")
+    asked = reader.bodies[-1]
+    assert {name: asked[name] for name in fields} == fields
+    assert "[1] lease.txt" in asked["messages"][-1]["content"]
+    details = found.model_extra["sedem"] if found.model_extra else {}
+    assert details["citations"] and details["finish_reason"] == "tool_calls"
+    assert details["ignored"] == details["unsupported"] == details["cut"] == []
+    # A reader without tools, and a question that wants the server's own model
+    reader.reply = lambda body: (400, "tiny does not support tools")
+    found = create(model="sedem@lease", messages=[ASKED], max_tokens=4, **fields)
+    assert found.choices[0].message.content and found.choices[0].finish_reason == "length"
+    assert "does not support tools" in str(found.model_extra)
+    own: Any = {"model": "sedem@lease", "messages": [ASKED], "extra_body": {"answer": "free"}}
+    with pytest.raises(BadRequestError, match="requires a tool, and sedem calls none"):
+        create(**own, **fields)
+    with pytest.raises(BadRequestError, match="requires a tool"):
+        create(model="sedem@lease", messages=[ASKED], tool_choice="required")
+    found = create(**own, max_tokens=4, **fields | {"tool_choice": "auto"})
+    assert found.model_extra and found.model_extra["sedem"]["ignored"] == ["tools"]
+
+
+def test_calls_of_tools_are_streamed_in_pieces(api: OpenAI, reader: Told) -> None:
+    reader.reply = lambda body: [
+        {"reasoning": "Both?"}, "Let me see.",
+        called(id="a", name="weather"), called(OSLO[:5]), called(OSLO[5:]),
+        called(id="b", index=1, name="rates"), called(EURO, index=1),
+    ]  # fmt: skip
+    chunks = [*api.chat.completions.create(
+        model="sedem@lease", messages=[ASKED], tools=TOOLS, stream=True
+    )]  # fmt: skip
+    deltas = [one.choices[0].delta for one in chunks]
+    pieces = [call for delta in deltas for call in delta.tool_calls or ()]
+    assert [one.index for one in pieces] == [0, 0, 0, 1, 1]
+    assert [one.id for one in pieces] == ["a", None, None, "b", None]
+    assert [one.choices[0].finish_reason for one in chunks[-2:]] == [None, "tool_calls"]
+    # What OpenAI's client makes of them.
+    with api.chat.completions.stream(model="sedem@lease", messages=[ASKED], tools=TOOLS) as stream:
+        (choice,) = stream.get_final_completion().choices
+    told = [one.function.to_dict() for one in choice.message.tool_calls or ()]
+    assert [(one["name"], one["arguments"]) for one in told] == [("weather", OSLO), ("rates", EURO)]
+    assert (choice.message.content, choice.finish_reason) == ("Let me see.", "tool_calls")
+
+
+@pytest.mark.parametrize("name", ["sedem@lease", "sedem"])
+def test_results_of_tools_reach_the_reader_in_order(api: OpenAI, reader: Told, name: str) -> None:
+    reader.reply = lambda body: ["It is 17 degrees, and 1 euro is 25 crowns, not 26."]
+    before: Any = [ASKED, *ROUND, {"role": "assistant", "content": "Mild."}]
+    messages: Any = [*before, {"role": "user", "content": "And now?"}, *ROUND]
+    if name == "sedem":  # the results are no documents of a question without a bank
+        messages = [{"role": "user", "content": "And now?"}, *ROUND]
+    found = api.chat.completions.create(model=name, messages=messages, tools=TOOLS)
+    *told, asked, calls, one, other = reader.bodies[-1]["messages"]
+    assert [calls, one, other] == ROUND and asked["content"].endswith("And now?")
+    assert asked["role"] == "user" and found.choices[0].finish_reason == "stop"
+    details = found.model_extra["sedem"] if found.model_extra else {}
+    assert details["question"] == "And now?" and details["unsupported"] == ["26"]
+    if name != "sedem":
+        assert told[1:] == before and "quotations" in told[0]["content"]
+
+
+def test_responses_call_tools_of_the_client(api: OpenAI, reader: Told) -> None:
+    reader.reply = lambda body: [
+        called(id="a", name="weather"), called(OSLO), called(EURO, id="b", index=1, name="rates")
+    ]  # fmt: skip
+    fields: Any = {"model": "sedem@lease", "tool_choice": {"type": "function", "name": "rates"}}
+    # Tools of OpenAI's own server are left out.
+    fields["tools"] = [{"type": "function", **one} for one in FUNCTIONS] + [{"type": "web_search"}]
+    whole = api.responses.create(input=QUESTION, **fields)
+    events = [*api.responses.create(input=QUESTION, stream=True, **fields)]
+    assert reader.bodies[-1]["tools"] == TOOLS
+    assert reader.bodies[-1]["tool_choice"]["function"] == {"name": "rates"}
+    streamed: Any = events[-1]
+    for response in (whole, streamed.response):
+        calls = [one for one in response.output if one.type == "function_call"]
+        told = [(one.call_id, one.name, one.arguments) for one in calls]
+        assert told == [("a", "weather", OSLO), ("b", "rates", EURO)]
+    kinds = [one.type for one in events if "function_call" in one.type]
+    assert kinds == ["response.function_call_arguments." + kind for kind in
+                     ("delta", "delta", "delta", "done", "done")]  # fmt: skip
+    added = [one for one in events if one.type == "response.output_item.added"]
+    assert [(one.output_index, one.item.id) for one in added[1:]] == [(1, "fc_a"), (2, "fc_b")]
+    # The round after it, as a client sends the output back
+    reader.reply = lambda body: ["It is mild."]
+    given: Any = [ASKED, *(one.to_dict() for one in whole.output)]
+    for one in ROUND[1:]:
+        id, output = one["tool_call_id"], one["content"]
+        given.append({"type": "function_call_output", "call_id": id, "output": output})
+    assert api.responses.create(input=given, **fields).output_text == "It is mild."
+    asked, *rest = reader.bodies[-1]["messages"][-4:]
+    assert rest == ROUND and QUESTION in asked["content"]
 
 
 def test_a_conversation_without_documents_is_the_readers(client: TestClient, reader: Told) -> None:

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
 from typing import Any
 
 from sedem.answering.decoding import UNANSWERABLE, Decoding
 from sedem.answering.passages import find_passages
-from sedem.answering.running import Estimate, Event, Selected
+from sedem.answering.running import CallPiece, Estimate, Event, Selected
 from sedem.answering.spans import ABOUT_ALL
-from sedem.backbone.prompts import Turn
 from sedem.bank.memory_bank import Snapshot
-from sedem.endpoint import ENDED, SAID, THOUGHT
+from sedem.endpoint import CALLED, ENDED, SAID, THOUGHT, Piece, whole_calls
 from sedem.engine.interface import Engine
 from sedem.errors import ReaderError
 from sedem.folding import written
@@ -53,6 +52,12 @@ NOTES = (
     "that the request needs. Copy names, numbers and dates exactly. If it says nothing that the "
     "request needs, write: nothing."
 )
+CUT = {
+    "length": "the answer was cut off at the reader's limit",
+    "content_filter": "the answer was cut off by the reader's filter",
+    None: "the reader does not say how its reply ended; it may be cut off",
+}
+"""What is told of a reply by why it ended."""
 NOTHING = re.compile(r"\W*nothing\W*", re.IGNORECASE)
 _NUMBERS = re.compile(r"\s?\[(\d{1,4}(?:\s?[,;]\s?\d{1,4})*)\]")
 """The quotations that an answer names, such as [2] or [1, 3]."""
@@ -73,7 +78,8 @@ def reader_events(
         own: gives the model's own answer, which is offered where the reader gives none.
 
     Yields:
-        The passages, how long it takes if that is long, the answer in pieces, and as a whole.
+        The passages, how long it takes if that is long, the answer or calls of tools in pieces,
+        and all as a whole.
 
     Raises:
         ReaderError: the reader failed within its reply.
@@ -102,7 +108,7 @@ def reader_events(
     yield Selected(tuple(quoted), indexes, selection.confidence, declined)
 
     # The reply, unless the reader fails before it says anything.
-    parts: dict[str, list[str]] = {SAID: [], THOUGHT: [], ENDED: []}
+    parts: dict[str, list[Any]] = {SAID: [], THOUGHT: [], CALLED: [], ENDED: []}
     try:
         sections = [quotation(number, one) for number, one in enumerate(quoted, start=1)]
         # What exceeds one prompt is read part by part first, and noted.
@@ -121,10 +127,14 @@ def reader_events(
                 cut.append("the notes on the parts were too long, and only the first were used")
                 notes = next(packed(notes, reader.room))[:-1]
             sections = notes
-        systems = [words for role, words in request.turns if role == "system"]
-        before = [(role, words) for role, words in request.turns if role != "system"]
-        # The newest of what was said, as far as there is room beside the quotations.
-        count = len(next(packed([words for _, words in reversed(before)], reader.room // 4), ()))
+        systems = [one["content"] for one in request.turns if one["role"] == "system"]
+        before = [one for one in request.turns if one["role"] != "system"]
+        # The newest of what was said, as far as there is room beside the quotations. Results of
+        # tools need the calls before them.
+        sizes = [f"{one['content'] or ''}{one.get('tool_calls', '')}" for one in reversed(before)]
+        count = len(next(packed(sizes, reader.room // 4), ()))
+        while count and before[len(before) - count]["role"] == "tool":
+            count -= 1
         if count < len(before):
             left = len(before) - count
             cut.append(
@@ -138,16 +148,18 @@ def reader_events(
         else:
             rules = [RULES, *systems]
         asked = prompt_of("\n\n".join(rules), before, "\n\n".join(sections), question)
-        reply = iter([(SAID, UNANSWERABLE)])
+        reply: Iterator[Piece] = iter([(SAID, UNANSWERABLE), (ENDED, "stop")])
         if not declined:
-            reply = reader.reply(asked, fields | {**request.passed})
-        for kind, text in reply:
+            reply = reader.reply([*asked, *request.rounds], fields | {**request.passed})
+        for kind, piece in reply:
             mark("ttft_ms")
-            parts[kind].append(text)
+            parts[kind].append(piece)
             if kind == SAID:
-                yield text
+                yield piece
+            elif kind == CALLED:
+                yield CallPiece(piece)
     except ReaderError as error:
-        if parts[SAID]:
+        if parts[SAID] or parts[CALLED]:
             raise
         (answer,) = own()
         yield answer.text
@@ -156,16 +168,19 @@ def reader_events(
     mark("ttft_ms")
     mark("total_ms")
     text = "".join(parts[SAID]).strip()
-    if (ended := "".join(parts[ENDED])) == "length":
-        cut.append("the answer was cut off at the reader's limit")
+    calls, ended = tuple(whole_calls(parts[CALLED])), next(iter(parts[ENDED]), None)
+    if ended in CUT:
+        cut.append(CUT[ended])
+    finish = "length" if ended == "length" else "tool_calls" if calls else "end"
     sources = [request.question, *(s for one in quoted for s in (one.document, one.text))]
+    sources += [one["content"] for one in (*before, *request.rounds) if one["role"] == "tool"]
     yield Answer(
         text=text,
         citations=tuple(cited(text, quoted)),
         k=len(quoted),
         blocks=len(bank),
         timings=timings,
-        finish_reason="unanswerable" if declined else "length" if ended == "length" else "end",
+        finish_reason="unanswerable" if declined else finish,
         model=reader.model or reader.host if declined else reader.name,
         cut=tuple(cut),
         stored_bytes=bank.memory_bytes,
@@ -173,6 +188,7 @@ def reader_events(
         confidence=selection.confidence,
         unsupported=() if declined else invented(text, sources),
         reasoning="".join(parts[THOUGHT]).strip(),
+        calls=calls,
     )
 
 
@@ -281,11 +297,13 @@ def quotation(number: int, citation: Citation) -> str:
     return f"[{number}] {citation.document}{page}\n{citation.text}"
 
 
-def prompt_of(rules: str, turns: Sequence[Turn], sections: str, asked: str) -> list[dict[str, str]]:
+def prompt_of(
+    rules: str, turns: Sequence[Mapping[str, Any]], sections: str, asked: str
+) -> list[Mapping[str, Any]]:
     """Return the messages to a reader: rules, what was said before, quotations and a question."""
     asked = "\n\n".join(filter(None, [sections, asked]))
-    messages = [("system", rules), *turns, ("user", asked)]
-    return [{"role": role, "content": words} for role, words in messages if words]
+    first = [{"role": "system", "content": rules}] if rules else []
+    return [*first, *turns, {"role": "user", "content": asked}]
 
 
 def invented(text: str, sources: Sequence[str]) -> tuple[str, ...]:

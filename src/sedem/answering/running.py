@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,9 +70,21 @@ class Estimate:
     blocks: int
 
 
-Event = Selected | Estimate | str | Answer | Exception
-"""The blocks of an answer, how long it will take if that is long, then pieces of text, then the
-last event: the whole answer, or the error that replaces it. An error may also come alone."""
+@dataclass(frozen=True)
+class CallPiece:
+    """A piece of a call of a tool, which a reader makes in place of an answer.
+
+    Attributes:
+        delta: its fields, as OpenAI's protocol streams them.
+    """
+
+    delta: Mapping[str, Any]
+
+
+Event = Selected | Estimate | str | CallPiece | Answer | Exception
+"""The blocks of an answer, how long it will take if that is long, then pieces of text and of calls
+of tools, then the last event: the whole answer, or the error that replaces it. An error may also
+come alone."""
 
 TELL, MEASURED = 10.0, 1.0
 """Seconds that are told before they pass, and for how long the work is measured before."""
@@ -111,7 +124,7 @@ class OpenQuestion:
             if self.selected:  # after a failed joint prefill, a question is tried again alone
                 return
             self.selected = True
-        elif not isinstance(event, str | Estimate):
+        elif isinstance(event, Answer | Exception):
             self.ended = True  # never back to False: a reader may cancel while text is being sent
         self._send(event)
 
@@ -148,7 +161,7 @@ class Reply:
             self.selected = event
         elif isinstance(event, Estimate):
             self.estimate = event
-        else:
+        elif isinstance(event, Answer | Exception):
             self._over = True
             if isinstance(event, Exception):
                 raise failure(event)

@@ -36,6 +36,7 @@ from sedem.answering.decoding import GREEDY, Decoding
 from sedem.answering.reader import reader_events
 from sedem.answering.running import (
     ROOM_SECONDS,
+    CallPiece,
     Estimate,
     Event,
     OpenQuestion,
@@ -365,13 +366,13 @@ class AsyncReply(Reply, AsyncIterator[str]):
                 return piece
         raise StopAsyncIteration
 
-    async def parts(self) -> AsyncIterator[str | Estimate]:
-        """Read the text in pieces and, before it, how long the answer takes if that is long."""
+    async def parts(self) -> AsyncIterator[str | Estimate | CallPiece]:
+        """Read what comes after the blocks: how long it takes if that is long, and the pieces."""
         while not self._over:
             event = await self._next_event()
             if piece := self._piece(event):
                 yield piece
-            elif isinstance(event, Estimate):
+            elif isinstance(event, Estimate | CallPiece):
                 yield event
 
     async def selection(self) -> Selected:

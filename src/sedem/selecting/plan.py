@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import torch
 from torch import Tensor
 
-from sedem.backbone.prompts import Turn, question_ids, with_texts
+from sedem.backbone.prompts import question_ids, with_texts
 from sedem.bank.memory_bank import BankReader, Snapshot
 from sedem.bank.words import Words
 from sedem.config import WAYS, AnswerBy, Condition, Hops, SelectBy, check_choice
@@ -89,8 +89,10 @@ class Request:
             question; None means those of the question alone.
         reader: the model that writes the answer from passages; None means this one. A number of
             blocks is then one of passages, and how blocks are read does not count.
-        turns: what a reader is told of the conversation before the question.
-        passed: further fields of the request to a reader, such as a JSON schema.
+        turns: what a reader is told of the conversation before the question, as messages of
+            OpenAI's protocol.
+        rounds: the calls of tools that a reader made to answer it, and their results, likewise.
+        passed: further fields of the request to a reader, such as a JSON schema or tools.
     """
 
     bank: BankReader
@@ -108,7 +110,8 @@ class Request:
     selected: Selection | None = None
     prompt: Sequence[int] | None = None
     reader: Reader | None = None
-    turns: Sequence[Turn] = ()
+    turns: Sequence[Mapping[str, Any]] = ()
+    rounds: Sequence[Mapping[str, Any]] = ()
     passed: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -212,7 +215,7 @@ def plan_of(model: SedemModules, request: Request) -> Plan:
         settled[name] = usual if given is None else given
         check_choice(name, settled[name], known)
     settled["bank"], settled["spares_covered"] = bank, least is None
-    for name in ("reader", "turns", "passed"):  # a reader has no plan
+    for name in ("reader", "turns", "rounds", "passed"):  # a reader has no plan
         del settled[name]
     settled["k"] = 0 if forced else budget_of(model, request.k)
     if least is None:

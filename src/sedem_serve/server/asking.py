@@ -13,11 +13,11 @@ import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sedem.answering.conversation import conversation_request, no_documents
 from sedem.answering.decoding import Decoding
-from sedem.answering.running import Estimate, Selected
-from sedem.backbone.prompts import Turn
+from sedem.answering.running import CallPiece, Estimate, Selected
 from sedem.method.selector import ALL
 from sedem.selecting.plan import Options, Request
 from sedem.selecting.select import document_indexes
@@ -29,7 +29,14 @@ from sedem_serve.server.logs import log
 from sedem_serve.server.messages import read_conversation, unused_turn
 from sedem_serve.server.service import Service
 from sedem_serve.server.settings import ServerSettings
-from sedem_serve.server.shapes import SEVERAL, UNSUPPORTED, AskBody
+from sedem_serve.server.shapes import (
+    NO_TOOL,
+    SEVERAL,
+    UNSUPPORTED,
+    AskBody,
+    Message,
+    requires_tool,
+)
 
 SEPARATOR = "@"
 """Separates the model's name from the bank's name in `model`."""
@@ -37,6 +44,8 @@ SEED_BITS = 63
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-3, 2.0
 """Colder sampling takes the likeliest token; the second is the limit of OpenAI's API."""
 LEAST_TOP_P = 1e-6
+TOLD = ("system", "user", "assistant")
+"""Roles whose words a reader is told."""
 ANSWER_SHARE = 4
 """An answer takes at most this part, one in so many, of the decoder's positions."""
 
@@ -72,7 +81,7 @@ class WholeAnswer:
     answer: Answer
 
 
-Part = Selected | Estimate | str | WholeAnswer
+Part = Selected | Estimate | str | CallPiece | WholeAnswer
 """What an answer comes in."""
 AnswerParts = AsyncGenerator[tuple[int, Part], None]
 """The parts of all answers to a request, each with the number of its answer."""
@@ -86,6 +95,10 @@ async def to_ask(service: Service, key: Key, body: AskBody) -> ResolvedQuestion:
         QueueFullError: too many questions wait, or too many texts wait to be read.
     """
     settings, model = service.settings, service.model
+    # Who answers: who names a way to answer wants the model's own, which calls no tools.
+    reader = service.reader if body.options["answer"] is None else None
+    if requires_tool(body.tool_choice) and not (reader and body.tool_fields):
+        raise bad_request(f"'tool_choice' {NO_TOOL}", "tool_choice", UNSUPPORTED)
     # Which bank; one that is out of scope must look like one that does not exist
     name = bank_name(service, key, body)
     decoding = decoding_of(body, settings, model.decoder.max_positions)
@@ -93,10 +106,15 @@ async def to_ask(service: Service, key: Key, body: AskBody) -> ResolvedQuestion:
         require_bank(key, name)
     # A refusal must be cheap: there may be many while the queue is full.
     service.scheduler.require_room()
-    # What is asked, in a thread, because a message may have millions of characters
-    conversation = await asyncio.to_thread(
-        read_conversation, body.turns, with_bank=name is not None
-    )
+    # What is asked, in a thread, because a message may have millions of characters. What tools give
+    # a reader to answer it is no document.
+    turns = body.turns
+    if reader is not None:
+        by_user = [i for i, (role, words) in enumerate(turns) if role == "user" and words.strip()]
+        for index in range(by_user[-1] if by_user else len(turns), len(turns)):
+            if body.said[index].tool_call_id:
+                turns[index] = ("tool", "")
+    conversation = await asyncio.to_thread(read_conversation, turns, with_bank=name is not None)
     if conversation is None:
         raise bad_request("the messages have no text; end them with a user's question", "messages")
     # How much of it
@@ -126,8 +144,8 @@ async def to_ask(service: Service, key: Key, body: AskBody) -> ResolvedQuestion:
     if (reply := conversation.reply) is not None:
         request = Request(no_documents(model), "")
         return ResolvedQuestion(request, decoding, body, name, conversation.unused, 0, 0, reply)
+    last = conversation.last
     if name is None and not conversation.documents:
-        last = conversation.last
         return await asyncio.to_thread(without_documents, service, body, last, decoding)
     # With documents: those of the messages, or of the bank
     if name is None:
@@ -143,28 +161,22 @@ async def to_ask(service: Service, key: Key, body: AskBody) -> ResolvedQuestion:
             )
         bank, cached = current, current.tokens
     options: Options = {**body.options, "context": conversation.context}
-    # Who names a way to answer wants the model's own.
-    options["reader"] = service.reader if body.options["answer"] is None else None
-    form = body.answer_form
-    if form is not None and form.field is None and options["reader"] is None:
+    options["reader"], form = reader, body.answer_form
+    if form is not None and form.field is None and reader is None:
         place = type(body).model_fields["answer_form"].validation_alias
         raise bad_request(f"'{place}' {SEVERAL}", str(place), UNSUPPORTED)
     request, unused = Request(bank, conversation.question, **options), conversation.unused
-    if request.reader is not None and name is not None:
-        # The reader is told what was said; without a bank, that is in the documents.
-        request, unused = replace(request, turns=said_before(body.turns, conversation.last)), ()
-    if request.reader is not None:
-        # As the client says it: the limits of this server's model are none of the reader's.
-        given = {
-            "response_format": None if form is None else form.given,
-            "max_tokens": body.max_tokens,
-        }
-        passed = {name: value for name, value in given.items() if value}
-        request = replace(request, passed=passed)
+    if reader is not None:
+        request = to_reader(request, body, last)
+        # It is told what was said before; without a bank, that is in the documents.
+        if name is None:
+            request = replace(request, turns=())
+        else:
+            unused = ()
     # How much of the bank
     if isinstance(request.k, int) and request.k > settings.max_k:
-        told = f"'k' is {request.k}; this server allows at most {settings.max_k}"
-        raise bad_request(f"{told}, or 'all', or 'auto'", "k")
+        problem = f"'k' is {request.k}; this server allows at most {settings.max_k}"
+        raise bad_request(f"{problem}, or 'all', or 'auto'", "k")
     if request.documents is not None and len(request.documents) > settings.max_documents:
         raise bad_request(
             f"'documents' has {len(request.documents):,} entries, this server allows at most "
@@ -184,10 +196,36 @@ async def to_ask(service: Service, key: Key, body: AskBody) -> ResolvedQuestion:
     return ResolvedQuestion(request, decoding, body, name, unused, tokens, cached)
 
 
-def said_before(turns: Sequence[Turn], last: int) -> list[Turn]:
-    """Return what people and the assistant said before a turn, as a reader is told it."""
-    said = [(role.replace("developer", "system"), words) for role, words in turns[:last]]
-    return [one for one in said if one[0] in ("system", "user", "assistant") and one[1].strip()]
+def to_reader(request: Request, body: AskBody, last: int) -> Request:
+    """Return a request with all that a body says to a reader.
+
+    Args:
+        last: index of the message that asks.
+    """
+    before, since = body.said[:last], body.said[last + 1 :]
+    form = body.answer_form
+    # As the client says it: the limits of this server's model are none of the reader's.
+    given = {"max_tokens": body.max_tokens or None, **body.tool_fields}
+    given["response_format"] = None if form is None else form.given
+    return replace(
+        request,
+        turns=told(before),
+        rounds=told([one for one in since if one.tool_calls or one.tool_call_id]),
+        passed={name: value for name, value in given.items() if value is not None},
+    )
+
+
+def told(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return what people, the assistant and the tools that it calls say, as a reader is told it."""
+    kept = list[dict[str, Any]]()
+    for message in messages:
+        one, calls = message.told, message.told.get("tool_calls")
+        # Calls come one by one in responses.
+        if calls and not one["content"] and kept and "tool_calls" in kept[-1]:
+            kept[-1] = {**kept[-1], "tool_calls": [*kept[-1]["tool_calls"], *calls]}
+        elif calls or "tool_call_id" in one or (one["content"].strip() and one["role"] in TOLD):
+            kept.append(one)
+    return kept
 
 
 def without_documents(
@@ -200,8 +238,8 @@ def without_documents(
     """
     options, turns = body.options, body.turns
     if service.reader is not None and options["documents"] is None and options["answer"] is None:
-        bank, before = no_documents(service.model), said_before(turns, last)
-        request = Request(bank, turns[last][1], reader=service.reader, turns=before)
+        request = Request(no_documents(service.model), turns[last][1], reader=service.reader)
+        request = to_reader(request, body, last)
         return ResolvedQuestion(request, decoding, body, None, (), 0, 0)
     needs_documents = options["documents"] is not None or options["min_confidence"] is not None
     if needs_documents or not service.model.decoder.tokenizer.chat_template:

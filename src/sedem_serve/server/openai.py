@@ -17,7 +17,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from sedem.answering.decoding import UNFINISHED
-from sedem.answering.running import Estimate, Selected
+from sedem.answering.running import CallPiece, Estimate, Selected
 from sedem.config import WAYS
 from sedem_serve.server.asking import SEPARATOR, AnswerParts, WholeAnswer, answering
 from sedem_serve.server.errors import ApiError
@@ -29,6 +29,8 @@ from sedem_serve.server.shapes import ChatBody, ChoicesBody, CompletionBody, Res
 
 router = APIRouter()
 
+ENDINGS = {"length": "length", "tool_calls": "tool_calls"}
+"""How OpenAI names why an answer ended, if that is not "stop"."""
 CHARACTERS_PER_TOKEN = 4
 """Usual length of a token in English, which clients assume too."""
 
@@ -70,7 +72,9 @@ async def _complete(request: Request, body: ChoicesBody, service: Service, key: 
     listed = []
     for index, one in enumerate(answers):
         message = {"role": "assistant", "content": one.answer.text, "refusal": None}
-        said = {**message, "annotations": annotations_of(one)}
+        said: dict[str, Any] = {**message, "annotations": annotations_of(one)}
+        if one.answer.calls:
+            said["tool_calls"] = one.answer.calls
         listed.append(_choice(chat, "message", index, said, one))
     usage, details = usage_of(answers), details_of(answers[0])
     return JSONResponse({**frame, "choices": listed, "usage": usage, "sedem": details})
@@ -94,6 +98,8 @@ async def _events(parts: AnswerParts, body: ChoicesBody, frame: Mapping[str, Any
                     yield chunk(index, {}, sedem={"estimate": asdict(part)})
                 case str():
                     yield chunk(index, {"content": part})
+                case CallPiece():
+                    yield chunk(index, {"tool_calls": [part.delta]})
                 case WholeAnswer():
                     answers.append(part)
                     delta = {"annotations": annotations_of(part)}
@@ -111,12 +117,8 @@ def _choice(
         "index": index,
         **({name: said} if chat else {"text": said.get("content", "")}),
         "logprobs": None if answered is None else logprobs_of(answered, chat),
-        "finish_reason": None if answered is None else _ending(answered, "length", "stop"),
+        "finish_reason": answered and ENDINGS.get(answered.answer.finish_reason, "stop"),
     }
-
-
-def _ending(answered: WholeAnswer, cut_off: str, whole: str) -> str:
-    return cut_off if answered.answer.finish_reason == "length" else whole
 
 
 def logprobs_of(answered: WholeAnswer, chat: bool) -> dict[str, Any] | None:
@@ -174,6 +176,7 @@ async def responses(request: Request, body: ResponsesBody, service: Served, key:
 
 async def _response_events(parts: AnswerParts, frame: Mapping[str, Any]) -> Events:
     item, numbers = f"msg_{secrets.token_hex(12)}", count()
+    items = [item]
     place = {"item_id": item, "output_index": 0, "content_index": 0}
     begun = {**frame, "status": "in_progress", "output": [], "usage": None}
 
@@ -196,9 +199,17 @@ async def _response_events(parts: AnswerParts, frame: Mapping[str, Any]) -> Even
                     yield f": about {part.seconds:.0f} s for {part.blocks} blocks\n\n".encode()
                 case str():
                     yield named("output_text.delta", **place, delta=part, logprobs=[])
+                case CallPiece():
+                    at, added = 1 + part.delta["index"], part.delta["function"]["arguments"]
+                    if "id" in part.delta:
+                        call = {**_call(part.delta, "in_progress"), "arguments": ""}
+                        yield named("output_item.added", output_index=at, item=call)
+                        items.append(call["id"])
+                    known = {"item_id": items[at], "output_index": at, "delta": added}
+                    yield named("function_call_arguments.delta", **known)
                 case WholeAnswer():
                     response = _finished(frame, item, part)
-                    (message,) = response["output"]
+                    message, *called = response["output"]
                     (content,) = message["content"]
                     for index, annotation in enumerate(content["annotations"]):
                         yield named(
@@ -211,22 +222,27 @@ async def _response_events(parts: AnswerParts, frame: Mapping[str, Any]) -> Even
                     yield named("output_text.done", **place, text=text, logprobs=[])
                     yield named("content_part.done", **place, part=content)
                     yield named("output_item.done", output_index=0, item=message)
+                    for at, call in enumerate(called, start=1):
+                        known = {"item_id": call["id"], "arguments": call["arguments"]}
+                        yield named("function_call_arguments.done", output_index=at, **known)
+                        yield named("output_item.done", output_index=at, item=call)
                     yield named(response["status"], response=response)
 
 
 def _finished(frame: Mapping[str, Any], item: str, answered: WholeAnswer) -> dict[str, Any]:
     """Return the complete response."""
-    status = _ending(answered, "incomplete", "completed")
-    cut_off = status == "incomplete"
+    cut_off = answered.answer.finish_reason == "length"
+    status = "incomplete" if cut_off else "completed"
     annotations = [
         {"type": one["type"], **one["file_citation"]} for one in annotations_of(answered)
     ]
-    usage = usage_of([answered])
+    usage, text = usage_of([answered]), _text(answered.answer.text, annotations)
+    calls = [_call(call, status) for call in answered.answer.calls]
     return {
         **frame,
         "status": status,
         "incomplete_details": {"reason": "max_output_tokens"} if cut_off else None,
-        "output": [_message(item, status, [_text(answered.answer.text, annotations)])],
+        "output": [_message(item, status, [text]), *calls],
         "usage": {
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": usage["prompt_tokens_details"],
@@ -241,6 +257,13 @@ def _finished(frame: Mapping[str, Any], item: str, answered: WholeAnswer) -> dic
 def _message(item: str, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
     told = {"type": "message", "id": item, "role": "assistant", "status": status}
     return {**told, "content": content}
+
+
+def _call(call: Mapping[str, Any], status: str) -> dict[str, Any]:
+    """Return a call of a tool as an item of its own."""
+    id, function = call["id"], call["function"]
+    told = {"type": "function_call", "id": f"fc_{id}", "call_id": id, "status": status}
+    return {**told, "name": function.get("name"), "arguments": function["arguments"]}
 
 
 def _text(text: str, annotations: list[dict[str, Any]]) -> dict[str, Any]:
@@ -289,7 +312,7 @@ def details_of(answered: WholeAnswer) -> dict[str, Any]:
         "reader": asked.request.reader is not None,
         "reasoning": answer.reasoning,
         "finish_reason": answer.finish_reason,
-        "ignored": [*asked.body.ignored, *lost],
+        "ignored": [*(one for one in asked.body.ignored if one not in asked.request.passed), *lost],
         "cut": [*asked.unused, *answer.cut],
         "timings": {name: round(ms, 3) for name, ms in answer.timings.items()},
         "context_tokens": answer.context_tokens,

@@ -7,7 +7,7 @@ if the answer could not be what it asks for, such as JSON.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
@@ -52,7 +52,8 @@ def _refuse(asks: Callable[[Any], bool], problem: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def _requires_tool(choice: Any) -> bool:
+def requires_tool(choice: Any) -> bool:
+    """Whether a choice of tools does not leave it to the model whether it calls one."""
     if isinstance(choice, dict):
         choice = choice.get("mode", choice.get("type", "required"))
     return choice not in (None, "none", "auto")
@@ -100,10 +101,9 @@ SEVERAL = (
 """What a client is told of a form that only a reader can give."""
 _NARROWED = frozenset(("enum", "const", "pattern", "format", "maxLength", "minLength"))
 """What a schema says of a text that not every answer is."""
-NoTool = Annotated[
-    None,
-    _refuse(_requires_tool, "requires a tool, and sedem calls none; give 'auto' or leave it out"),
-]
+NO_TOOL = "requires a tool, and sedem calls none; give 'auto' or leave it out"
+"""What a client is told of a choice of tools that only a reader can follow."""
+NoTool = Annotated[None, _refuse(requires_tool, NO_TOOL)]
 AnswerJson = Annotated[
     AnswerForm | None, BeforeValidator(_answer_form, json_schema_input_type=dict[str, Any] | None)
 ]
@@ -185,10 +185,20 @@ class Body(BaseModel):
 
 
 class Message(Body):
-    """One message; fields besides its role and its text change nothing."""
+    """One message; of its other fields, those about tools count for a reader."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Text = ""
+    tool_calls: Any = None
+    tool_call_id: Any = None
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """The message as a reader is told it."""
+        told = {"role": self.role.replace("developer", "system"), "content": self.content}
+        if isinstance(self.tool_calls, list) and self.tool_calls:
+            return {**told, "content": self.content or None, "tool_calls": self.tool_calls}
+        return {**told, "tool_call_id": self.tool_call_id} if self.tool_call_id else told
 
 
 IN_JSON: dict[str, Any] = {
@@ -244,12 +254,30 @@ class AskBody(WithOptions, ABC):
     ] = ()
     logprobs: bool | int | None = None
     top_logprobs: int | None = None
-    tool_choice: NoTool = None
+    tool_choice: Any = None
 
     @property
     @abstractmethod
-    def turns(self) -> list[Turn]:
+    def said(self) -> Sequence[Message]:
         """The conversation."""
+
+    @property
+    def turns(self) -> list[Turn]:
+        """Its roles and words."""
+        return [(one.role, one.content) for one in self.said]
+
+    @property
+    def tool_fields(self) -> dict[str, Any]:
+        """The fields about tools as a reader is told them; empty if there are no functions."""
+        extra = self.model_extra or {}
+        given = extra["tools"] if isinstance(extra.get("tools"), list) else []
+        tools = [
+            one for one in map(_function, given) if isinstance(one, dict) and "function" in one
+        ]
+        if not tools:
+            return {}
+        choice, parallel = _function(self.tool_choice), extra.get("parallel_tool_calls")
+        return {"tools": tools, "tool_choice": choice, "parallel_tool_calls": parallel}
 
     @property
     def options(self) -> Options:
@@ -304,9 +332,9 @@ class ChatBody(ChoicesBody):
     function_call: NoTool = None
 
     @property
-    def turns(self) -> list[Turn]:
+    def said(self) -> Sequence[Message]:
         """The messages."""
-        return [(one.role, one.content) for one in self.messages]
+        return self.messages
 
 
 def _prompt(value: Any) -> Any:
@@ -327,11 +355,25 @@ class CompletionBody(ChoicesBody):
     ]
     suffix: Absent = None
     echo: Absent = None
+    tool_choice: NoTool = None
 
     @property
-    def turns(self) -> list[Turn]:
-        """The prompt as the user's turn."""
-        return [("user", self.prompt)]
+    def said(self) -> Sequence[Message]:
+        """The prompt as the user's message."""
+        return [Message(role="user", content=self.prompt)]
+
+    @property
+    def tool_fields(self) -> dict[str, Any]:
+        """Nothing: such an answer is text alone."""
+        return {}
+
+
+def _function(tool: Any) -> Any:
+    """Return a tool, or the choice of one, as chat completions name it."""
+    if not isinstance(tool, dict) or tool.get("type") != "function" or "function" in tool:
+        return tool
+    inner = {name: value for name, value in tool.items() if name != "type"}
+    return {"type": "function", "function": inner}
 
 
 def _messages(value: Any) -> Any:
@@ -341,11 +383,22 @@ def _messages(value: Any) -> Any:
     if not isinstance(value, list):
         return value
     return [
-        {"role": "tool", "content": item.get("output")}
+        _of_tool(item)
         if isinstance(item, dict) and item.get("type", "message") != "message"
         else item
         for item in value
     ]
+
+
+def _of_tool(item: dict[str, Any]) -> dict[str, Any]:
+    """Return a call of a tool, its result, or anything else that is no message as a message."""
+    if item["type"] == "function_call":
+        function = {name: item.get(name) for name in ("name", "arguments")}
+        call = {"id": item.get("call_id"), "type": "function", "function": function}
+        return {"role": "assistant", "tool_calls": [call]}
+    result = {"role": "tool", "content": item.get("output")}
+    is_called = item["type"] == "function_call_output"
+    return {**result, "tool_call_id": item.get("call_id")} if is_called else result
 
 
 class ResponsesBody(AskBody):
@@ -363,7 +416,7 @@ class ResponsesBody(AskBody):
     prompt: Absent = None
 
     @property
-    def turns(self) -> list[Turn]:
+    def said(self) -> Sequence[Message]:
         """The instructions and the input."""
-        first = [("system", self.instructions)] if self.instructions else []
-        return [*first, *((one.role, one.content) for one in self.input)]
+        told = [Message(role="system", content=self.instructions)] if self.instructions else []
+        return [*told, *self.input]

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from conftest import LEASE
-from readers import reader_server
+from readers import called, chunk, reader_server
 
 from sedem import Answer, Decoding, Document, MemoryBank, SeDeM
 from sedem.answering import reader as reader_module
-from sedem.answering.reader import NOTES, RULES, cited, invented, windows
+from sedem.answering.reader import CUT, NOTES, RULES, cited, invented, windows
 from sedem.endpoint import SAID, THOUGHT, Reader, apart
 from sedem.errors import ConfigError, ReaderError
 from sedem.selecting.plan import Request
@@ -29,7 +29,8 @@ def bank(model: SeDeM) -> MemoryBank:
 def test_a_reader_is_given_numbered_quotations_and_what_was_said(
     model: SeDeM, bank: MemoryBank
 ) -> None:
-    turns = [("system", "Be polite."), ("user", "Hello."), ("assistant", "Hi.")]
+    said = [("system", "Be polite."), ("user", "Hello."), ("assistant", "Hi.")]
+    turns = [{"role": role, "content": words} for role, words in said]
     with reader_server(lambda body: ["It costs ", "9876 euros [1]."]) as server:
         reader = Reader(server.url, "tiny", key="secret")
         request = Request(bank, QUESTION, reader=reader, turns=turns)
@@ -52,26 +53,82 @@ def test_a_reader_is_given_numbered_quotations_and_what_was_said(
     ("pieces", "text", "thought"),
     [
         (["<think>Hm", "m.</th", "ink>Yes."], "Yes.", "Hmm."),
-        ([{"reasoning_content": "Hmm."}, "Yes."], "Yes.", "Hmm."),  # as vLLM sends it
-        ([{"reasoning": "Hmm.", "content": ""}, "Yes."], "Yes.", "Hmm."),  # as Ollama sends it
         (["a < b, ", "<thin", "king"], "a < b, <thinking", ""),
+        # vLLM, before and since it renamed the field
+        ([{"reasoning_content": "Hmm."}, "Yes.", {"finish_reason": "stop", "stop_reason": 2}],
+         "Yes.", "Hmm."),
+        ([{"reasoning": "Hmm."}, {"reasoning": None, "content": "Yes."}], "Yes.", "Hmm."),
+        # Ollama: a role and a content in every delta
+        ([{"role": "assistant", "reasoning": "Hmm.", "content": ""},
+          {"role": "assistant", "content": "Yes."},
+          {"role": "assistant", "content": "", "finish_reason": "stop"}], "Yes.", "Hmm."),
+        # A server that sends both names; llama.cpp's null, its pings, and a chunk of times alone
+        ([{"reasoning_content": "Hmm.", "reasoning": "Hmm."}, {"content": None}, b":\n\n",
+          b": ping\n\n", "Yes.", {"finish_reason": "stop"}, chunk(choices=[], timings={})],
+         "Yes.", "Hmm."),
+        # A chunk without choices, one whose choice has no delta, and content that is no text
+        ([b'data: {"choices": null}\n\n', b'data: {"choices": [{"index": 0}]}\n\n',
+          {"content": [{"type": "thinking"}]}, "Yes."], "Yes.", ""),
     ],
-)
-def test_reasoning_is_kept_apart(
+)  # fmt: skip
+def test_streams_of_many_servers_are_read(
     model: SeDeM, bank: MemoryBank, pieces: Any, text: str, thought: str
 ) -> None:
     with reader_server(lambda body: pieces) as server:
         stream = model.stream(bank, QUESTION, reader=Reader(server.url, "tiny"))
         shown = "".join(stream)
-    assert stream.answer is not None
+    assert stream.answer is not None and stream.answer.finish_reason == "end"
     assert (shown, stream.answer.text, stream.answer.reasoning) == (text, text, thought)
+    assert stream.answer.cut == ()
+
+
+FIND, SEND = '{"name": "Ann"}', '{"to": "Ann"}'
+
+
+@pytest.mark.parametrize(
+    ("pieces", "ids"),
+    [
+        # Ollama: whole calls, all with the number 0, or numbered
+        ([called(FIND, id="a", name="find"), called(SEND, id="b", name="send")], "ab"),
+        ([called(FIND, id="a", name="find"), called(SEND, id="b", index=1, name="send")], "ab"),
+        # vLLM: a name, then arguments in pieces; ids in every piece, names that are empty
+        ([called(id="a", name="find"), called(FIND[:6]), called(FIND[6:]),
+          called(id="b", index=1, name="send"), called(SEND, index=1)], "ab"),
+        ([called("", id="a", name="find"), called(FIND[:6], id="a", name=""),
+          called(FIND[6:], id="a"), called("", id="b", name="send"),
+          called(SEND, id="", name=None)], "ab"),
+        # Interleaved, and with an id that changes within a call
+        ([called(id="a", name="find"), called(id="b", index=1, name="send"),
+          called(FIND[:6], id="x"), called(SEND, index=1, id="y"), called(FIND[6:], id="z")],
+         "ab"),
+        # Gemini: no numbers; others: no ids, or arguments that are no text
+        ([called(FIND, id="a", index=None, name="find"),
+          called(SEND, id="b", index=None, name="send")], "ab"),
+        ([called(FIND, name="find"), called({"to": "Ann"}, index=1, name="send")], None),
+    ],
+)  # fmt: skip
+def test_calls_of_tools_are_told_apart(
+    model: SeDeM, bank: MemoryBank, pieces: Any, ids: str | None
+) -> None:
+    # Some servers end them as they end an answer.
+    with reader_server(lambda body: [*pieces, {"finish_reason": "stop"}]) as server:
+        answer = model.answer(bank, QUESTION, reader=Reader(server.url, "tiny"))
+    functions = [one["function"] for one in answer.calls]
+    assert functions == [
+        {"name": "find", "arguments": FIND}, {"name": "send", "arguments": SEND}
+    ]  # fmt: skip
+    given = [one["id"] for one in answer.calls]
+    assert given == [*ids] if ids else len({*filter(None, given)}) == 2
+    assert (answer.text, answer.finish_reason, answer.cut) == ("", "tool_calls", ())
+    assert answer.citations and "calls" not in answer.to_dict()
 
 
 def test_what_is_cut_off_or_left_out_is_told(model: SeDeM, bank: MemoryBank) -> None:
     said = [("user", "Hello. " * 400), ("assistant", "Hi."), ("user", "Good.")]
+    turns = [{"role": role, "content": words} for role, words in said]
     cut_off = ["It is", {"finish_reason": "length"}]
     with reader_server(lambda body: cut_off) as server:
-        request = Request(bank, QUESTION, reader=Reader(server.url, context=2048), turns=said)
+        request = Request(bank, QUESTION, reader=Reader(server.url, context=2048), turns=turns)
         (answer,) = model.answer_requests([request])
     assert answer.finish_reason == "length"
     assert answer.cut == (
@@ -112,8 +169,18 @@ def test_numbers_and_words_of_an_answer_become_places() -> None:
         ((404, "model 'tiny' not found"), "refuses with 404: .*not found"),
         ((401, "no"), "refuses the key; set SEDEM_READER_KEY"),
         ((400, "the prompt exceeds the context"), "refuses with 400: .*exceeds the context"),
+        # Within a stream: vLLM's error and llama.cpp's, an older one of each, and Ollama's, which
+        # only ends
+        ([b'data: {"error": {"message": "too long", "code": 400}}\n\n'], "failed: too long"),
+        ([b'data: {"object": "error", "message": "x", "code": 400}\n\ndata: [DONE]\n\n'],
+         "broke off before it said"),
+        ([{"reasoning": "Hm."}, b'error: {"code": 400}\n\ndata: [DONE]\n\n'], "broke off before"),
+        ([{"content": ""}, b""], "broke off before it said anything"),
+        # JSON in place of a stream, and an event that is none
+        ((200, "not found"), "broke off before it said anything"),
+        ([b"data: {\n\n"], "sends no OpenAI protocol"),
     ],
-)
+)  # fmt: skip
 def test_a_reader_that_fails_costs_only_its_words(
     model: SeDeM, bank: MemoryBank, reply: Any, sentence: str
 ) -> None:
@@ -122,6 +189,21 @@ def test_a_reader_that_fails_costs_only_its_words(
         answer = model.answer(bank, QUESTION, reader=Reader(server.url, "tiny"))
     assert (answer.text, answer.citations) == (own.text, own.citations)
     assert re.search(sentence, answer.cut[-1])
+
+
+def test_a_reply_that_breaks_off_says_so(model: SeDeM, bank: MemoryBank) -> None:
+    with reader_server(lambda body: ["It is", b""]) as server:
+        answer = model.answer(bank, QUESTION, reader=Reader(server.url, "tiny"))
+        assert (answer.text, answer.cut[-1]) == ("It is", CUT[None])
+        server.reply = lambda body: ["It is", {"finish_reason": "content_filter"}]
+        answer = model.answer(bank, QUESTION, reader=Reader(server.url, "tiny"))
+        assert (answer.text, answer.cut[-1]) == ("It is", CUT["content_filter"])
+        # An error after words is one.
+        for piece in ("It is", called(FIND, id="a", name="find")):
+            error = b'data: {"error": {"message": "out of memory"}}\n\n'
+            server.reply = lambda body, piece=piece, error=error: [piece, error]
+            with pytest.raises(ReaderError, match="failed: out of memory"):
+                model.answer(bank, QUESTION, reader=Reader(server.url, "tiny"))
 
 
 def test_a_proxy_is_not_asked_for_this_machine_nor_keys_of_others_sent(
@@ -146,6 +228,9 @@ def test_the_only_model_needs_no_name() -> None:
         assert Reader(server.url).name == "tiny"
         server.models = ["b", "a"]
         with pytest.raises(ReaderError, match=r"no model is named, and .* has a, b; name one"):
+            _ = Reader(server.url).name
+        server.models = None  # a page
+        with pytest.raises(ReaderError, match="its address may lack /v1"):
             _ = Reader(server.url).name
 
 
