@@ -19,7 +19,7 @@ from sedem.answering.passages import find_passages
 from sedem.answering.running import CallPiece, Estimate, Event, Selected
 from sedem.answering.spans import ABOUT_ALL
 from sedem.bank.memory_bank import Snapshot
-from sedem.endpoint import CALLED, ENDED, SAID, THOUGHT, Piece, whole_calls
+from sedem.endpoint import CALLED, CLOSE, ENDED, SAID, THOUGHT, Piece, whole_calls
 from sedem.engine.interface import Engine
 from sedem.errors import ReaderError
 from sedem.folding import written
@@ -117,6 +117,7 @@ def reader_events(
             for number, pack in enumerate(packs, start=1):
                 asked = prompt_of(NOTES, (), "\n\n".join(pack), f"Request: {request.question}")
                 note = "".join(text for kind, text in reader.reply(asked, fields) if kind == SAID)
+                note = note.rpartition(CLOSE)[2]
                 if not NOTHING.fullmatch(note):
                     notes.append(note.strip())
                 if number == 1 and len(packs) > 1:
@@ -167,7 +168,9 @@ def reader_events(
         return
     mark("ttft_ms")
     mark("total_ms")
-    text = "".join(parts[SAID]).strip()
+    # The tag that opens reasoning may stand in the prompt, and only the one that closes it be sent.
+    thought, _, text = "".join(parts[SAID]).rpartition(CLOSE)
+    text = text.strip()
     calls, ended = tuple(whole_calls(parts[CALLED])), next(iter(parts[ENDED]), None)
     if ended in CUT:
         cut.append(CUT[ended])
@@ -187,7 +190,7 @@ def reader_events(
         context_tokens=bank.tokens,
         confidence=selection.confidence,
         unsupported=() if declined else invented(text, sources),
-        reasoning="".join(parts[THOUGHT]).strip(),
+        reasoning="".join([*parts[THOUGHT], thought]).strip(),
         calls=calls,
     )
 

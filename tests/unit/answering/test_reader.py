@@ -82,6 +82,15 @@ def test_streams_of_many_servers_are_read(
     assert stream.answer.cut == ()
 
 
+def test_reasoning_that_is_only_closed_is_none_of_the_answer(
+    model: SeDeM, bank: MemoryBank
+) -> None:
+    # vLLM without a parser of reasoning, if the template opens it in the prompt
+    with reader_server(lambda body: ["Hm, 9876?", "\n</think>\n\n", "Yes."]) as server:
+        answer = model.answer(bank, QUESTION, reader=Reader(server.url, "tiny"))
+    assert (answer.text, answer.reasoning, answer.unsupported) == ("Yes.", "Hm, 9876?", ())
+
+
 FIND, SEND = '{"name": "Ann"}', '{"to": "Ann"}'
 
 
