@@ -191,6 +191,7 @@ def test_a_reader_calls_a_tool_of_the_client(api: OpenAI, reader: Told) -> None:
     asked = reader.bodies[-1]
     assert {name: asked[name] for name in fields} == fields
     assert "[1] lease.txt" in asked["messages"][-1]["content"]
+    assert "call the tools that help" in asked["messages"][0]["content"]
     details = found.model_extra["sedem"] if found.model_extra else {}
     assert details["citations"] and details["finish_reason"] == "tool_calls"
     assert details["ignored"] == details["unsupported"] == details["cut"] == []

@@ -47,6 +47,10 @@ RULES = (
     "the quotations do not answer the question, say so, and do not guess. Be brief, and answer in "
     "the language of the question."
 )
+TOOLS = (
+    "If the quotations are not enough, call the tools that help. What they return may be used like "
+    "a quotation."
+)
 NOTES = (
     "You are given one part of the documents. Write down, in a few short lines, only what it says "
     "that the request needs. Copy names, numbers and dates exactly. If it says nothing that the "
@@ -147,7 +151,7 @@ def reader_events(
         if not len(bank):
             rules, question = systems, request.question
         else:
-            rules = [RULES, *systems]
+            rules = [RULES, *([TOOLS] if "tools" in request.passed else []), *systems]
         asked = prompt_of("\n\n".join(rules), before, "\n\n".join(sections), question)
         reply: Iterator[Piece] = iter([(SAID, UNANSWERABLE), (ENDED, "stop")])
         if not declined:
