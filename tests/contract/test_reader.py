@@ -244,6 +244,14 @@ def test_results_of_tools_reach_the_reader_in_order(api: OpenAI, reader: Told, n
     assert asked["role"] == "user" and found.choices[0].finish_reason == "stop"
     details = found.model_extra["sedem"] if found.model_extra else {}
     assert details["question"] == "And now?" and details["unsupported"] == ["26"]
+    # What is no call and no result is told as before.
+    odd: Any = [{"role": "system", "content": "Hi.", "tool_calls": [{}]},
+                {"role": "assistant", "content": "Ho.", "tool_calls": 7},
+                {"role": "user", "content": "So?", "tool_call_id": "a"},
+                {"role": "tool", "content": "1", "tool_call_id": None}]  # fmt: skip
+    assert api.chat.completions.create(model=name, messages=odd).choices[0].message.content
+    *_, last = reader.bodies[-1]["messages"]
+    assert last["role"] == "user" and last["content"].endswith("So?")
     if name != "sedem":
         assert told[1:] == before and "quotations" in told[0]["content"]
 

@@ -111,8 +111,8 @@ async def to_ask(service: Service, key: Key, body: AskBody) -> ResolvedQuestion:
     turns = body.turns
     if reader is not None:
         by_user = [i for i, (role, words) in enumerate(turns) if role == "user" and words.strip()]
-        for index in range(by_user[-1] if by_user else len(turns), len(turns)):
-            if body.said[index].tool_call_id:
+        for index in range(max(by_user, default=len(turns)), len(turns)):
+            if "tool_call_id" in body.said[index].told:
                 turns[index] = ("tool", "")
     conversation = await asyncio.to_thread(read_conversation, turns, with_bank=name is not None)
     if conversation is None:
@@ -210,7 +210,7 @@ def to_reader(request: Request, body: AskBody, last: int) -> Request:
     return replace(
         request,
         turns=told(before),
-        rounds=told([one for one in since if one.tool_calls or one.tool_call_id]),
+        rounds=told([one for one in since if one.told.keys() & {"tool_calls", "tool_call_id"}]),
         passed={name: value for name, value in given.items() if value is not None},
     )
 

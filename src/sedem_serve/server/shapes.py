@@ -196,9 +196,10 @@ class Message(Body):
     def told(self) -> dict[str, Any]:
         """The message as a reader is told it."""
         told = {"role": self.role.replace("developer", "system"), "content": self.content}
-        if isinstance(self.tool_calls, list) and self.tool_calls:
+        if self.role == "assistant" and isinstance(self.tool_calls, list) and self.tool_calls:
             return {**told, "content": self.content or None, "tool_calls": self.tool_calls}
-        return {**told, "tool_call_id": self.tool_call_id} if self.tool_call_id else told
+        is_result = self.role == "tool" and self.tool_call_id
+        return {**told, "tool_call_id": self.tool_call_id} if is_result else told
 
 
 IN_JSON: dict[str, Any] = {
