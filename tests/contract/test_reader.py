@@ -252,6 +252,7 @@ def test_results_of_tools_reach_the_reader_in_order(api: OpenAI, reader: Told, n
     assert api.chat.completions.create(model=name, messages=odd).choices[0].message.content
     *_, last = reader.bodies[-1]["messages"]
     assert last["role"] == "user" and last["content"].endswith("So?")
+    assert bool(details["citations"]) == (name != "sedem")
     if name != "sedem":
         assert told[1:] == before and "quotations" in told[0]["content"]
 
