@@ -1,10 +1,10 @@
 """Train on the machines of a Ray cluster; Ray starts the processes, accelerate joins them.
 
-    python train_on_ray.py ADDRESS PROCESSES [--cpu] stage1 --recipe NAME [--set KEY=VALUE]...
+    python train_on_ray.py ADDRESS PROCESSES [--cpu] RECIPE [--set KEY=VALUE]...
 
-ADDRESS is HOST:PORT, `auto`, or `local` for a cluster on this machine. What follows PROCESSES is a
-command of `sedem train`; each process runs it on a GPU of its own, or on a CPU. Recipe, data and
-`run.output` must be where every machine sees them under the same path.
+ADDRESS is HOST:PORT, `auto`, or `local` for a cluster on this machine. What follows
+PROCESSES goes to `sedem train`, which each process runs on a GPU of its own, or on a CPU. Recipe,
+data and `run.output` must be where every machine sees them under the same path.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ def probe(
     wanted = {key: chosen[key] for key in ("extract_layers", "inject_layer", "compression")}
     sets = {"encoder": backbone, **wanted}.items()
     shown = " ".join(f"--set {shlex.quote(f'model.{key}={value}')}" for key, value in sets)
-    typer.echo(f"sedem train stage1 --config RECIPE {shown}")
+    typer.echo(f"sedem train RECIPE {shown}")
     if probe.kept(chosen, ends) <= 0:
         typer.echo("no setting helps yet after these steps; give more --steps", err=True)
 

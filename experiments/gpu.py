@@ -84,7 +84,7 @@ def train(end: float, overrides: Sequence[str]) -> bool:
     for name in STAGES:
         if Path("runs", "smol", name, "training.json").is_file():
             continue
-        command = [*SEDEM, "train", name.split("-")[0], "--recipe", f"smol/{name}"]
+        command = [*SEDEM, "train", f"smol/{name}"]
         command += [word for override in overrides for word in ("--set", override)]
         try:
             subprocess.run(command, timeout=max(0, end - time.monotonic()), check=True)

@@ -25,11 +25,9 @@ from experiments.system.stand_in import fitted
 from sedem.checkpoint.folder import ADAPTER, EXTRA_ENTRIES, WEIGHTS_FILE, unfinished
 from sedem.config import SedemConfig
 from sedem.guidance.scores import Guidance
-from sedem_lab.training.baseline import BaselineRecipe, load_baseline_recipe, train_baseline
-from sedem_lab.training.recipe import load_recipe, read_entries
+from sedem_lab.training.recipe import read_entries, what_trains
 from sedem_lab.training.run_setup import processes
-from sedem_lab.training.shipped_recipes import what_trains
-from sedem_lab.training.stages import STAGES, Stage1Recipe, Stage2Recipe
+from sedem_lab.training.stages import AnyRecipe, load_run
 
 PAPER_FORM = "joint"
 FORMS = {
@@ -94,7 +92,7 @@ class Planned:
 
     trained: str
     path: Path
-    recipe: Stage1Recipe | Stage2Recipe | BaselineRecipe
+    recipe: AnyRecipe
 
 
 PLANNED: ContextVar[dict[Path, Planned] | None] = ContextVar("planned", default=None)
@@ -246,13 +244,7 @@ def run_recipe(path: Path, overrides: list[str], scale: Scale) -> Path:
     Overrides are as `--set` takes them.
     """
     overrides = [*overrides, *fitted(read_entries(path, overrides), scale), *scale.changes]
-    trained = what_trains(path)
-    recipe: Stage1Recipe | Stage2Recipe | BaselineRecipe
-    if trained in STAGES:
-        kind, train = STAGES[trained]
-        recipe = load_recipe(kind, path, overrides)
-    else:
-        recipe, train = load_baseline_recipe(trained, path, overrides), train_baseline
+    recipe, train = load_run(path, overrides)
     # The same steps in batches that the processes of a launcher share; `start_run` refuses others.
     own = recipe.optimization
     together = math.lcm(own.accumulation, processes().num_processes)
@@ -262,7 +254,7 @@ def run_recipe(path: Path, overrides: list[str], scale: Scale) -> Path:
     recipe = recipe.with_changes(optimization=own)
     folder, planned = Path(recipe.run.output), PLANNED.get()
     if planned is not None:
-        planned[folder] = Planned(trained, path, recipe)
+        planned[folder] = Planned(what_trains(path), path, recipe)
         return folder
     # No other process trains in this folder, unless a launcher started it for that.
     taken: AbstractContextManager[Any] = nullcontext()

@@ -135,7 +135,7 @@ def commands(folder: Path, here: Path) -> dict[str, list[object]]:
         "ask": ["ask", "a.bank", "-m", checkpoint],
         "eval": ["eval", "sedem", "--data", "questions.jsonl", "-m", checkpoint],
         "eval raw": ["eval", "full-context", "--data", "questions.jsonl", "-m", checkpoint],
-        "train": ["train", "stage1", "--config", write_recipe(folder)],
+        "train": ["train", write_recipe(folder)],
         "cost": ["cost", folder],
         "cost of a checkpoint": ["cost", checkpoint],
         "cost of a baseline": ["cost", folder, "--method", "icae"],

@@ -106,7 +106,7 @@ def test_a_strangers_method_is_listed_and_evaluated(tiny_checkpoint: str) -> Non
     words = "there is no method 'last'; there are sedem, .*, comprexit, first-document"
     refused("eval", "last", "--data", "own.jsonl", words=words)
     words = "'first-document' is not trained; methods that are: full-context-tuned"
-    refused("train", "first-document", "--recipe", "nano/icae-text", words=words)
+    refused("train", "nano/icae-text", "--set", "method=first-document", words=words)
 
 
 def test_a_strangers_command_runs_and_its_errors_are_sentences() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,21 +12,21 @@ from commands import error_of, sedem, succeeds
 from sedem_lab.baselines.registry import TRAINED
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-BY_COMMAND = {
-    "stage1": "paper/llama-3.2-1b-to-3b/stage1.yaml",
-    "stage2": "paper/llama-3.2-3b/stage2-musique.yaml",
-    **{name: f"paper/llama-3.2-3b/{name}-questions.yaml" for name in TRAINED},
-}
+NAMES = (
+    "paper/llama-3.2-1b-to-3b/stage1",
+    "paper/llama-3.2-3b/stage2-musique",
+    *(f"paper/llama-3.2-3b/{method}-questions" for method in TRAINED),
+)
 
 
-@pytest.mark.parametrize("command", BY_COMMAND)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_complete_recipe_is_printed_and_nothing_trained(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["train", command, "--print-config", "--config"]
+    words = ["train", "--print-config"]
     changes = ["--set", "optimization.seed=7", "--set", "run.output=here"]
-    shown = succeeds(*words, RECIPES / BY_COMMAND[command], *changes)
+    shown = succeeds(*words, RECIPES / f"{name}.yaml", *changes)
     assert list(tmp_path.iterdir()) == []
     entries = yaml.safe_load(shown)
     assert "base" not in entries
@@ -33,7 +34,7 @@ def test_the_complete_recipe_is_printed_and_nothing_trained(
     assert entries["optimization"]["seed"] == 7
     assert entries["run"]["output"] == "here"
     assert entries["optimization"]["bf16"] is True
-    assert entries["run"]["workers"] == (4 if command.startswith("stage") else 0)
+    assert entries["run"]["workers"] == (4 if "/stage" in name else 0)
     backbone = entries["model"].get("decoder") or entries["model"].get("backbone")
     assert (backbone or entries["model"]["encoder"]) == "meta-llama/Llama-3.2-3B"
     # The output is itself the same recipe.
@@ -41,43 +42,29 @@ def test_the_complete_recipe_is_printed_and_nothing_trained(
     assert succeeds(*words, "printed.yaml") == shown
 
 
-@pytest.mark.parametrize("command", ["stage1", "stage2", "icae"])
-def test_an_invalid_recipe_is_not_printed(command: str) -> None:
-    path = str(RECIPES / BY_COMMAND[command])
-    words = ["train", command, "--config", path, "--print-config", "--set", "run.kep=1"]
-    assert f"{path}: run: unknown key 'kep'; did you mean 'keep'?" in error_of(*words)
+@pytest.mark.parametrize("name", NAMES[:3])
+def test_an_invalid_recipe_is_not_printed(name: str) -> None:
+    path = str(RECIPES / f"{name}.yaml")
+    told = error_of("train", path, "--print-config", "--set", "run.kep=1")
+    assert f"{path}: run: unknown key 'kep'; did you mean 'keep'?" in told
 
 
 def test_a_shipped_recipe_is_named_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for command, name in (("stage1", "nano/stage1"), ("icae", "nano/icae-text")):
-        words = ["train", command, "--print-config"]
-        named = succeeds(*words, "--recipe", name)
-        assert named == succeeds(*words, "--config", RECIPES / f"{name}.yaml")
-    # A backbone is an option, or a folder of the name.
-    words = ["train", "stage1", "--print-config", "--recipe"]
-    chosen = succeeds(*words, "paper/stage1", "--backbone", "llama-3.2-3b")
-    assert chosen == succeeds(*words, "paper/llama-3.2-3b/stage1")
-    assert "encoder: meta-llama/Llama-3.2-3B" in chosen
-    listed = succeeds("train", "--list")
-    assert "sedem train stage1 --recipe nano/stage1" in listed
-    assert "sedem train beacon --recipe paper/beacon-text" in listed
-    assert "llama-3.2-1b, llama-3.2-3b" in listed
-    assert "_base" not in listed
+    words = ["train", "--print-config"]
+    for name in ("nano/stage1", "nano/icae-text", "paper/llama-3.2-3b/stage1"):
+        assert succeeds(*words, name) == succeeds(*words, RECIPES / f"{name}.yaml")
+    assert "encoder: meta-llama/Llama-3.2-3B" in succeeds(*words, name)
+    listed = sedem("train", "--list")
+    for row in ("nano/stage1 +stage1", "paper/beacon-text +beacon +llama-3.2-1b, llama-3.2-3b"):
+        assert re.search(f"^{row}$", listed.stdout, re.MULTILINE)
+    assert "_base" not in listed.stdout
+    assert "unless named as in paper/llama-3.2-3b/stage1" in listed.stderr
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        [],
-        ["--recipe", "nano/stage1", "--config", "stage1.yaml"],
-        ["--backbone", "llama-3.2-3b", "--config", "stage1.yaml"],
-    ],
-    ids=["neither", "both", "file"],
-)
-def test_a_training_needs_exactly_one_recipe(words: list[str]) -> None:
-    result = sedem("train", "stage1", *words)
+def test_a_training_needs_a_recipe() -> None:
+    result = sedem("train")
     assert result.exit_code == 2
-    assert "give either --recipe NAME" in " ".join(result.output.split())
+    assert "give a recipe, by a name of 'sedem train --list'" in " ".join(result.output.split())

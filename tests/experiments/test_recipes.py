@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from experiments.pages import STUDIES
-from experiments.system import models
 from experiments.system.models import baseline_checkpoint, supervision
 from experiments.system.scales import PAPER
 from sedem_lab.baselines.registry import TRAINED
+from sedem_lab.training import stages
 from sedem_lab.training.baseline import BaselineRecipe, load_baseline_recipe
 from sedem_lab.training.recipe import Optimization, load_recipe
 from sedem_lab.training.stages import Stage2Recipe
@@ -27,7 +27,7 @@ def test_a_baseline_learns_at_paper_scale_what_sedem_learns_for_a_set(method: st
         for key, name in (("qasper", "qasper"), ("musique", "musique"), ("hotpotqa", "hotpotqa")):
             theirs = load_recipe(Stage2Recipe, PAPER.recipe("stage2", backbone, key))
             overrides = supervision(path, PAPER.recipe("stage2", backbone, key))
-            recipe = load_baseline_recipe(method, path, overrides)
+            recipe = load_baseline_recipe(path, overrides)
             data = recipe.data
             assert data is not None
             # The paper gives 500xCompressor 64 tokens of question and answer.
@@ -43,7 +43,7 @@ def test_a_baseline_learns_at_paper_scale_what_sedem_learns_for_a_set(method: st
             wanted = theirs.run.eval_every * examples_of_a_step(theirs.optimization)
             assert apart == wanted or (method == "comprexit" and wanted / 2 < apart < wanted)
             if key == "hotpotqa":
-                assert load_baseline_recipe(method, path).run.eval_every == recipe.run.eval_every
+                assert load_baseline_recipe(path).run.eval_every == recipe.run.eval_every
             if method == "rag":
                 assert recipe.model.k == theirs.model.k == PAPER.sets[key].k  # type: ignore[attr-defined]
                 assert data.max_paragraphs == theirs.data.max_blocks
@@ -56,7 +56,7 @@ def test_only_on_qasper_500xcompressor_reads_every_window(
     questions: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     trained: list[BaselineRecipe] = []
-    monkeypatch.setattr(models, "train_baseline", trained.append)
+    monkeypatch.setattr(stages, "train_baseline", trained.append)
     final = baseline_checkpoint("500x", PAPER, "llama-3.2-1b", questions, tmp_path)
     text, recipe = trained
     assert (

@@ -30,9 +30,7 @@ from sedem_lab.data.tokenizer import open_tokenizer
 from sedem_lab.evaluation.cost import cost
 from sedem_lab.evaluation.report import report
 from sedem_lab.evaluation.results import read_json
-from sedem_lab.training.baseline import load_baseline_recipe
-from sedem_lab.training.recipe import load_recipe
-from sedem_lab.training.stages import Stage1Recipe
+from sedem_lab.training.stages import load_run
 
 QUESTION = {
     "id": "1",
@@ -153,10 +151,8 @@ BORDERS = {
     "zstd": Border("a.jsonl.zst", b"", open_examples),
     "parquet": Border("a.parquet", b"PAR1", lambda path: open_examples(path, "own")),
     "digest": Border("a.jsonl", as_json(QUESTION), identify),
-    "recipe": Border("a.yaml", as_json(RECIPE), lambda path: load_recipe(Stage1Recipe, path)),
-    "baseline recipe": Border(
-        "a.yaml", as_json(RECIPE), lambda path: load_baseline_recipe("icae", path)
-    ),
+    "recipe": Border("a.yaml", as_json(RECIPE), load_run),
+    "baseline recipe": Border("a.yaml", as_json({"method": "icae", **RECIPE}), load_run),
     "config": Border("config.json", as_json(CONFIG), lambda path: SedemConfig.load(path.parent)),
     "baseline config": Border(
         "config.json", as_json({"method": "icae"}), lambda path: method_of(path.parent)

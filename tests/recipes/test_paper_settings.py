@@ -12,7 +12,7 @@ from sedem_lab.training.baseline import BaselineRecipe, load_baseline_recipe
 from sedem_lab.training.recipe import load_recipe
 from sedem_lab.training.run_setup import share_of_batches
 from sedem_lab.training.shipped_recipes import backbones_of, shipped_recipe, shipped_recipes
-from sedem_lab.training.stages import STAGES, Stage1Recipe, Stage2Recipe
+from sedem_lab.training.stages import Stage1Recipe, Stage2Recipe, load_run
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "paper"
 NAMES = [name.removeprefix("paper/") for name in shipped_recipes() if name.startswith("paper/")]
@@ -91,14 +91,11 @@ def test_further_training_keeps_the_selector() -> None:
 
 def test_the_commands_for_eight_gpus_train_what_the_recipes_say() -> None:
     page = (RECIPES.parents[1] / "docs" / "training.md").read_text("utf-8")
-    commands = re.findall(
-        r"^torchrun --nproc-per-node 8 .* (stage\d) --recipe (\S+)(.*)", page, re.M
-    )
+    commands = re.findall(r"^torchrun --nproc-per-node 8 .* sedem train (\S+)(.*)", page, re.M)
     assert commands
-    for stage, name, options in commands:
-        kind, changes = STAGES[stage][0], re.findall(r"--set (\S+)", options)
-        recipe = load_recipe(kind, shipped_recipe(name))
-        on_eight = load_recipe(kind, shipped_recipe(name), changes)
+    for name, options in commands:
+        recipe, _ = load_run(shipped_recipe(name))
+        on_eight, _ = load_run(shipped_recipe(name), re.findall(r"--set (\S+)", options))
         whole, shared = recipe.optimization, on_eight.optimization
         assert shared.batch_size * shared.accumulation == whole.batch_size * whole.accumulation
         assert share_of_batches(shared, 8) * 8 == shared.accumulation
@@ -228,8 +225,7 @@ BUDGETS = {
 
 
 def _paper_recipe(name: str, backbone: str) -> BaselineRecipe:
-    path = RECIPES / backbone / f"{name}.yaml"
-    return load_baseline_recipe(re.split("-(?:text|questions)", name)[0], path)
+    return load_baseline_recipe(RECIPES / backbone / f"{name}.yaml")
 
 
 def test_every_paper_recipe_of_a_baseline_has_its_numbers_here() -> None:

@@ -6,23 +6,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from unit.training.small_recipes import load, train_small
+from unit.training.small_recipes import train_small
 
 from sedem import SedemConfig
 from sedem.checkpoint.folder import EXTRA_ENTRIES, locate
 from sedem.config import FITTED
 from sedem_lab.baselines.registry import TRAINED
 from sedem_lab.training.recipe import as_yaml
-from sedem_lab.training.shipped_recipes import (
-    backbones_of,
-    shipped_recipe,
-    shipped_recipes,
-    what_trains,
-)
-from sedem_lab.training.stages import Stage1Recipe, Stage2Recipe
+from sedem_lab.training.shipped_recipes import backbones_of, shipped_recipe, shipped_recipes
+from sedem_lab.training.stages import Stage1Recipe, Stage2Recipe, load_run
 
-RECIPES = [(name, None) for name in shipped_recipes() if not backbones_of(name)]
-RECIPES += [(name, one) for name in shipped_recipes() for one in backbones_of(name)]
+RECIPES = [name for name in shipped_recipes() if not backbones_of(name)]
+RECIPES += [
+    name.replace("/", f"/{one}/") for name in shipped_recipes() for one in backbones_of(name)
+]
 ONE_OF_EACH = [
     "nano/stage1-study",
     "nano/stage2-guided",
@@ -37,22 +34,19 @@ FREE = (
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_a_recipe_trains(name: str, tiny_folder: Callable[..., str], tmp_path: Path) -> None:
-    train_small(name, None, tiny_folder, tmp_path)
+    train_small(name, tiny_folder, tmp_path)
 
 
-@pytest.mark.parametrize(("name", "backbone"), dict(RECIPES).items())
-def test_a_recipe_written_out_is_the_same_recipe(
-    name: str, backbone: str | None, tmp_path: Path
-) -> None:
-    path = shipped_recipe(name, backbone)
-    recipe = load(path)
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_written_out_is_the_same_recipe(name: str, tmp_path: Path) -> None:
+    recipe, train = load_run(shipped_recipe(name))
     (tmp_path / "written.yaml").write_text(as_yaml(recipe))
-    again = load(tmp_path / "written.yaml", what_trains(path))
-    assert again.to_dict() == recipe.to_dict()
+    again, trains = load_run(tmp_path / "written.yaml")
+    assert (again.to_dict(), trains) == (recipe.to_dict(), train)
 
 
 def test_no_two_recipes_share_an_output_folder_and_each_starts_from_another() -> None:
-    recipes = [load(shipped_recipe(*each)) for each in RECIPES]
+    recipes = [load_run(shipped_recipe(name))[0] for name in RECIPES]
     ends = {f"{recipe.run.output}/final": recipe for recipe in recipes}
     assert len(ends) == len(recipes)
     for recipe in recipes:

@@ -23,7 +23,7 @@ def test_two_processes_of_a_cluster_train_one_model(tmp_path: Path) -> None:
     config = small_config(save_tiny(tmp_path / "backbone"))
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(as_yaml(stage1_recipe_in(tmp_path, config)))
-    words = ["stage1", "--config", str(recipe), "--set", "optimization.accumulation=2"]
+    words = [str(recipe), "--set", "optimization.accumulation=2"]
     run = subprocess.run(
         [sys.executable, str(EXAMPLE), "local", "2", "--cpu", *words],
         cwd=tmp_path,

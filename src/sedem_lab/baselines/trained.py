@@ -289,7 +289,7 @@ class TrainedReader(nn.Module, ABC):
             if (method := method_of(folder)) != cls.name:
                 raise CheckpointError(
                     f"'{name}' is a checkpoint of '{method}', not of '{cls.name}'; "
-                    f"give one that 'sedem train {cls.name}' wrote"
+                    f"give one that training '{cls.name}' wrote"
                 )
             config = cls.Config.load(folder)
             backbone = checkpoint.open_named(

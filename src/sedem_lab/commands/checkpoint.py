@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from sedem.cli import output
 from sedem.cli.options import (
-    EngineOption,
     Json,
     OptionEntries,
+    data_options,
     hops_of,
-    parse_options,
 )
 from sedem.config import WAYS, check_choice
-from sedem_lab.commands.train import Overrides, RecipeFile, RecipeName, recipe_path
+from sedem_lab.commands.train import RECIPE, Overrides, recipe_path
 
-if TYPE_CHECKING:
-    pass
-
-MOST = 2000
-"""Questions of a sample by default: a few parameters need no more, and reading takes time."""
+MOST, SEED = 2000, 0
+"""Questions of a sample by default, and its seed: a few parameters need no more questions, and
+reading takes time."""
 
 
 def calibrate(
@@ -37,23 +34,15 @@ def calibrate(
         str | None,
         typer.Option(metavar="NAME|FILE", help="Questions with evidence, or a public set."),
     ] = None,
-    recipe: RecipeName = None,
-    config: RecipeFile = None,
-    overrides: Overrides = None,
     schema: Annotated[
         str | None, typer.Option(metavar="NAME", help="Schema of the data. [default: detected]")
     ] = None,
-    records: Annotated[
-        str | None, typer.Option(metavar="START:STOP", help="Records of the set.")
-    ] = None,
-    split: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Split of a set that has several.")
-    ] = None,
     option: OptionEntries = None,
+    recipe: Annotated[str | None, typer.Option(metavar="NAME|FILE", help=RECIPE)] = None,
+    overrides: Overrides = None,
     limit: Annotated[
         int, typer.Option(metavar="N", help="Questions in a seeded sample of a set.")
     ] = MOST,
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the sample.")] = 0,
     selection: Annotated[
         str, typer.Option(metavar="NAME", help="What to select by: states, words or both.")
     ] = "both",
@@ -68,7 +57,6 @@ def calibrate(
         bool,
         typer.Option("--read-once", help="Let the decoder's states of a question select, too."),
     ] = False,
-    engine: EngineOption = "auto",
     as_json: Json = False,
 ) -> None:
     """Fit the weight of words, a second hop, the confidence and the choice of quotations.
@@ -92,21 +80,21 @@ def calibrate(
     for name, value in ways.items():
         check_choice(name, value, WAYS[name])
     teach: dict[str, Any] = {}
-    if data is None:
-        used = load_recipe(Stage2Recipe, recipe_path(recipe, config), overrides or ())
-        examples = recipe_examples(used, limit, seed)
-        teach["two_steps"] = [*chain(*samples(used, used.data.hops, limit, seed))]
+    if (data is None) == (recipe is None):
+        raise typer.BadParameter("give either --data or --recipe")
+    if recipe is not None:
+        used = load_recipe(Stage2Recipe, recipe_path(recipe), overrides or ())
+        examples = recipe_examples(used, limit, SEED)
+        teach["two_steps"] = [*chain(*samples(used, used.data.hops, limit, SEED))]
         if read_once:
-            teach["read_once"] = [*chain(*samples(used, used.data.training, limit, seed))]
+            teach["read_once"] = [*chain(*samples(used, used.data.training, limit, SEED))]
     elif read_once:
         raise typer.BadParameter("--read-once needs a recipe, from whose data.training it learns")
-    elif recipe is not None or config is not None:
-        raise typer.BadParameter("give either --data, or a recipe with --recipe or --config")
-    else:
-        opened = open_examples(data, schema, records=records, split=split, **parse_options(option))
-        examples = sample(opened.examples, limit, seed)
+    elif data is not None:
+        opened = open_examples(data, schema, **data_options(option))
+        examples = sample(opened.examples, limit, SEED)
     folder = locate(checkpoint)
-    model = SeDeM.from_pretrained(folder, engine=engine)
+    model = SeDeM.from_pretrained(folder)
     with output.progress("reading, answering") as report_progress:
         found = fit(model, examples, progress=report_progress, **teach, **ways)
     copy_with_parts(folder, out, found.parts, **found.settings)

@@ -37,7 +37,7 @@ from sedem_lab.training.recipe import (
     RunSettings,
     TextSource,
     load_recipe,
-    read_entries,
+    what_trains,
 )
 from sedem_lab.training.run_setup import backbone_options, check_start, start_run
 from sedem_lab.training.selection_losses import (
@@ -118,19 +118,13 @@ class BaselineRecipe(Recipe):
         return self
 
 
-def load_baseline_recipe(method: str, path: Path, overrides: Sequence[str] = ()) -> BaselineRecipe:
+def load_baseline_recipe(path: Path, overrides: Sequence[str] = ()) -> BaselineRecipe:
     """Read the recipe of a trained baseline and check `model` against the method's settings.
 
     Raises:
-        ConfigError: there is no such method, or the recipe is invalid or for another method.
+        ConfigError: the recipe names no method that is trained, or is invalid.
     """
-    settings = reader_class(method).Config
-    named = read_entries(path, overrides).get("method", method)
-    if named != method:
-        raise ConfigError(
-            f"'{path}' is a recipe of '{named}'; run 'sedem train {named}', or give a recipe of "
-            f"'{method}'"
-        )
+    settings = reader_class(what_trains(path, overrides)).Config
     kind = create_model("Recipe", __base__=BaselineRecipe, model=(settings, ...))
     return load_recipe(kind, path, overrides)
 

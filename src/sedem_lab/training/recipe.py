@@ -275,6 +275,12 @@ def read_entries(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     return entries
 
 
+def what_trains(path: Path, overrides: Sequence[str] = ()) -> str:
+    """What a recipe trains: "stage1", "stage2" or a baseline."""
+    entries = read_entries(path, overrides)
+    return str(entries.get("method") or ("stage2" if "data" in entries else "stage1"))
+
+
 def as_yaml(recipe: Recipe) -> str:
     """The complete recipe as YAML, with all defaults written out."""
     return yaml.safe_dump(recipe.to_dict(), sort_keys=False)

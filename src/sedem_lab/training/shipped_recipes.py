@@ -25,7 +25,7 @@ def shipped_recipes() -> dict[str, Path]:
         for path in (file, *variants(file))
         if not path.name.startswith("_")
     }
-    return {name: _path(name, None) for name in sorted(names)}
+    return {name: _path(name) for name in sorted(names)}
 
 
 def backbones_of(name: str) -> list[str]:
@@ -40,11 +40,11 @@ def _folder() -> Path:
     return shipped_folders("recipes")[0]
 
 
-def _path(name: str, backbone: str | None) -> Path:
+def _path(name: str, backbone: str = DEFAULT_BACKBONE) -> Path:
     path = _folder() / f"{name}.yaml"
     if not (path.parent / BACKBONES).is_dir():
         return path
-    return path.parent / (backbone or DEFAULT_BACKBONE) / path.name
+    return path.parent / backbone / path.name
 
 
 def launch_file(name: str) -> Path:
@@ -59,37 +59,29 @@ def launch_file(name: str) -> Path:
     return known[name]
 
 
-def shipped_recipe(name: str, backbone: str | None = None) -> Path:
+def shipped_recipe(name: str) -> Path:
     """The path of a recipe.
 
     Args:
-        name: a name such as "nano/stage1"; "paper/llama-3.2-3b/stage1" also names a backbone.
-        backbone: one of `backbones_of` the recipe; None means that of the name, or the first.
+        name: a name such as "nano/stage1"; "paper/llama-3.2-3b/stage1" also names one of
+            `backbones_of` the recipe, in place of the first.
 
     Raises:
         ConfigError: there is no such recipe, or it has no such backbone.
     """
-    known = shipped_recipes()
-    parts = name.split("/")
-    if len(parts) == 3 and (common := f"{parts[0]}/{parts[2]}") in known:
-        name, backbone = common, backbone or parts[1]
-    if name not in known:
+    known, words = shipped_recipes(), name.split("/")
+    common, backbone = f"{words[0]}/{words[-1]}", "".join(words[1:-1])
+    if common not in known or len(words) > 3:
         near = nearest(name, known)
         hint = f"did you mean '{near}'?" if near else "'sedem train --list' lists those that do"
         raise ConfigError(f"no recipe '{name}' ships with sedem; {hint}")
-    if backbone is None:
-        return known[name]
-    choices = backbones_of(name)
+    if len(words) == 2:
+        return known[common]
+    choices = backbones_of(common)
     if not choices:
-        raise ConfigError(f"recipe '{name}' names its own backbone; change it with --set")
+        raise ConfigError(f"recipe '{common}' names its own backbone; change it with --set")
     if backbone not in choices:
         raise ConfigError(
-            f"recipe '{name}' has no backbone '{backbone}'; there are {', '.join(choices)}"
+            f"recipe '{common}' has no backbone '{backbone}'; there are {', '.join(choices)}"
         )
-    return _path(name, backbone)
-
-
-def what_trains(path: Path) -> str:
-    """The word after `sedem train` for a recipe: "stage1", "stage2" or a baseline."""
-    entries = read_entries(path)
-    return str(entries.get("method") or ("stage2" if "data" in entries else "stage1"))
+    return _path(common, backbone)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -16,6 +16,7 @@ from sedem.errors import ConfigError
 from sedem.guidance.scores import Guidance
 from sedem.method.selector import SelectorStart, resolve_budget
 from sedem.model import SeDeM
+from sedem_lab.training.baseline import BaselineRecipe, load_baseline_recipe, train_baseline
 from sedem_lab.training.block_batch import BlockCollator
 from sedem_lab.training.block_dataset import BlockDataset
 from sedem_lab.training.fit import fit
@@ -26,6 +27,8 @@ from sedem_lab.training.recipe import (
     Recipe,
     RunSettings,
     TextSource,
+    load_recipe,
+    what_trains,
 )
 from sedem_lab.training.run_setup import backbone_options, check_start, processes, shard, start_run
 from sedem_lab.training.sources import open_windows, read_mixture
@@ -246,8 +249,21 @@ def _continued(config: SedemConfig, start_from: str, options: dict[str, Any]) ->
     return model
 
 
-STAGES: dict[str, tuple[type[Stage1Recipe | Stage2Recipe], Callable[[Any], Path]]] = {
-    "stage1": (Stage1Recipe, train_stage1),
-    "stage2": (Stage2Recipe, train_stage2),
-}
-"""The stages of `sedem train`: the kind of recipe, and the function that trains from it."""
+AnyRecipe = Stage1Recipe | Stage2Recipe | BaselineRecipe
+
+
+def load_run(path: Path, overrides: Sequence[str] = ()) -> tuple[AnyRecipe, Callable[[Any], Path]]:
+    """Read a recipe of a stage or of a baseline, and return the function that trains from it.
+
+    Args:
+        overrides: as in `load_recipe`.
+
+    Raises:
+        ConfigError: the recipe is invalid.
+    """
+    trained = what_trains(path, overrides)
+    if trained == "stage1":
+        return load_recipe(Stage1Recipe, path, overrides), train_stage1
+    if trained == "stage2":
+        return load_recipe(Stage2Recipe, path, overrides), train_stage2
+    return load_baseline_recipe(path, overrides), train_baseline

@@ -9,12 +9,10 @@ import pytest
 from recipes.test_training import ONE_OF_EACH, RECIPES
 from unit.training.small_recipes import train_small
 
-OTHERS = [each for each in RECIPES if each[0] not in ONE_OF_EACH]
+OTHERS = [name for name in RECIPES if name not in ONE_OF_EACH]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "backbone"), OTHERS)
-def test_a_recipe_trains(
-    name: str, backbone: str | None, tiny_folder: Callable[..., str], tmp_path: Path
-) -> None:
-    train_small(name, backbone, tiny_folder, tmp_path)
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_recipe_trains(name: str, tiny_folder: Callable[..., str], tmp_path: Path) -> None:
+    train_small(name, tiny_folder, tmp_path)

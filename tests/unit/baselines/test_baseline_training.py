@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from commands import prints_json, sedem, succeeds
+from commands import prints_json, refused, succeeds
 from safetensors.torch import load_file
 from torch import Tensor
 from unit.training.runs import killed_in_step
@@ -168,18 +168,16 @@ def test_a_recipe_that_a_baseline_cannot_use_is_rejected(
     with pytest.raises(ConfigError, match="the recipe has both of text and data"):
         question_recipe("icae", text=text_recipe("icae").text)
     folder = RECIPES / "nano"
-    for method, name, entry, message in (
-        ("icae", "icae", "method=other", "is a recipe of 'other'; run 'sedem train other'"),
-        ("icae", "hmt", "method=hmt", "is a recipe of 'hmt'; run 'sedem train hmt'"),
-        ("icea", "icae", "method=icae", "there is no method 'icea'"),
-        ("bm25", "icae", "method=icae", "'bm25' is not trained; methods that are: full-context"),
-        ("icae", "icae", "model.memori=3", "unknown key 'memori'; did you mean 'memory'"),
+    for entry, message in (
+        ("method=icea", "there is no method 'icea'"),
+        ("method=bm25", "'bm25' is not trained; methods that are: full-context"),
+        ("model.memori=3", "unknown key 'memori'; did you mean 'memory'"),
     ):
         with pytest.raises(ConfigError, match=message):
-            load_baseline_recipe(method, folder / f"{name}-text.yaml", [entry])
+            load_baseline_recipe(folder / "icae-text.yaml", [entry])
     for switch in ("logits_at_once=64", "compile=true", "shard_backbone=true"):
         with pytest.raises(ConfigError, match="which only stage1 and stage2 of SeDeM can do"):
-            load_baseline_recipe("icae", folder / "icae-text.yaml", [f"optimization.{switch}"])
+            load_baseline_recipe(folder / "icae-text.yaml", [f"optimization.{switch}"])
 
 
 def test_the_command_trains_and_evaluates_by_name(
@@ -189,11 +187,11 @@ def test_the_command_trains_and_evaluates_by_name(
     path = tmp_path / "recipe.yaml"
     path.write_text(as_yaml(recipe))
     output = tmp_path / "runs" / "nano" / "full-context-tuned-questions"
-    words = ("--config", path, "--set", f"run.output={output}", "--set", "optimization.steps=1")
+    words = (path, "--set", f"run.output={output}", "--set", "optimization.steps=1")
     monkeypatch.chdir(tmp_path)
-    trained = succeeds("train", "full-context-tuned", *words)
+    trained = succeeds("train", *words)
     assert trained.strip() == str(output / "final")
-    assert "there is no method 'nothing'" in sedem("train", "nothing", *words).output
+    refused("train", *words, "--set", "method=nothing", words="there is no method 'nothing'")
     (tmp_path / "own.jsonl").write_text(json.dumps(OWN))
     asked = ("--data", "own.jsonl", "--max-new-tokens", "3", "--json")
     metrics = prints_json("eval", "full-context-tuned", "-m", output / "final", *asked)

@@ -71,12 +71,11 @@ def killed_in_step(step: int) -> Iterator[None]:
 RANK = """
 import sys
 from pathlib import Path
-from sedem_lab.training.recipe import load_recipe
-from sedem_lab.training.stages import STAGES
+from sedem_lab.training.stages import load_run
 
 for path in map(Path, sys.argv[1:]):
-    kind, train = STAGES[path.name.split("-")[0]]
-    train(load_recipe(kind, path))
+    recipe, train = load_run(path)
+    train(recipe)
 """
 
 
@@ -85,8 +84,7 @@ def train_in_two_processes(recipes: Sequence[Recipe], folder: Path) -> None:
     paths, script = [], folder / "train.py"
     script.write_text(RANK)
     for number, recipe in enumerate(recipes):
-        stage = "stage1" if isinstance(recipe, Stage1Recipe) else "stage2"
-        paths.append(folder / f"{stage}-{number}.yaml")
+        paths.append(folder / f"{number}.yaml")
         paths[-1].write_text(as_yaml(recipe))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

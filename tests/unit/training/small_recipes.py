@@ -9,10 +9,10 @@ from typing import Any
 
 from sedem import Decoding, Document, SeDeM, SedemConfig
 from sedem_lab.baselines.registry import reader_class
-from sedem_lab.training.baseline import BaselineRecipe, load_baseline_recipe, train_baseline
-from sedem_lab.training.recipe import DataSource, load_recipe
-from sedem_lab.training.shipped_recipes import shipped_recipe, what_trains
-from sedem_lab.training.stages import STAGES, Stage1Recipe, Stage2Recipe
+from sedem_lab.training.baseline import BaselineRecipe
+from sedem_lab.training.recipe import DataSource
+from sedem_lab.training.shipped_recipes import shipped_recipe
+from sedem_lab.training.stages import Stage1Recipe, Stage2Recipe, load_run
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 RENT = Document("rent", "The rent is 900 euros a month.")
@@ -32,19 +32,10 @@ BY_SET = {
 }
 
 
-def load(path: Path, trains: str | None = None) -> Any:
-    """A recipe of any kind."""
-    trains = trains or what_trains(path)
-    if trains in STAGES:
-        return load_recipe(STAGES[trains][0], path)
-    return load_baseline_recipe(trains, path)
-
-
-def train_small(
-    name: str, backbone: str | None, tiny_folder: Callable[..., str], folder: Path
-) -> None:
+def train_small(name: str, tiny_folder: Callable[..., str], folder: Path) -> None:
     """Train two steps of a shipped recipe on a few examples of the same sets; it then answers."""
-    recipe = load(shipped_recipe(name, backbone))
+    recipe: Any
+    recipe, train = load_run(shipped_recipe(name))
     recipe = recipe.with_changes(
         optimization=recipe.optimization.with_changes(
             steps=2, epochs=None, batch_size=2, accumulation=1, warmup=1, warmup_ratio=0.0
@@ -59,11 +50,10 @@ def train_small(
     )
     reader: Any
     if isinstance(recipe, BaselineRecipe):
-        final = train_baseline(_small_baseline(recipe, tiny_folder))
+        final = train(_small_baseline(recipe, tiny_folder))
         reader = reader_class(recipe.method).from_pretrained(final)
         reader.decoding = SHORT
     else:
-        stage = "stage1" if isinstance(recipe, Stage1Recipe) else "stage2"
         model = _small_model(recipe.model, tiny_folder)
         if isinstance(recipe, Stage1Recipe):
             held_out = min(recipe.text.held_out, 2)
@@ -75,7 +65,7 @@ def train_small(
             most = recipe.data.max_blocks
             data = _small_data(recipe.data, max_blocks=most if most == "all" else min(most, 6))
             recipe = recipe.with_changes(model=model, data=data)
-        reader = SeDeM.from_pretrained(STAGES[stage][1](recipe))
+        reader = SeDeM.from_pretrained(train(recipe))
     summary = json.loads((folder / "out" / "training.json").read_text())
     losses = [line["loss"] for line in summary["log"] if "loss" in line]
     assert summary["steps"] == len(losses) == 2 and all(0 < loss < 1000 for loss in losses)

@@ -8,13 +8,12 @@ from accelerate.commands.config.config_args import load_config_from_file
 from sedem.checkpoint.folder import embedded
 from sedem.errors import ConfigError
 from sedem_lab.baselines.registry import TRAINED
-from sedem_lab.training.recipe import read_entries
+from sedem_lab.training.recipe import read_entries, what_trains
 from sedem_lab.training.shipped_recipes import (
     backbones_of,
     launch_file,
     shipped_recipe,
     shipped_recipes,
-    what_trains,
 )
 
 ROOT = Path(__file__).parents[3]
@@ -27,9 +26,7 @@ def test_a_recipe_is_a_file_a_variant_of_one_or_either_on_a_backbone() -> None:
     assert not {"nano/_base", "nano/icae", "paper/stage2", "paper/backbones/llama-3.2-1b"} & set(
         names
     )
-    given = shipped_recipe("paper/stage1", "llama-3.2-3b")
-    assert given == shipped_recipe("paper/llama-3.2-3b/stage1")
-    entries = read_entries(given)
+    entries = read_entries(shipped_recipe("paper/llama-3.2-3b/stage1"))
     assert entries["model"]["encoder"] == "meta-llama/Llama-3.2-3B"
     assert entries["run"]["output"] == "runs/paper/llama-3.2-3b/stage1"
     assert read_entries(names["paper/stage1"])["model"]["encoder"] == "meta-llama/Llama-3.2-1B"
@@ -44,9 +41,9 @@ def test_every_trained_method_has_recipes_for_every_backbone() -> None:
 
 def test_a_backbone_that_a_recipe_does_not_have_is_refused() -> None:
     with pytest.raises(ConfigError, match="names its own backbone; change it with --set"):
-        shipped_recipe("nano/stage1", "llama-3.2-3b")
+        shipped_recipe("nano/llama-3.2-3b/stage1")
     with pytest.raises(ConfigError, match=r"no backbone 'gemma'; there are llama-3.2-1b, llama"):
-        shipped_recipe("paper/stage1", "gemma")
+        shipped_recipe("paper/gemma/stage1")
     with pytest.raises(ConfigError, match=r"'paper/icae-text' has no backbone 'llama-3.2-1b-to"):
         shipped_recipe("paper/llama-3.2-1b-to-3b/icae-text")
     path = ROOT / "recipes" / "paper" / "llama-3.2-1b-to-3b" / "icae-text.yaml"
@@ -63,8 +60,9 @@ def test_a_recipe_says_what_trains_from_it() -> None:
 def test_an_unknown_recipe_is_refused_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"no recipe 'nano/stag1' .* did you mean 'nano/stage1'"):
         shipped_recipe("nano/stag1")
-    with pytest.raises(ConfigError, match="'sedem train --list' lists those that do"):
-        shipped_recipe("xyz")
+    for name in ("xyz", "a/b/c/d"):
+        with pytest.raises(ConfigError, match="'sedem train --list' lists those that do"):
+            shipped_recipe(name)
 
 
 def test_accelerate_reads_launch_files_which_are_no_recipes() -> None:
