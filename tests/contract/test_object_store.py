@@ -62,7 +62,7 @@ def test_a_bank_is_built_asked_and_kept(
 
 
 def test_what_needs_a_file_is_rejected(place: str, model: SeDeM) -> None:
-    advice = f"copy it with 'sedem bank backup {place} FILE.bank'"
+    advice = f"copy it with 'sedem bank copy {place} FILE.bank'"
     with pytest.raises(BankError, match=f"'sedem build --keys' needs a bank in one file; {advice}"):
         building.build_bank(model, model.engine, place, [Document("a", RECIPE)], keys="int8")
     with pytest.raises(BankError, match="keys are stored in a bank in one file"):

@@ -19,7 +19,7 @@ import torch
 from sedem import Document, MemoryBank
 from sedem.bank.blocks import BlockRow, Blocks, Meta
 from sedem.bank.care import DAMAGED, DamagedDocument, examine, repair
-from sedem.bank.copies import backup, export_bank, import_bank
+from sedem.bank.copies import copy_bank
 from sedem.bank.file import BankFile, text_digest
 from sedem.bank.keys import keys_of, save_keys, stored_bytes
 from sedem.checkpoint import folder as checkpoint
@@ -377,9 +377,10 @@ OPERATIONS = {
         prepare=_remove_some,
     ),
     "repair": Operation(_repair, _before, _before, look=_look_after_repair, prepare=_damage),
-    "backup": _of_new_bank(lambda folder, scene: backup(folder / BANK, folder / NEW_BANK)),
-    "export": _of_new_bank(lambda folder, scene: export_bank(folder / BANK, folder / NEW_BANK)),
-    "import": _of_new_bank(lambda folder, scene: import_bank(folder / BANK, folder / NEW_BANK)),
+    "backup": _of_new_bank(lambda folder, scene: copy_bank(folder / BANK, folder / NEW_BANK)),
+    "export": _of_new_bank(
+        lambda folder, scene: copy_bank(folder / BANK, folder / NEW_BANK, check=True)
+    ),
     "store keys": Operation(_save_keys, _before, _before, again=_save_keys_again),
     "save a checkpoint": Operation(
         lambda folder, scene: save_checkpoint(folder / CHECKPOINT, 2),

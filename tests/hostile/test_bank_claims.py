@@ -17,7 +17,7 @@ from stored_banks import META, append, change, facts
 
 from sedem import MemoryBank
 from sedem.bank.codes import CodesFile, CodeSpace, codes_path
-from sedem.bank.copies import backup
+from sedem.bank.copies import copy_bank
 from sedem.bank.database import connect, stored_page_size
 from sedem.bank.file import BankFile
 from sedem.bank.words import score_words
@@ -165,7 +165,7 @@ def log_of_an_earlier_copy(path: Path) -> None:
     log_of_another_bank(path)
     other = path.with_name("other.bank")
     path.unlink()
-    backup(other, path)
+    copy_bank(other, path)
 
 
 def journal_of_a_database(path: Path) -> None:

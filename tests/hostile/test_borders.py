@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from sedem.answering.decoding import Decoding
-from sedem.cli.options import budget, parse_options
+from sedem.cli.options import budget, parse_entries
 from sedem.errors import ConfigError, SedemError
 from sedem_lab.data.question_sets import parse_records
 from sedem_lab.training.recipe import load_recipe
@@ -130,7 +130,7 @@ def test_hostile_overrides_are_refused(text: str, key: str) -> None:
 @generated
 @given(values)
 def test_hostile_values_of_options_are_read_or_refused(text: str) -> None:
-    parse_options([f"key={text}"])
+    parse_entries([f"key={text}"])
     for parse in (budget, parse_records):
         for given_text in (text, f":{text}"):
             with soon_and_small():

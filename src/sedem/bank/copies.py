@@ -1,4 +1,4 @@
-"""Copies of banks: backups, checked files for others, and one file from parts or parts from one.
+"""Copies of banks: backups, checked ones, and one file from parts or parts from one.
 
 Memory and texts are copied as they are, so a copy gives the same answers. It appears when it is
 complete. All functions return the bytes of the copy. They raise a BankError if something exists at
@@ -22,41 +22,27 @@ from sedem.durable_files import make_folders, sync_folder
 from sedem.errors import BankError, DamagedBankError
 
 
-def backup(source: Place, target: Place) -> int:
+def copy_bank(source: Place, target: Place, *, check: bool = False) -> int:
     """Copy a bank as of one commit into a new file, or to a new place in an object store.
 
     Other processes may write the bank meanwhile.
+
+    Args:
+        check: read all of the copy before it appears; it must be free of defects.
     """
+    if is_remote(target) and check:
+        with _new(target).temporary() as path:
+            copy_bank(source, path, check=True)
+            return copy_bank(path, target)
     files = store_at(source).files()
     if is_remote(target):
         return _publish(files, _new(target))
-    with _appearing(Path(target)) as path:
+    with _appearing(Path(target), checked=source if check else None) as path:
         if len(files) == 1:
             files[0].copy_to(path)
         else:
             bank = MemoryBank.open(source).snapshot()
             copy_to(BankFile(path), bank, bank.meta)
-    return Path(target).stat().st_size
-
-
-def export_bank(source: Place, file: Path) -> int:
-    """Write a bank into one file and check it; see `backup`."""
-    with _appearing(file, checked=source) as path:
-        backup(source, path)
-    return file.stat().st_size
-
-
-def import_bank(file: Path, target: Place) -> int:
-    """Make a bank from the file of one.
-
-    All of it is checked first. The target is a new file, or a new place in an object store.
-    """
-    if is_remote(target):
-        with _new(target).temporary() as path:
-            import_bank(file, path)
-            return backup(path, target)
-    with _appearing(Path(target), checked=file) as path:
-        BankFile(file).copy_to(path)
     return Path(target).stat().st_size
 
 

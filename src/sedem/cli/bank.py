@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sedem.cli.options import BankPlace, Json, Model
-from sedem.cli.output import note, print_facts, print_json, print_table, progress, report
+from sedem.cli.output import note, print_facts, print_json, print_table, progress, report, write
 from sedem.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -144,7 +144,6 @@ def remove(
     documents: Annotated[
         list[str], typer.Argument(metavar="DOCUMENT", help="Names of the documents.")
     ],
-    as_json: Json = False,
 ) -> None:
     """Remove documents from a bank.
 
@@ -153,8 +152,8 @@ def remove(
     from sedem.bank.parts import store_at
 
     store_at(bank).remove(*documents)
-    names = list(dict.fromkeys(documents))
-    report(as_json, {"removed": names}, *(f"{bank}: removed '{name}'" for name in names))
+    for name in dict.fromkeys(documents):
+        write(f"{bank}: removed '{name}'")
 
 
 @bank_app.command()
@@ -169,7 +168,6 @@ def compact(
             help="For a bank in parts: keep files that are younger. [default: 24]",
         ),
     ] = None,
-    as_json: Json = False,
 ) -> None:
     """Reclaim the space of removed documents.
 
@@ -188,66 +186,33 @@ def compact(
         sizes = store.compact()
     else:
         raise ConfigError(f"--keep is for banks in parts; '{bank}' is one file: leave it out")
-    told = f"{bank}: {sizes.bytes_before:,} bytes before, {sizes.bytes_after:,} bytes now"
-    report(as_json, asdict(sizes), told)
+    write(f"{bank}: {sizes.bytes_before:,} bytes before, {sizes.bytes_after:,} bytes now")
 
 
 @bank_app.command()
-def backup(
+def copy(
     bank: BankPlace,
     target: Annotated[
         str, typer.Argument(metavar="DEST", help="New file of the copy, or s3://BUCKET/NAME.")
     ],
-    as_json: Json = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Check all of the copy before it appears.")
+    ] = False,
+    parts: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Write N parts, which many machines can serve, into a folder."
+        ),
+    ] = None,
 ) -> None:
     """Copy a bank as of one commit, even while it is written.
 
-    Bank and copy may each be a file or in an object store; a bank in parts becomes one file.
+    Bank and copy may each be a file or in an object store; a bank in parts becomes one file. Use
+    --check for a bank that goes to somebody, or comes from somebody.
     """
-    from sedem.bank.copies import backup as copy_bank
+    from sedem.bank.copies import copy_bank, split
 
-    _report_copy(bank, target, copy_bank(bank, target), as_json)
-
-
-@bank_app.command("export")
-def export_file(
-    bank: BankPlace,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="New file.")],
-    as_json: Json = False,
-) -> None:
-    """Write a bank into one file and check it, to be sent to somebody."""
-    from sedem.bank.copies import export_bank
-
-    _report_copy(bank, file, export_bank(bank, file), as_json)
-
-
-@bank_app.command("import")
-def import_file(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="File of a bank.")],
-    bank: BankPlace,
-    as_json: Json = False,
-) -> None:
-    """Make a bank from the file of one, once all of it has been checked."""
-    from sedem.bank.copies import import_bank
-
-    _report_copy(file, bank, import_bank(file, bank), as_json)
-
-
-@bank_app.command()
-def split(
-    bank: BankPlace,
-    target: Annotated[
-        str, typer.Argument(metavar="DEST", help="New folder of the parts, or s3://BUCKET/NAME.")
-    ],
-    parts: Annotated[int, typer.Option(metavar="N", min=1, help="Number of parts.")] = 2,
-    as_json: Json = False,
-) -> None:
-    """Write a bank as parts, which many machines can serve."""
-    from sedem.bank.copies import split as split_bank
-
-    _report_copy(bank, target, split_bank(bank, target, parts), as_json)
-
-
-def _report_copy(source: Path | str, target: Path | str, size: int, as_json: bool) -> None:
-    facts = {"from": str(source), "to": str(target), "bytes": size}
-    report(as_json, facts, f"{target}: {size:,} bytes from {source}")
+    if check and parts:
+        raise ConfigError("--check is for a copy in one file; check parts by 'sedem bank verify'")
+    size = split(bank, target, parts) if parts else copy_bank(bank, target, check=check)
+    write(f"{target}: {size:,} bytes from {bank}")

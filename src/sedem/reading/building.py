@@ -194,7 +194,7 @@ def begin(
         check_dtype(name)
     if keys is not None and not isinstance(store, BankFile):
         raise BankError(
-            "'sedem build --keys' needs a bank in one file; copy it with 'sedem bank backup "
+            "'sedem build --keys' needs a bank in one file; copy it with 'sedem bank copy "
             f"{store} FILE.bank', and give that file"
         )
     if not store.exists():

@@ -10,7 +10,7 @@ import pytest
 from object_server import ObjectServer
 from stored_banks import META, append, facts, same
 
-from sedem.bank.copies import backup, export_bank, import_bank, split
+from sedem.bank.copies import copy_bank, split
 from sedem.bank.database import connect
 from sedem.bank.file import BankFile
 from sedem.bank.parts import Parts, Place, Store, store_at
@@ -51,11 +51,11 @@ def test_every_copy_is_equal_and_replaces_nothing(
 ) -> None:
     file, place, exported, imported = tmp_path / "b", server.place(), tmp_path / "c", server.place()
     copies: list[tuple[Callable[[], int], Place]] = [
-        (lambda: backup(bank, file), file),
-        (lambda: backup(bank, place), place),
-        (lambda: export_bank(place, exported), exported),
-        (lambda: import_bank(exported, tmp_path / "d"), tmp_path / "d"),
-        (lambda: import_bank(exported, imported), imported),
+        (lambda: copy_bank(bank, file), file),
+        (lambda: copy_bank(bank, place), place),
+        (lambda: copy_bank(place, exported, check=True), exported),
+        (lambda: copy_bank(exported, tmp_path / "d", check=True), tmp_path / "d"),
+        (lambda: copy_bank(exported, imported, check=True), imported),
     ]
     for copy, target in copies:
         assert_equal(target, bank, copy())
@@ -71,14 +71,14 @@ def test_a_bank_is_split_and_joined(parts: int, bank: Place, tmp_path: Path) -> 
     assert_equal(tmp_path / "parts", bank, split(bank, tmp_path / "parts", parts))
     counts = [file.head().documents for file in store_at(tmp_path / "parts").files()]
     assert sum(counts) == 4 and len(counts) == min(parts, 4) and max(counts) - min(counts) <= 1
-    assert_equal(tmp_path / "b", bank, backup(tmp_path / "parts", tmp_path / "b"))
+    assert_equal(tmp_path / "b", bank, copy_bank(tmp_path / "parts", tmp_path / "b"))
 
 
 def test_an_empty_bank_is_copied(tmp_path: Path) -> None:
     with BankFile(tmp_path / "a.bank").creating(META):
         pass
     split(tmp_path / "a.bank", tmp_path / "parts", 3)
-    backup(tmp_path / "parts", tmp_path / "b.bank")
+    copy_bank(tmp_path / "parts", tmp_path / "b.bank")
     assert_equal(tmp_path / "b.bank", tmp_path / "a.bank")
 
 
@@ -92,10 +92,10 @@ def test_a_damaged_file_is_not_copied(server: ObjectServer, tmp_path: Path) -> N
         connection.execute("UPDATE documents SET sha256 = ? WHERE name = '1.txt'", ("0" * 64,))
     here = sorted(path.name for path in tmp_path.iterdir())
     for file, attempt in (
-        (flipped, lambda: import_bank(flipped, tmp_path / "c.bank")),
+        (flipped, lambda: copy_bank(flipped, tmp_path / "c.bank", check=True)),
         (flipped, lambda: split(flipped, place, 2)),
-        (lie, lambda: import_bank(lie, place)),
-        (lie, lambda: export_bank(lie, tmp_path / "c.bank")),
+        (lie, lambda: copy_bank(lie, place, check=True)),
+        (lie, lambda: copy_bank(lie, tmp_path / "c.bank", check=True)),
     ):
         with pytest.raises(DamagedBankError, match=f"bank '{file}' is damaged"):
             attempt()

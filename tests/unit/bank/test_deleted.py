@@ -14,7 +14,7 @@ from stored_banks import META, PRINT, append, memory_of
 from sedem import Document, MemoryBank
 from sedem.bank.blocks import BlockRow, Blocks
 from sedem.bank.codes import CodesFile, CodeSpace, codes_path
-from sedem.bank.copies import backup, export_bank
+from sedem.bank.copies import copy_bank
 from sedem.bank.database import connect
 from sedem.bank.file import BankFile, text_digest
 from sedem.tensors import Quantized
@@ -108,8 +108,8 @@ def test_a_removed_document_stands_nowhere(
     road(path)
     assert found(path.parent) == set()
     assert 0 < codes_path(path).read_bytes().count(TRACE) < codes
-    backup(path, tmp_path / "copies" / "b.bank")
-    export_bank(path, tmp_path / "copies" / "c.bank")
+    copy_bank(path, tmp_path / "copies" / "b.bank")
+    copy_bank(path, tmp_path / "copies" / "c.bank", check=True)
     assert found(tmp_path) == set()
     reader.close()
     assert len(MemoryBank.open(path).documents) == others + 2 + (
@@ -128,7 +128,7 @@ def test_a_copy_has_nothing_that_the_bank_only_keeps_for_a_reader(tmp_path: Path
     reader = MemoryBank.open(path)
     rm(path)
     assert found(path.parent)
-    export_bank(path, tmp_path / "copies" / "b.bank")
+    copy_bank(path, tmp_path / "copies" / "b.bank", check=True)
     assert found(tmp_path / "copies") == set()
     assert NAME in reader.documents.names
 

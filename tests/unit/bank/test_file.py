@@ -19,7 +19,7 @@ from stored_banks import META, PRINT, append, change, facts, memory_of, path_of,
 from sedem import Document, MemoryBank
 from sedem.bank import database
 from sedem.bank.blocks import BlockRow, Blocks
-from sedem.bank.copies import backup, export_bank, split
+from sedem.bank.copies import copy_bank, split
 from sedem.bank.database import connect, page_size
 from sedem.bank.file import BankFile, delete
 from sedem.bank.memory_bank import View
@@ -290,8 +290,8 @@ def test_banks_logs_exports_and_parts_are_private(tmp_path: Path) -> None:
         reader.execute("SELECT * FROM bank").fetchall()
         append(BankFile(path), 4)
         assert path.with_name("a.bank-wal").exists()
-        backup(path, tmp_path / "b.bank")
-        export_bank(path, tmp_path / "c.bank")
+        copy_bank(path, tmp_path / "b.bank")
+        copy_bank(path, tmp_path / "c.bank", check=True)
         split(path, tmp_path / "parts", 2)
         store_at(tmp_path / "parts").remove("1.txt")
         reader.close()
