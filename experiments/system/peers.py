@@ -279,7 +279,7 @@ PEERS: dict[str, Opener] = {
     # Joint blocks cannot be kept. Times do not depend on how a model was trained.
     "sedem": _sedem("sedem", block_context="independent"),
     "sedem-warm": _sedem("sedem-warm", warm=True, block_context="independent"),
-    "sedem-warm-int8-weights": _sedem("sedem-warm-int8-weights", warm=True, weights="int8"),
+    "sedem-warm-int8-weights": _sedem("sedem-warm-int8-weights", warm=True, engine="int8"),
     "sedem-all-blocks": _sedem("sedem-all-blocks", k=ALL),
     "sedem-all-layers": _sedem("sedem-all-layers", changed=without_early_exit),
     "comprexit-128": _short_pieces,

@@ -329,7 +329,6 @@ class SeDeM(SedemModules):
         attention: str = "sdpa",
         engine: str = "auto",
         kept: KeptBudget | None = None,
-        weights: str = "full",
     ) -> SeDeM:
         """Open a checkpoint.
 
@@ -343,7 +342,6 @@ class SeDeM(SedemModules):
                 which takes seconds.
             kept: limits on keys and values of independent blocks kept in memory between answers;
                 None means 1 GiB of a GPU and 2 GiB of RAM.
-            weights: "int8" runs decoding steps on a CPU with int8 matrices; see `engine.int8`.
 
         Raises:
             CheckpointError: it is missing or incomplete, or weights have another shape; no weight
@@ -377,7 +375,7 @@ class SeDeM(SedemModules):
                     decoder.load_lora(folder / checkpoint.ADAPTER)
         model.parts().to(device)
         model.requires_grad_(False).eval()
-        model.engine = open_engine(engine, model, attention, kept, weights)
+        model.engine = open_engine(engine, model, attention, kept)
         return model
 
     def save_pretrained(

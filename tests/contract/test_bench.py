@@ -17,7 +17,7 @@ def test_a_bench_is_printed_and_drawn(model: SeDeM, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "tiny")
     words = (
         "bench", "sedem", "full-context", "-m", tmp_path / "tiny", "--context", 40, "--context",
-        600, "--runs", 1, "--device", "cpu", "--picture", tmp_path / "times.svg",
+        600, "--runs", 1, "--plot", tmp_path / "times.svg",
     )  # fmt: skip
     result = sedem(*words, "--json")
     assert result.exit_code == 0, result.output
@@ -37,8 +37,7 @@ def test_baselines_are_benched_on_random_weights_of_a_folder(
 ) -> None:
     folder = tiny_folder(max_position_embeddings=2048)
     result = sedem(
-        "bench", "sedem", "icae", "--backbone", folder, "--context", 200, "--runs", 1, "--device",
-        "cpu",
+        "bench", "sedem", "icae", "--backbone", folder, "--context", 200, "--runs", 1,
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert f"{folder} on random weights" in result.stderr and "left out" not in result.stderr
@@ -56,8 +55,8 @@ def test_baselines_are_benched_on_random_weights_of_a_folder(
         (["sedem", "--runs", "0"], "runs is 0"),
         (["sedem", "-m", "/nowhere/at/all"], "checkpoint '/nowhere/at/all' is not a local folder"),
         (["--backbone", "/nowhere"], "backbone '/nowhere' is not known; give llama-3.2-1b"),
-        (["sedem", "--picture", "a.gif"], "no picture can be drawn as 'a.gif'; name a .svg"),
-        (["sedem", "--picture", "/nowhere/a.svg"], "no picture can be drawn as '/nowhere/a.svg'"),
+        (["sedem", "--plot", "a.gif"], "no picture can be drawn as 'a.gif'; name a .svg"),
+        (["sedem", "--plot", "/nowhere/a.svg"], "no picture can be drawn as '/nowhere/a.svg'"),
     ],
 )
 def test_an_impossible_bench_is_an_error_of_one_line(words: list[str], message: str) -> None:

@@ -37,7 +37,9 @@ def test_a_set_is_shown_as_counts_and_histograms() -> None:
 
 def test_json_has_the_same_facts(tmp_path: Path) -> None:
     picture = tmp_path / "squad.svg"
-    told = found(FIXTURES / "squad.json", "--records", ":1", "--limit", "2", "--plot", picture)
+    told = found(
+        FIXTURES / "squad.json", "--option", "records=:1", "--limit", "2", "--plot", picture
+    )
     assert (told["name"], told["examples"], told["measured"]) == ("squad", 12, 2)
     assert picture.stat().st_size > 1000
     assert told["dropped_ids"] == {}
@@ -68,11 +70,11 @@ def test_plain_text_is_measured_as_texts() -> None:
         (["nowhere"], "there is no file 'nowhere' and no public set of that name; the names are"),
         ([FIXTURES / "squad.json", "--option", "seed"], "'seed' is not of the form KEY=VALUE"),
         (
-            [FIXTURES / "articles.jsonl", "--schema", "exact-facts", "--option", "split=train"],
-            "'split' is not an option of the data; use the flags --schema, --records and --split",
+            [FIXTURES / "squad.json", "--option", "schema=own"],
+            "'schema' is not an option of the data; a schema is --schema NAME",
         ),
-        ([FIXTURES / "squad.json", "--split", "train"], "is a file: leave it out"),
-        ([FIXTURES / "articles.jsonl", "--records", ":2"], "--records is for questions; "),
+        ([FIXTURES / "squad.json", "--option", "split=train"], "is a file: leave it out"),
+        ([FIXTURES / "articles.jsonl", "--option", "records=:2"], "--option is for questions; "),
     ],
 )
 def test_impossible_input_is_an_error_of_one_line(words: list[object], message: str) -> None:

@@ -133,17 +133,17 @@ def test_options_controls_and_samples_of_squad(tiny_checkpoint: str) -> None:
     assert (metrics["settings"]["schema"], metrics["counts"]["examples"]) == ("squad", 4)
     check_metric(metrics["recall@2"], 4)
     assert metrics["recall@1"]["mean"] <= metrics["recall@2"]["mean"]
-    assert evaluate("--limit", 2, "--records", "1:")["counts"]["examples"] == 2
+    assert evaluate("--limit", 2, "--option", "records=1:")["counts"]["examples"] == 2
     recalls = [evaluate("--control", c, "-k", 1)["recall@1"]["mean"] for c in ("gold", "wrong")]
     assert recalls == [100.0, 0.0]
-    one, four = evaluate("--option", "distractors=0"), evaluate("--batch", 2)
+    one, four = evaluate("--option", "distractors=0"), evaluate("--set", "batch=2")
     assert one["counts"]["blocks_mean"] < four["counts"]["blocks_mean"]
     assert one["settings"]["options"] == {"distractors": 0}
     assert (one["settings"]["batch"], four["settings"]["batch"]) == (32, 2)
     refused(*arguments, "--option", "distractors", words="option 'distractors' is not of the form")
     refused(*arguments, "--option", "colour=red", words="unknown key 'colour'; known are")
-    refused(*arguments, "--batch", 0, words="batch is 0; input should be greater than 0")
-    refused(*arguments, "--split", "dev", words="is a file: leave it out")
+    refused(*arguments, "--set", "batch=0", words="batch is 0; input should be greater than 0")
+    refused(*arguments, "--option", "split=dev", words="is a file: leave it out")
 
 
 def test_boundaries_between_segments_can_be_moved(tiny_checkpoint: str) -> None:
@@ -151,7 +151,7 @@ def test_boundaries_between_segments_can_be_moved(tiny_checkpoint: str) -> None:
     for shift in (0, 4):
         succeeds(
             "eval", "sedem", "--data", custom_questions(1), "-m", tiny_checkpoint, "-k", "all",
-            "--shift", shift, "--max-new-tokens", 2, "--out", f"run{shift}",
+            "--set", f"shift={shift}", "--max-new-tokens", 2, "--out", f"run{shift}",
         )  # fmt: skip
         spans = [(b["start"], b["end"]) for b in read_records(f"run{shift}")[0]["selected"]]
         first[shift] = min(spans)
@@ -167,7 +167,7 @@ def test_results_of_other_settings_or_files_are_not_mixed(tiny_checkpoint: str) 
     succeeds(*arguments)
     before = [path.read_bytes() for path in sorted(Path("run").iterdir())]
     words = r"'run' holds results of other settings .*; give another --out"
-    refused(*arguments, "--seed", 1, words=words)
+    refused(*arguments, "--set", "seed=1", words=words)
     path = Path("model/adapter/adapter_model.safetensors")
     save_file({n: w + 0.01 for n, w in load_file(path).items()}, path)
     succeeds("seal", "model")
@@ -176,7 +176,13 @@ def test_results_of_other_settings_or_files_are_not_mixed(tiny_checkpoint: str) 
 
 
 def test_a_trained_baseline_needs_a_checkpoint() -> None:
-    refused("eval", "icae", "--data", custom_questions(1), words="'sedem train icae' and name it")
+    refused(
+        "eval",
+        "icae",
+        "--data",
+        custom_questions(1),
+        words="icae has no shipped checkpoint; train",
+    )
 
 
 def test_an_evaluation_with_bad_settings_is_refused(tiny_checkpoint: str) -> None:
@@ -184,11 +190,14 @@ def test_an_evaluation_with_bad_settings_is_refused(tiny_checkpoint: str) -> Non
     for options, words in (
         (["fly"], "there is no method 'fly'; there are sedem, full-context, bm25"),
         (["sedem", "--schema", "mine"], "there is no schema 'mine'; known are own, squad"),
-        (["sedem", "--records", "first"], "records is 'first'; it must be 'start:stop'"),
-        (["sedem", "--records", "9:"], "there are no examples to evaluate"),
+        (["sedem", "--option", "records=first"], "records is 'first'; it must be 'start:stop'"),
+        (["sedem", "--option", "records=9:"], "there are no examples to evaluate"),
         (["sedem", "--limit", "0"], "sedem eval: limit is 0; input should be greater than 0"),
         (["sedem", "--control", "best"], "control is 'best'; input should be 'selected', 'gold'"),
-        (["sedem", "--dtype", "int8"], "dtype is 'int8'; input should be 'float32' or 'bfloat16'"),
+        (["sedem", "--option", "records=5"], "records is '5'; it must be 'start:stop'"),
+        (["sedem", "--set", "k=2"], "'k' is not a setting; give one of batch, device, dtype"),
+        (["sedem", "--set", "dtype=int8"], "dtype is 'int8'; input should be 'float32' or 'bfl"),
+        (["bm25", "--engine", "int8"], "engine is 'int8', but bm25 has no engine; leave it out"),
         (["sedem", "-k", "auto"], "k is 'auto', but this model was trained without guidance"),
         (["bm25", "-k", "0"], "k is 0; input should be greater than 0, or input should be 'all"),
         (["bm25", "--control", "gold"], "control is 'gold', but bm25 has no control; leave it out"),

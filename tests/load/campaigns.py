@@ -57,7 +57,7 @@ CAMPAIGNS = {
         12,
         f"{CLIENTS} streams at once, in a queue that holds them all: each is answered, and p99 of "
         "the time to the first token is at most 5 times p50",
-        ("--waiting", str(CLIENTS)),
+        ("--limit", f"waiting={CLIENTS}"),
     ),
     "streams, short queue": LoadCampaign(
         streams,

@@ -30,7 +30,6 @@ from sedem.cli.options import (
     ReaderModelOption,
     ReaderOption,
     SelectionOption,
-    WeightsOption,
     budget,
     hops_of,
     reader_at,
@@ -382,12 +381,7 @@ def ask(
     max_new_tokens: Annotated[
         int, typer.Option(metavar="N", help="Limit of an answer in tokens.")
     ] = 64,
-    temperature: Annotated[
-        float, typer.Option(metavar="X", help="0 decodes greedily; more samples.")
-    ] = 0.0,
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of sampling.")] = 0,
     engine: EngineOption = "auto",
-    weights: WeightsOption = "full",
 ) -> None:
     """Answer questions from a bank, or from a folder of documents, with sources.
 
@@ -407,11 +401,11 @@ def ask(
     from sedem.model import SeDeM
     from sedem.reading.documents import Record
 
-    decoding = Decoding(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    decoding = Decoding(max_new_tokens=max_new_tokens)
     followed = _folder(bank, model)
     name = model or (DEFAULT_MODEL if followed else model_of(bank))
     opened: Any = None if followed else MemoryBank.open(bank)
-    answering = SeDeM.from_pretrained(name, engine=engine, weights=weights)
+    answering = SeDeM.from_pretrained(name, engine=engine)
     if followed is not None:
         opened = _caught_up(followed, answering)
     opened.check_made_by(answering.fingerprint())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
     from sedem.endpoint import Reader
 
-RESERVED = ("records", "revision", "schema", "source", "split", "streaming")
-"""Names that say which data is opened; they are not options of a reader."""
+AS_TEXT, RESERVED = ("records", "split"), ("revision", "schema", "source", "streaming")
+"""Options of data that are text, such as "5"; and names that are no options of data."""
 
 BankPlace = Annotated[
     str,
@@ -95,15 +96,8 @@ EngineOption = Annotated[
     typer.Option(
         "--engine",
         metavar="NAME",
-        help="What runs the model: auto, eager, static or graphs.",
-    ),
-]
-WeightsOption = Annotated[
-    str,
-    typer.Option(
-        "--weights",
-        metavar="NAME",
-        help="full, or int8 for faster tokens on a CPU: decoding steps run with int8 matrices.",
+        help="What runs the model: auto, eager, static, graphs, or int8 for faster tokens on a "
+        "CPU: decoding steps run with int8 matrices.",
     ),
 ]
 ReaderOption = Annotated[
@@ -131,7 +125,8 @@ OptionEntries = Annotated[
     typer.Option(
         "--option",
         metavar="KEY=VALUE",
-        help="Option of the data, such as length=4096; repeatable.",
+        help="How data is read: split=train, records=:1000, or an option of the set, such as "
+        "length=4096; repeatable.",
     ),
 ]
 
@@ -175,24 +170,48 @@ def budget(text: str | None) -> int | str | None:
         raise ConfigError(message) from None
 
 
-def parse_options(entries: Sequence[str] | None) -> dict[str, Any]:
+def parse_entries(entries: Sequence[str] | None, text: Sequence[str] = ()) -> dict[str, Any]:
     """Parse KEY=VALUE entries; a value that is JSON, such as 4096 or true, is read as JSON.
 
+    Args:
+        text: keys whose values are text, whatever they look like.
+
     Raises:
-        ConfigError: an entry is not KEY=VALUE, or its key has a flag of its own.
+        ConfigError: an entry is not KEY=VALUE.
     """
-    options: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for entry in entries or ():
-        key, equals, text = entry.partition("=")
+        key, equals, value = entry.partition("=")
         if not key or not equals:
             raise ConfigError(f"option '{entry}' is not of the form KEY=VALUE")
-        if key in RESERVED:
-            raise ConfigError(
-                f"'{key}' is not an option of the data; "
-                "use the flags --schema, --records and --split"
-            )
-        try:
-            options[key] = parse_json(text, f"option '{key}'", ConfigError)
-        except ConfigError:
-            options[key] = text
-    return options
+        found[key] = value
+        if key not in text:
+            with suppress(ConfigError):
+                found[key] = parse_json(value, f"option '{key}'", ConfigError)
+    return found
+
+
+def data_options(entries: Sequence[str] | None) -> dict[str, Any]:
+    """Parse the entries of --option.
+
+    Raises:
+        ConfigError: an entry is not KEY=VALUE, or its key is no option of data.
+    """
+    found = parse_entries(entries, AS_TEXT)
+    for name in found:
+        if name in RESERVED:
+            raise ConfigError(f"'{name}' is not an option of the data; a schema is --schema NAME")
+    return found
+
+
+def settings_of(entries: Sequence[str] | None, what: str, known: Sequence[str]) -> dict[str, Any]:
+    """Parse KEY=VALUE entries, each of which is one of the known.
+
+    Raises:
+        ConfigError: an entry is not KEY=VALUE, or its key is not known.
+    """
+    found = parse_entries(entries)
+    for name in found:
+        if name not in known:
+            raise ConfigError(f"'{name}' is not a {what}; give one of {', '.join(known)}")
+    return found

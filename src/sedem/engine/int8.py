@@ -79,8 +79,8 @@ def int8_steps(decoder: FusedDecoder) -> FusedDecoder:
     """
     if not _multiplies_exactly():
         raise ConfigError(
-            "weights 'int8' need a CPU with int8 instructions (VNNI or newer) and torch with "
-            "oneDNN; this machine multiplies int8 inexactly or not at all; use weights 'full'"
+            "engine 'int8' needs a CPU with int8 instructions (VNNI or newer) and torch with "
+            "oneDNN; this machine multiplies int8 inexactly or not at all; use 'static'"
         )
     weight, bias = decoder.head.get_parameter("weight"), getattr(decoder.head, "bias", None)
     head = Int8Matrix(weight, bias)

@@ -40,8 +40,7 @@ from sedem.modules import SedemModules
 
 logger = logging.getLogger(__name__)
 
-ENGINES = ("auto", "eager", "static", "graphs")
-WEIGHTS = ("full", "int8")
+ENGINES = ("auto", "eager", "static", "graphs", "int8")
 MAX_QUESTION_BUFFERS = 32
 """Number of question batch sizes whose buffers are kept."""
 FIRST_STEPS = 64
@@ -523,37 +522,29 @@ def open_engine(
     model: SedemModules,
     attention: str = "sdpa",
     budget: KeptBudget | None = None,
-    weights: str = "full",
 ) -> Engine:
     """Open an engine for a model; all but "eager" need a model that no longer changes or moves.
 
     Args:
         name: "eager" is the reference; "static" has fused layers and static caches; "graphs"
-            also captures them as CUDA graphs; "auto" is "graphs" on a GPU and "static" elsewhere or
-            if graphs cannot be captured, and "eager" for a layout that the others are not proven
-            equal on.
+            also captures them as CUDA graphs; "int8" is "static" with the decoder's matrices
+            rounded in decoding steps on a CPU, see `int8`; "auto" is "graphs" on a GPU and
+            "static" elsewhere or if graphs cannot be captured, and "eager" for a layout that the
+            others are not proven equal on.
         model: its weights are fused and adapters merged, unless the engine is "eager".
         attention: how the backbones were opened; "eager" attention needs engine "eager".
         budget: limits on kept keys and values of independent blocks; "eager" keeps none.
-        weights: "int8" rounds the decoder's matrices in decoding steps on a CPU, see `int8`; it
-            needs "static", which "auto" then means.
 
     Raises:
         ConfigError: there is no such engine, or it cannot run this model.
     """
     if name not in ENGINES:
         raise ConfigError(f"engine is '{name}'; it can be {', '.join(ENGINES)}")
-    int8, on_gpu = weights == "int8", model.device.type == "cuda"
-    if weights not in WEIGHTS:
-        raise ConfigError(f"weights are '{weights}'; they can be {', '.join(WEIGHTS)}")
-    if int8 and model.device.type != "cpu":
+    on_gpu = model.device.type == "cuda"
+    if name == "int8" and model.device.type != "cpu":
         raise ConfigError(
-            f"weights 'int8' are for a CPU, the model is on '{model.device}'; use weights 'full'"
+            f"engine 'int8' is for a CPU, the model is on '{model.device}'; use 'auto'"
         )
-    if int8 and name not in ("auto", "static"):
-        raise ConfigError(f"weights 'int8' need engine 'static', not '{name}'")
-    if int8:
-        name = "static"
     layouts = {b.model.config.model_type for b in (model.encoder, model.decoder)}
     unproven = ", ".join(sorted(layouts - set(FAMILIES)))
     if name == "auto":
@@ -581,4 +572,4 @@ def open_engine(
         raise ConfigError(
             f"engine 'graphs' needs a CUDA device, the model is on '{model.device}'; use 'static'"
         )
-    return Static(model, graphs=name == "graphs", int8=int8, budget=budget)
+    return Static(model, graphs=name == "graphs", int8=name == "int8", budget=budget)

@@ -165,7 +165,7 @@ def open_sedem(
     changes |= {} if block_context is None else {"block_context": block_context}
     model.config = model.config.with_changes(**changes)
     # A fast engine reads the configuration when it is opened, so it is opened afterwards.
-    model.engine = open_engine(plan.engine, model, budget=kept, weights=plan.weights)
+    model.engine = open_engine(plan.engine, model, budget=kept)
     budget_of(model, plan.k)
     return model
 

@@ -37,16 +37,13 @@ def bench(
         ),
     ] = None,
     runs: Annotated[int, typer.Option(metavar="N", help="Measured runs of each method.")] = 20,
-    device: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="cpu or cuda. [default: cuda if there is a GPU]"),
-    ] = None,
     picture: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw times here, as .svg or .png.")
+        Path | None,
+        typer.Option("--plot", metavar="FILE", help="Draw times here, as .svg or .png."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure how fast methods read and answer."""
+    """Measure how fast methods read and answer, on a GPU if there is one."""
     chosen_k = budget(k)
     if picture is not None and (
         picture.suffix not in (".svg", ".png") or not picture.absolute().parent.is_dir()
@@ -60,7 +57,7 @@ def bench(
 
     given = {
         "methods": tuple(methods or ()), "contexts": tuple(contexts or ()), "k": chosen_k,
-        "checkpoint": model, "backbone": backbone, "runs": runs, "device": device,
+        "checkpoint": model, "backbone": backbone, "runs": runs,
     }  # fmt: skip
     plan = plan_of({name: value for name, value in given.items() if value not in (None, ())})
     for caveat in notes(plan):

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sedem.cli import output
-from sedem.cli.options import Json, OptionEntries, parse_options
+from sedem.cli.options import Json, OptionEntries, data_options
 from sedem.errors import ConfigError
 
 LONGEST_BAR = 40
@@ -30,12 +30,6 @@ def inspect(
     schema: Annotated[
         str | None, typer.Option(metavar="NAME", help="Schema. [default: detected]")
     ] = None,
-    split: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Split of a public set, such as train.")
-    ] = None,
-    records: Annotated[
-        str | None, typer.Option(metavar="START:STOP", help="Read only these records.")
-    ] = None,
     limit: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Measure only the first N.")
     ] = None,
@@ -45,7 +39,8 @@ def inspect(
     ] = None,
     options: OptionEntries = None,
     streaming: Annotated[
-        bool, typer.Option("--streaming", help="Stop after --records, and keep no copy.")
+        bool,
+        typer.Option("--streaming", help="Stop after the records, and keep no copy."),
     ] = False,
     picture: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw the histograms (.svg).")
@@ -61,21 +56,18 @@ def inspect(
     from sedem_lab.data.question_sets import counts_tokens, open_examples, sniff
     from sedem_lab.data.tokenizer import open_tokenizer
 
-    chosen = parse_options(options)
+    chosen = data_options(options)
     with output.progress("counting") as report_progress:
         if schema is None and holds_texts(source):
-            unused = {"split": split, "records": records, "option": chosen or None}
-            for name, value in unused.items():
-                if value is not None:
-                    raise ConfigError(f"--{name} is for questions; '{source}' is plain text")
+            if chosen:
+                raise ConfigError(f"--option is for questions; '{source}' is plain text")
             counter, texts = open_tokenizer(tokenizer), read_texts(source)
             found = inspect_texts(source, texts, counter, limit=limit, progress=report_progress)
         else:
-            chosen.update(records=records, split=split, streaming=streaming)
             name = schema or sniff(source)
             if tokenizer is not None and counts_tokens(name):
                 chosen.setdefault("tokenizer", tokenizer)
-            examples = open_examples(source, name, **chosen)
+            examples = open_examples(source, name, streaming=streaming, **chosen)
             counter = open_tokenizer(tokenizer)
             found = inspect_examples(examples, counter, limit=limit, progress=report_progress)
     if picture is not None:

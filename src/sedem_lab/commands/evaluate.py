@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from sedem.cli import output
 from sedem.cli.options import (
+    AS_TEXT,
     AnswerOption,
     BudgetOption,
     ConditionOption,
@@ -20,17 +21,19 @@ from sedem.cli.options import (
     Model,
     OptionEntries,
     SelectionOption,
-    WeightsOption,
     budget,
+    data_options,
     hops_of,
     option_of,
-    parse_options,
+    settings_of,
 )
 from sedem.config import DEFAULT_MODEL
 from sedem.errors import ConfigError
 from sedem_lab.evaluation.config import EvaluationConfig
 
 METHOD = "METHOD"
+SETTINGS = ("batch", "device", "dtype", "memory", "seed", "shift")
+"""Settings that --set changes."""
 HEADINGS = {
     "em": "EM",
     "f1": "F1",
@@ -87,8 +90,6 @@ def evaluate(
     context: typer.Context,
     data: Annotated[str, _flag("data", "NAME|FILE")],
     schema_name: Annotated[str | None, _flag("schema_name", "NAME", "--schema")] = None,
-    records: Annotated[str | None, _flag("records", "START:STOP")] = None,
-    split: Annotated[str | None, _flag("split", "NAME")] = None,
     option: OptionEntries = None,
     limit: Annotated[int | None, _flag("limit", "N")] = None,
     k: BudgetOption = None,
@@ -99,13 +100,15 @@ def evaluate(
     answer: AnswerOption = None,
     model: Model = None,
     max_new_tokens: Annotated[int | None, _flag("max_new_tokens", "N")] = None,
-    batch: Annotated[int, _flag("batch", "N")] = DEFAULTS["batch"],
-    shift: Annotated[int, _flag("shift", "N")] = DEFAULTS["shift"],
-    memory: Annotated[str, _flag("memory", "TYPE")] = DEFAULTS["memory"],
-    dtype: Annotated[str, _flag("dtype", "TYPE")] = DEFAULTS["dtype"],
     engine: EngineOption = DEFAULTS["engine"],
-    weights: WeightsOption = DEFAULTS["weights"],
-    seed: Annotated[int, _flag("seed", "N")] = DEFAULTS["seed"],
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help=f"Change another setting; repeatable. The names: {', '.join(SETTINGS)}.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Folder for predictions and metrics; resumable."),
@@ -118,13 +121,15 @@ def evaluate(
     method = str(context.info_name)
     if model is None and find(method).trained:
         raise ConfigError(
-            f"{method} has no shipped checkpoint; train one with 'sedem train {method}' and name "
-            "it with -m"
+            f"{method} has no shipped checkpoint; train one with 'sedem train' and name it with -m"
         )
     given = {n: v for n, v in context.params.items() if n in EvaluationConfig.model_fields}
-    entries = given | {
+    options = data_options(option)
+    given |= {name: options.pop(name, None) for name in AS_TEXT}
+    entries = given | settings_of(changes, "setting", SETTINGS)
+    entries |= {
         "method": method,
-        "options": parse_options(option),
+        "options": options,
         "k": budget(k),
         "hops": hops_of(hops),
         "checkpoint": model or DEFAULT_MODEL,

@@ -86,9 +86,6 @@ class MethodSettings(Settings):
     engine: str = "auto"
     """What runs SeDeM. Other methods have one engine only."""
 
-    weights: str = "full"
-    """Weights of SeDeM's decoding steps on a CPU: full or int8."""
-
     memory: str = "bfloat16"
     """What SeDeM stores slots as: bfloat16, int8 or fp8."""
 

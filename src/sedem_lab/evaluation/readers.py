@@ -36,7 +36,7 @@ from sedem_lab.data.examples import Example
 from sedem_lab.evaluation.config import MethodSettings
 from sedem_lab.evaluation.run import Method, Progress, evaluate
 
-ONLY_SEDEM = ("control", *WAYS, "shift", "memory", "weights")
+ONLY_SEDEM = ("control", *WAYS, "shift", "memory", "engine")
 """Settings that raw-text methods ignore."""
 CONTROLS_OF_TRAINED = ("selected", "gold")
 CACHED_CONTEXTS = 32
@@ -237,7 +237,7 @@ class TrainedMethod:
                 "(selected) or those with evidence (gold)"
             )
         no_budget = () if reader.has_selection_budget else ("k",)
-        settings.refuse(reader.name, "shift", "memory", "weights", *no_budget)
+        settings.refuse(reader.name, "shift", "memory", "engine", *no_budget)
         if settings.k is not None:
             reader.config = reader.config.with_changes(k=settings.k)
         reader.decoding = decoding_of(settings)
@@ -280,7 +280,6 @@ def open_model(settings: MethodSettings) -> SeDeM:
         dtype=getattr(torch, settings.dtype),
         device=settings.device,
         engine=settings.engine,
-        weights=settings.weights,
     )
     budget_of(model, settings.k)
     return model

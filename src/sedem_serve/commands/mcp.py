@@ -15,7 +15,6 @@ from sedem.cli.options import (
     Model,
     ReaderModelOption,
     ReaderOption,
-    WeightsOption,
     reader_at,
 )
 from sedem.config import DEFAULT_MODEL, FOLDER_BANKS
@@ -42,7 +41,6 @@ def mcp(
         Path, typer.Option(metavar="FOLDER", help="Where the banks of folders are kept.")
     ] = FOLDER_BANKS,
     engine: EngineOption = "auto",
-    weights: WeightsOption = "full",
     reader: ReaderOption = None,
     reader_model: ReaderModelOption = None,
 ) -> None:
@@ -66,7 +64,7 @@ def mcp(
 
         built = all(not isinstance(bank, FollowedBank) for bank in banks)
         name = model or (model_of(places[0]) if built else DEFAULT_MODEL)
-        return SeDeM.from_pretrained(name, engine=engine, weights=weights)
+        return SeDeM.from_pretrained(name, engine=engine)
 
     own = reader_at(reader, reader_model)
     backend = LocalBackend(banks, opened, writable=write, reader=own)

@@ -14,10 +14,9 @@ from sedem.cli.options import (
     EngineOption,
     ReaderModelOption,
     ReaderOption,
-    WeightsOption,
     option_of,
-    parse_options,
     reader_at,
+    settings_of,
 )
 from sedem.config import DEFAULT_MODEL
 from sedem.endpoint import is_loopback
@@ -78,10 +77,6 @@ def serve(
     host: Annotated[str, _setting("host", "ADDRESS")] = "127.0.0.1",
     port: Annotated[int, _setting("port", "N")] = 8000,
     engine: EngineOption = "auto",
-    weights: WeightsOption = "full",
-    device: Annotated[str | None, _setting("device", "NAME")] = None,
-    rows: Annotated[int | None, _setting("rows", "N")] = None,
-    waiting: Annotated[int, _setting("waiting", "N")] = 64,
     memory: Annotated[str | None, _setting("memory", "SIZE")] = None,
     cors: Annotated[list[str] | None, _setting("cors", "ORIGIN")] = None,
     limit: Annotated[
@@ -143,10 +138,6 @@ def serve(
             f"`sedem serve` needs {', '.join(missing)}; run pip install 'sedem[serve]'"
         )
     # Settings
-    limits = parse_options(limit)
-    for name in limits:
-        if name not in LIMITS:
-            raise ConfigError(f"'{name}' is not a limit; give one of {', '.join(LIMITS)}")
     given = {
         name: value
         for name, value in context.params.items()
@@ -163,7 +154,7 @@ def serve(
             raise ConfigError(f"2 banks are named '{name}'; give each a name of its own")
         banks[name] = path if is_remote(path) else Path(path).expanduser()
     given |= {"banks": banks, "folder": folder.expanduser(), "key_file": keys}
-    settings = ServerSettings(**given | limits)
+    settings = ServerSettings(**given | settings_of(limit, "limit", LIMITS))
     for place in settings.banks.values():
         store_at(place).meta()  # refused here, not after the model is open
     if not is_loopback(host):

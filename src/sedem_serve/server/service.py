@@ -267,7 +267,6 @@ def open_model(settings: ServerSettings) -> SeDeM:
         settings.model,
         device=settings.device,
         engine=settings.engine,
-        weights=settings.weights,
         kept=KeptBudget(memory=settings.memory or half_of_memory()),
     )
     if model.decoder.tokenizer.chat_template:

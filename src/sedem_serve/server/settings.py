@@ -23,6 +23,9 @@ class ServerSettings(config.Settings):
     Attributes:
         banks: places of further banks by name; clients may only query them.
         key_file: JSON file of API keys; None means one key, from SEDEM_API_KEY or generated.
+        device: cpu, cuda or cuda:N; None means a GPU if there is one.
+        rows: maximum concurrent answers; None means as many as suit the engine.
+        waiting: maximum questions waiting for a row; further ones get 429.
         reader: address of a model that writes the answers; None means this server's model.
         reader_model: its name there; None takes the only one.
         max_body_bytes: largest body of a request that is not an upload.
@@ -43,16 +46,9 @@ class ServerSettings(config.Settings):
     banks: Mapping[str, Path | str] = {}
     key_file: Path | None = None
     engine: str = "auto"
-    weights: str = "full"
-    device: str | None = Field(
-        None, description="cpu, cuda or cuda:N. [default: a GPU if there is one]"
-    )
-    rows: WholeAbove0 | None = Field(
-        None, description="Maximum concurrent answers. [default: as many as suit the engine]"
-    )
-    waiting: WholeAbove0 = Field(
-        64, description="Maximum questions waiting for a row; further ones get 429."
-    )
+    device: str | None = None
+    rows: WholeAbove0 | None = None
+    waiting: WholeAbove0 = 64
     memory: ByteSize | None = Field(
         None,
         gt=0,
@@ -105,7 +101,7 @@ class ServerSettings(config.Settings):
 
 
 _FIELDS = [*ServerSettings.model_fields]
-LIMITS = tuple(_FIELDS[_FIELDS.index("max_body_bytes") :])
+LIMITS = ("rows", "waiting", *_FIELDS[_FIELDS.index("max_body_bytes") :])
 """Settings that --limit may change."""
 
 BANK_NAME_RULE = (

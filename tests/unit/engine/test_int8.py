@@ -53,9 +53,9 @@ def rounded(vectors: Tensor) -> Tensor:
     return (vectors / scale).round() * scale
 
 
-def opened(config: SedemConfig, weights: str) -> SeDeM:
+def opened(config: SedemConfig, engine: str) -> SeDeM:
     model = opened_by(config)
-    model.engine = open_engine("auto", model, weights=weights)
+    model.engine = open_engine(engine, model)
     return model
 
 
@@ -103,7 +103,7 @@ def test_steps_are_those_of_rounded_matrices(config: SedemConfig) -> None:
 
 
 def test_only_steps_are_rounded(config: SedemConfig) -> None:
-    exact, fast = opened(config, "full"), opened(config, "int8")
+    exact, fast = opened(config, "auto"), opened(config, "int8")
     rows = starts(exact)
     for one, other in zip(rows, starts(fast), strict=True):
         assert torch.equal(one.bank.memory(one.blocks), other.bank.memory(other.blocks))
@@ -114,7 +114,7 @@ def test_only_steps_are_rounded(config: SedemConfig) -> None:
 
 
 def test_memory_counts_the_rows(config: SedemConfig) -> None:
-    exact, fast = engine_of(opened(config, "full")), engine_of(opened(config, "int8"))
+    exact, fast = engine_of(opened(config, "auto")), engine_of(opened(config, "int8"))
     shapes = [getattr(layer, name).shape for layer in exact.decoder.layers for name in MATRICES]
     shapes.append(exact.decoder.head.get_parameter("weight").shape)
     rows = sum(height * (width + 4 + 8) for height, width in shapes)
@@ -123,8 +123,8 @@ def test_memory_counts_the_rows(config: SedemConfig) -> None:
 
 def test_a_gpu_is_refused(model: SeDeM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(model), "device", torch.device("cuda", 0))
-    with pytest.raises(ConfigError, match="'int8' are for a CPU, the model is on 'cuda:0'"):
-        open_engine("auto", model, weights="int8")
+    with pytest.raises(ConfigError, match="'int8' is for a CPU, the model is on 'cuda:0'"):
+        open_engine("int8", model)
 
 
 def test_a_machine_whose_sums_overflow_is_refused(
@@ -132,15 +132,15 @@ def test_a_machine_whose_sums_overflow_is_refused(
 ) -> None:
     product = int8._product
     monkeypatch.setattr(int8, "_product", lambda *given: product(*given).clamp(max=32.0))
-    with pytest.raises(ConfigError, match="need a CPU with int8 instructions"):
+    with pytest.raises(ConfigError, match="needs a CPU with int8 instructions"):
         opened(config, "int8")
 
 
 def test_checkpoints_commands_and_evaluations_open_with_int8(
     config: SedemConfig, tmp_path: Path
 ) -> None:
-    opened(config, "full").save_pretrained(tmp_path / "checkpoint")
+    opened(config, "auto").save_pretrained(tmp_path / "checkpoint")
     checkpoint = str(tmp_path / "checkpoint")
-    settings = MethodSettings(checkpoint=checkpoint, device="cpu", weights="int8")
-    for model in (SeDeM.from_pretrained(checkpoint, weights="int8"), readers.open_model(settings)):
+    settings = MethodSettings(checkpoint=checkpoint, device="cpu", engine="int8")
+    for model in (SeDeM.from_pretrained(checkpoint, engine="int8"), readers.open_model(settings)):
         assert engine_of(model).decoder.steps is not None

@@ -358,9 +358,7 @@ def test_a_model_that_was_moved_or_cast_is_refused(fast: SeDeM, bank: MemoryBank
         ("turbo", {}, "engine is 'turbo'; it can be auto, eager"),
         ("graphs", {}, "needs a CUDA device, the model is on 'cpu'"),
         ("static", {"attention": "eager"}, "'static' has no eager attention"),
-        ("auto", {"weights": "int4"}, "weights are 'int4'; they can be full, int8"),
-        ("eager", {"weights": "int8"}, "weights 'int8' need engine 'static', not 'eager'"),
-        ("graphs", {"weights": "int8"}, "weights 'int8' need engine 'static', not 'graphs'"),
+        ("int8", {"attention": "eager"}, "'int8' has no eager attention"),
     ],
 )
 def test_an_engine_that_cannot_run_a_model_is_refused(

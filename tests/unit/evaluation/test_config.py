@@ -60,7 +60,7 @@ def test_a_result_records_all_settings_under_their_names_and_in_their_order(
         '"checkpoint": "c", "k": "all", "control": "gold-documents", "condition": null, '
         '"selection": null, "hops": null, "answer": null, '
         '"max_new_tokens": 2, "dtype": "bfloat16", "batch": 3, "shift": 4, '
-        '"device": null, "engine": "eager", "weights": "full", "memory": "int8", '
+        '"device": null, "engine": "eager", "memory": "int8", '
         '"dropped": {}}'
     )
 
