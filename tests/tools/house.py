@@ -18,6 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import typer.main
+
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 PACKAGES = [SOURCE / name for name in ("sedem", "sedem_serve", "sedem_lab")]
@@ -55,6 +57,17 @@ def loaded() -> int:
     count = "print(sum(name.startswith('sedem') for name in sys.modules))"
     code = f"import sys; from sedem import SeDeM; {count}"
     return int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
+
+
+def parameters() -> int:
+    """Arguments and options of all commands, without --help."""
+    from sedem.cli.main import app
+
+    commands: list[Any] = [typer.main.get_command(app)]
+    for command in commands:
+        below = command.list_commands(None) if hasattr(command, "list_commands") else ()
+        commands += [command.get_command(None, name) for name in below]
+    return sum(len(command.params) for command in commands)
 
 
 class Walk:
@@ -120,6 +133,7 @@ def rows() -> Iterator[tuple[str, str]]:
     yield "docs, words", f"{words():,}"
     yield "imports between rooms", str(crossings())
     yield "modules that `from sedem import SeDeM` loads", str(loaded())
+    yield "parameters of the command line", str(parameters())
     with tempfile.TemporaryDirectory() as folder:
         bank = f"{folder}/a.bank"
         document = PACKAGES[0] / "demo" / "harbour-register.txt"

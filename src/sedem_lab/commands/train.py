@@ -15,7 +15,9 @@ RECIPE = "A recipe that ships with sedem, such as nano/stage1, or a YAML file of
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Change a value, such as run.output=DIR; repeatable."
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a value of the recipe, such as run.output=DIR; repeatable.",
     ),
 ]
 
