@@ -14,16 +14,16 @@ from functools import lru_cache, partial
 from itertools import pairwise
 from typing import NamedTuple
 
-_LETTER = (
+UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
     "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Japanese, Chinese
 )
 """Characters of scripts that put no spaces between words, as ranges for a regular expression."""
-_LETTERS = re.compile(f"[{_LETTER}]")
+_LETTERS = re.compile(f"[{UNSPACED}]")
 _UNSEEN = "\u00ad\u200b-\u200f\u2060-\u2064\ufeff"
 """Characters inside words that show nothing, such as soft hyphens."""
 _NUMBER = r"\d{1,3}(?:['\u2019\u00a0\u2009\u202f]\d{3})+(?!\d)(?:[.,]\d+)?|\d+(?:[.,:]\d+)*"
-_WORD = re.compile(rf"{_NUMBER}|[{_LETTER}]|[^\W\d_{_LETTER}]+")
+_WORD = re.compile(rf"{_NUMBER}|[{UNSPACED}]|[^\W\d_{UNSPACED}]+")
 _WITHIN = re.compile(rf"[{_UNSEEN}]*(?:[-\u2010][ \t]*\r?\n[ \t]*)?")
 _HIDDEN = re.compile(f"[{_UNSEEN}\u0640]+")
 _MARKS = "\u0300-\u1fff\ua800-\uabff\U00011000-\U00011fff"

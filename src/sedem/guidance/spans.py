@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import chain, takewhile
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,27 @@ _WHOLE = re.compile(
     r"|(?<![\w\"])\d+(?:[.,/]\d+)*[\"\u2032\u2033](?!\w)"
 )
 """Addresses, and lengths in inches and feet."""
+_NUMBER = (
+    r"(?<![^\W_])[$€£+\u2212-]?\d+(?:(?:[.,:'\u2019\u00a0\u2009\u202f]| (?=\d{3}\b))\d+)*"
+    r"(?:[a-z]{1,3}\b|[ \u00a0]?[%‰€°]C?)?"
+)
+_AMOUNT = rf"(?!(?:1[5-9]|20)\d\d\b(?![.,:]\d)){_NUMBER}"
+_CODE = rf"(?:{_NUMBER}|(?<![^\W_])[A-Z\d]+)"
+_DASH = "-\u2010-\u2015\u2212"
+_TOGETHER = re.compile(
+    rf"(?=[A-Z/{_DASH}]*[$€£]?\d){_CODE}(?:[{_DASH}/]{_CODE})+(?![^\W_])"
+    rf"|{_AMOUNT}\s(?:[{_DASH}]|to|bis|à|a)\s{_AMOUNT}(?![\d,])"
+)
+"""Codes, dates and ranges: "V-77", "2026-11-29", "1998/99", "60 to 70". The years of a range in
+words may be asked for alone; two numbers before a comma rather belong to a list."""
+_CHANGE = re.compile(
+    r"\b(?:from|between|von|vom|zwischen|de|du|des|dal?|dalle|del|desde|entre|tra|fra)\s"
+    rf"(?P<first>{_AMOUNT}\.?(?:\s[^\W\d][\w.]*)?)"
+    r"\s(?:to|and|until|till|through|bis|auf|und|à|au|aux|et|a|al|alle|y|hasta|e)\s"
+    rf"{_AMOUNT}",
+    re.IGNORECASE,
+)
+"""From one number to another: "from 45 euros to 52". It may be quoted without its first word."""
 LEAST = -4.0
 """Least log-probability of a token that counts. If memory has lost the spelling of a name, one of
 its tokens seems all but impossible."""
@@ -50,18 +71,25 @@ def borders_of(
 ) -> tuple[list[tuple[int, int]], set[int]]:
     """Return the words that a span may begin with, and where it may end.
 
-    It ends after a word, or after signs that belong to it. Addresses and lengths are not divided:
-    20" is not 20, unless the sign closes what is quoted on its line.
+    It ends after a word, or after signs that belong to it. Addresses, lengths, codes and ranges are
+    not divided: 20" is not 20, unless the sign closes what is quoted on its line, "60-70" is not
+    60, and "from 45 to 52" neither 45 nor 52.
     """
     ends = {end for _, end in words}
     ends |= {found.end() for end in ends if (found := _AFTER.match(text, end)) is not None}
     inside = set[int]()
-    for found in _WHOLE.finditer(text):
+    for found in chain.from_iterable(one.finditer(text) for one in (_WHOLE, _TOGETHER, _CHANGE)):
         start, end = found.span()
         if found[0].endswith('"') and text.count('"', text.rfind("\n", 0, start) + 1, start) % 2:
             continue
         ends.add(end)
         inside.update(range(start + 1, end))
+    inside -= {found.start("first") for found in _CHANGE.finditer(text)}
+    # A hyphen is no minus.
+    words = [
+        (start + (text[start] in "-\u2212+" and text[start - 1 : start].isalnum()), end)
+        for start, end in words
+    ]
     return [word for word in words if word[0] not in inside], ends - inside
 
 

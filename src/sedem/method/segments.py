@@ -18,11 +18,15 @@ from torch import Tensor
 
 from sedem.backbone.decoder import Backbone
 from sedem.config import Segmentation
+from sedem.folding import UNSPACED
 from sedem.types import check_tokens
 
 # Lines up to a blank line. Each run of white space is scanned once, however long it is.
 _PARAGRAPH = re.compile(r"\S[^\n]*(?:\n(?!\s*(?:\n|\Z))[^\n]*)*")
 _WORD = re.compile(r"\S+")
+_APART = re.compile(rf"[\s{UNSPACED}\u3001-\u303f\uff01\uff08\uff09\uff0c\uff1a\uff1b\uff1f]")
+"""A character beside which a text may be cut: white space, a letter or a mark of a script without
+spaces."""
 # No sentence ends after an initial or a title, or before a small letter. No space need follow
 # full-width marks. The end of a line ends one too, unless a long line was wrapped there: the next
 # one begins with a small letter, or the line is full and the next one is no item, label or row.
@@ -33,7 +37,7 @@ _STOP = re.compile(
     r"|\n(?=[^\n:|]{1,30}: |[^\n]*(?:\t| \| )|\d+[.)] )"
 )
 _CELL = re.compile(r"\t| \| ")
-_CHARACTER, _WORD_START, _LINE, _SENTENCE, _PARAGRAPH_START = range(1, 6)
+_WITHIN_WORD, _CHARACTER, _WORD_START, _LINE, _SENTENCE, _PARAGRAPH_START = range(1, 7)
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,12 @@ class Segments:
 
 
 def segment_text(
-    text: str, backbone: Backbone, length: int, how: Segmentation, shift: int = 0
+    text: str,
+    backbone: Backbone,
+    length: int,
+    how: Segmentation,
+    shift: int = 0,
+    whole_words: bool = False,
 ) -> Segments:
     """Cut a text into segments of at most `length` tokens.
 
@@ -77,6 +86,9 @@ def segment_text(
             and cuts a long one every T tokens. Blank lines separate paragraphs. A window ends
             before a row of a table that it would cut, if the cells of the row are named.
         shift: tokens by which `boundaries` are moved.
+        whole_words: whether a word that is cut is in the spans of both segments, as a character of
+            several tokens is; the tokens stay the same. A word is letters, digits and signs
+            without white space, such as "V-77", of at most half a window.
 
     Raises:
         DataError: the text has no tokens.
@@ -90,6 +102,8 @@ def segment_text(
         moved = np.array(spans, dtype=np.int64).reshape(-1, 2) + origin
         cuts = boundaries_of(text, moved[:, 0].tolist(), length, how, shift)
         cuts = _between_rows(moved[:, 0], cuts, length, lines) if lines else cuts
+        if whole_words:
+            _widened(text, moved, cuts, length // 2)
         rows += [(ids[first:stop], moved[first:stop]) for first, stop in pairwise(cuts)]
     check_tokens(rows)
     ids, starts, ends = np.zeros((3, len(rows), length), dtype=np.int64)
@@ -146,8 +160,9 @@ def boundaries_of(
         if starts[token] == starts[token - 1]:
             return 0  # a character of several tokens stays whole
         at = word_after(starts[token])
-        is_word = at == len(text) or at > starts[token] or text[at - 1].isspace()
-        return begins.get(at, _WORD_START if is_word else _CHARACTER)
+        if at == len(text) or at > starts[token] or text[at - 1].isspace():
+            return begins.get(at, _WORD_START)
+        return begins.get(at, _WITHIN_WORD if _is_within_word(text, at) else _CHARACTER)
 
     cuts = [0]
     while len(starts) - cuts[-1] > length:
@@ -171,6 +186,26 @@ def _rows(text: str) -> list[tuple[int, int]]:
 def is_row(line: str) -> bool:
     """Whether a line is the row of a table whose cells carry their header."""
     return sum(": " in cell for cell in line.split(" | ")) > 1
+
+
+def _is_within_word(text: str, at: int) -> bool:
+    """Whether a word as a person writes it, "V-77" or "a@b.org", goes on at a character."""
+    return 0 < at < len(text) and not (_APART.match(text, at - 1) or _APART.match(text, at))
+
+
+def _widened(text: str, spans: NDArray[np.int64], cuts: Sequence[int], most: int) -> None:
+    """Give a word that is cut to both segments, if it has at most so many tokens."""
+    starts, ends = spans.copy().T
+    for cut in cuts[1:-1]:
+        first = last = int(starts[cut])
+        least, limit = starts[max(cut - most, 0)], ends[min(cut + most, len(ends) - 1)]
+        while first >= least and _is_within_word(text, first):
+            first -= 1
+        while last <= limit and _is_within_word(text, last):
+            last += 1
+        if np.subtract(*np.searchsorted(starts, (last, first))) <= most:
+            spans[cut - 1, 1] = max(ends[cut - 1], last)
+            spans[cut, 0] = first
 
 
 def _between_rows(

@@ -551,7 +551,7 @@ def batches(lengths_S: Tensor, device: torch.device) -> tuple[Tensor, ...]:
 
 
 def segments_of(model: SedemModules, document: Document) -> Segments:
-    """Cut a document as a model reads it."""
+    """Cut a document as a model reads it. Where it quotes, the text of a block has whole words."""
     config = model.config
-    cut = config.segment_length, config.segmentation, config.segment_shift
+    cut = config.segment_length, config.segmentation, config.segment_shift, config.spans
     return segment_text(document.text, model.encoder, *cut)
