@@ -66,6 +66,43 @@ def test_demo_questions_cite_the_place_where_the_answer_is(
     assert answer.k == 2 and answer.text.strip()
 
 
+QUIET = (
+    "The workshop stands behind the old mill and has three large windows to the north. In winter "
+    "the stove is lit at six in the morning, and somebody brings bread from the village. The "
+    "benches were made by the grandfather of the present owner, who was a joiner. Visitors are "
+    "welcome on most days, though the dog barks at everyone who comes with a hat. "
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "code", "after", "question"),
+    [
+        ("The product code of the yellow lamp is ", "V-77", ", and it costs nine euros. ",
+         "What is the product code of the yellow lamp?"),
+        ("The lamp was checked on ", "2026-11-29", " by the owner. ",
+         "When was the lamp checked?"),
+        ("The address for complaints is ", "ida.klein@mill.example.org", ", which is read daily. ",
+         "What is the address for complaints?"),
+    ],
+)  # fmt: skip
+def test_a_code_at_the_end_of_a_block_is_answered_whole(
+    before: str, code: str, after: str, question: str, model: SeDeM
+) -> None:
+    """Both the citation and the answer ended within it: "V|-77"."""
+    length, tried = model.config.segment_length, 0
+    for more in range(60):
+        start = QUIET + "So it is" + " very" * more + " quiet. " + before
+        text = f"{start}{code}{after}{QUIET}"
+        [spans] = model.encoder.tokenize([text], offsets=True)["offset_mapping"]
+        if not len(start) < spans[length][0] < len(start) + len(code):
+            continue
+        tried += 1
+        answer = model.answer(model.read([Document("notes.txt", text)]), question, k=2)
+        assert code in answer.text, (text[: spans[length][0]][-20:], answer.text)
+        assert all(code in one.text for one in answer.citations)
+    assert tried > 1
+
+
 def test_the_fast_path_answers_like_the_reference(model: SeDeM, documents: list[Document]) -> None:
     reference = SeDeM.from_pretrained("sedem-nano", device="cpu", engine="eager")
     assert (model.engine.name, reference.engine.name) == ("static", "eager")

@@ -40,14 +40,92 @@ def test_a_span_ends_after_a_word_and_after_signs_that_belong_to_it() -> None:
         ("See (www.example.org/roses).", "www.example.org/roses"),
         ('Item: Spare tube 20" | Qty: 4', '20"'),
         ("A pipe of 1.5\u2033 fits.", "1.5\u2033"),
+        # Codes and dates.
+        ("The lamp is V-77, and new.", "V-77"),
+        ("Shipment HK-2093 left.", "HK-2093"),
+        ("It runs R2-60-70 now.", "R2-60-70"),
+        ("Two F-16s flew.", "F-16s"),
+        ("A COVID-19-related loss", "COVID-19"),
+        ("Tel. 030/1234-56", "030/1234-56"),
+        ("checked on 2026-11-29 by", "2026-11-29"),
+        ("on 03/04/2024.", "03/04/2024"),
+        # Ranges with a sign.
+        ("A bag of 60-70 seeds.", "60-70"),
+        ("from 10.30\u201312.00 in the hall", "10.30\u201312.00"),
+        ("in season 1998/99", "1998/99"),
+        ("the years 2008\u20132012", "2008\u20132012"),
+        ("a loan at 3%\u20135%.", "3%\u20135%"),
+        ("They cost $45-$52 each", "$45-$52"),
+        ("kostet 45 \u20ac \u2013 52 \u20ac im Jahr", "45 \u20ac \u2013 52 \u20ac"),
+        ("pages 12 - 15", "12 - 15"),
+        ("open 9am-5pm", "9am-5pm"),
+        ("1.200\u20131.500 Euro", "1.200\u20131.500"),
+        # Ranges in words.
+        ("It has 60 to 70 seats.", "60 to 70"),
+        ("Die Zeit ist 9:00 bis 12:30 Uhr", "9:00 bis 12:30"),
+        ("dure 3 \u00e0 5 jours", "3 \u00e0 5"),
+        ("dura 3 a 5 horas", "3 a 5"),
     ],
 )
-def test_addresses_and_lengths_are_not_divided(text: str, whole: str) -> None:
+def test_what_is_written_as_one_is_not_divided(text: str, whole: str) -> None:
     begins, ends = borders_of(text, words_of(text))
     start = text.index(whole)
     end = start + len(whole)
     assert [first for first, _ in begins if start <= first < end] == [start]
     assert [one for one in ends if start < one <= end] == [end]
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [
+        "from 45 to 52",
+        "from 45 euros to 52",
+        "from $9 million to $350",
+        "from \u22125 to \u221212 \u00b0C",
+        "from 10 a.m. to 4",
+        "from 4.5% down to 3%",
+        "from 1200 to 1300",
+        "between 3 and 5",
+        "von 45 auf 52",
+        "von 13 bis 15",
+        "vom 3. bis 5",
+        "zwischen 80 und 120",
+        "de 45 \u00e0 52",
+        "entre 3 et 5",
+        "de 1 200 \u00e0 1 300",
+        "desde 45 hasta 52",
+        "entre 3 y 5",
+        "del 3 al 5",
+        "da 45 a 52",
+        "tra 3 e 5",
+        "dalle 9 alle 12",
+    ],
+)
+def test_a_range_may_be_quoted_with_its_first_word_or_without(whole: str) -> None:
+    text = f"x {whole} y"
+    begins, ends = borders_of(text, words_of(text))
+    number = next(at for at, one in enumerate(whole) if one.isdigit() or one in "$\u2212") + 2
+    assert [first for first, _ in begins if 2 <= first < 2 + len(whole)] == [2, number]
+    assert [one for one in ends if 2 < one <= 2 + len(whole)] == [2 + len(whole)]
+
+
+@pytest.mark.parametrize(
+    ("text", "apart"),
+    [
+        ("a 10-acre farm", "10"),
+        ("a 10-acre farm", "acre"),
+        ("in the mid-1990s", "1990s"),
+        ("from 1914 to 1918", "1914"),
+        ("from 1914 to 1918", "1918"),
+        ("rooms 389 to 950, and", "950"),
+        ("from Ardle to 52 Quay Street", "52"),
+        ("12 and 15", "12"),
+    ],
+)
+def test_what_only_looks_alike_is_divided(text: str, apart: str) -> None:
+    begins, ends = borders_of(text, words_of(text))
+    assert text.index(apart) in {first for first, _ in begins}
+    assert text.index(apart) + len(apart) in ends
 
 
 def test_a_sign_that_closes_a_quotation_is_none_of_inches() -> None:

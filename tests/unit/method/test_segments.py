@@ -5,6 +5,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
+import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -125,6 +126,9 @@ def test_a_paragraph_starts_a_segment_and_a_long_one_is_cut(reader: Backbone) ->
         ("aa | b. C\ndd | e", ["aa | b. C\n", "dd | e"]),
         ("\u4e00\u4e01\u3002\u4e02\u4e03", ["\u4e00\u4e01\u3002", "\u4e02\u4e03"]),
         ("\u4e00\u4e01\u4e02\u4e03", ["\u4e00\u4e01\u4e02", "\u4e03"]),
+        ("\u4e00\u4e01V-77\u4e02", ["\u4e00\u4e01V-77", "\u4e02"]),
+        ("\u4e00\u4e01a V-77", ["\u4e00\u4e01a ", "V-77"]),
+        ("\u4e00\u4e01\uff0cV-77", ["\u4e00\u4e01\uff0c", "V-77"]),
     ],
 )
 def test_a_segment_ends_where_the_text_does(
@@ -133,6 +137,34 @@ def test_a_segment_ends_where_the_text_does(
     segments = segment_text(text, reader, 10, "sentence")
     assert pieces(segments, text) == expected
     assert segments.ids[segments.mask].tolist() == reader.token_ids(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The lamp is V-77, and new.", ["The lamp is V-77,", "V-77, and new."]),
+        ("Ask me at a@b.org. Bye", ["Ask me at a@b.org.", "a@b.org. Bye"]),
+        ("It was on 9/11/29", ["It was on 9/11/29", "9/11/29"]),
+        ("The bank asks 3.5% a year", ["The bank asks 3.5%", "3.5% a year"]),
+        ("One two three 60-70 seeds", ["One two three 60-70", "60-70 seeds"]),
+        ("We were in a ship\nment of tea", ["We were in a ship", "ship\nment of tea"]),
+        ("We were at a café bar", ["We were at a café", "café bar"]),
+        # A cut between words stays, and one in a word that is longer than half a window.
+        ("The lamp is new. And old", ["The lamp is new.", " And old"]),
+        ("See x.org/a/b/c/d/e/f", ["See x.org/a/b/c/", "d/e/f"]),
+        # A script without spaces is cut anywhere, but not a code in it.
+        ("一丁丂七丄丅", ["一丁丂七丄丅", "丅"]),
+        ("一丁丂七\uff0cV-77一", ["一丁丂七\uff0cV-77", "V-77一"]),
+        # The row of a table stays whole.
+        ("A: 1 | B: 2\nA: 3 | B: 4", ["A: 1 | B: 2\n", "A: 3 | B: 4"]),
+    ],
+)
+def test_a_word_that_is_cut_belongs_to_both_segments(
+    reader: Backbone, text: str, expected: list[str]
+) -> None:
+    segments = segment_text(text, reader, 16, "window", whole_words=True)
+    assert pieces(segments, text) == expected
+    assert torch.equal(segments.ids, segment_text(text, reader, 16, "window").ids)
 
 
 def test_sentences_begin_after_their_end_and_on_new_lines() -> None:
@@ -213,14 +245,17 @@ def test_a_text_without_tokens_is_refused(reader: Backbone, text: str, how: str)
 
 @settings(max_examples=200, deadline=None)
 @given(
-    text=TEXTS, length=st.integers(1, 9), how=st.sampled_from(["window", "sentence", "paragraph"])
+    text=TEXTS,
+    length=st.integers(1, 9),
+    how=st.sampled_from(["window", "sentence", "paragraph"]),
+    whole_words=st.booleans(),
 )
 def test_segments_cover_a_text_in_order_with_spans_that_contain_their_tokens(
-    reader: Backbone, text: str, length: int, how: Segmentation
+    reader: Backbone, text: str, length: int, how: Segmentation, whole_words: bool
 ) -> None:
     """Paragraphs cover all but white space between them."""
     assume(text.strip() if how == "paragraph" else text)
-    segments = segment_text(text, reader, length, how)
+    segments = segment_text(text, reader, length, how, whole_words=whole_words)
     assert int(segments.lengths.max()) <= length
     missing, found, previous = uncovered(segments, text), spans(segments), 0
     if how != "paragraph":

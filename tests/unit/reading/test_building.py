@@ -19,6 +19,7 @@ from sedem.backbone.decoder import Backbone
 from sedem.bank.care import Damage, Repaired, examine, repair
 from sedem.bank.database import connect
 from sedem.bank.file import BankFile
+from sedem.bank.words import score_words
 from sedem.errors import BankMismatchError, DataError
 from sedem.method.segments import Segments, segment_text
 from sedem.modules import SedemModules
@@ -113,6 +114,24 @@ def test_memory_of_padding_is_zero(kind: str, config: SedemConfig, backbone: Bac
     segments = segment_text("x" * 22, backbone, 16, "window")
     memory_SMD = compress(model, model.engine, [segments])
     assert memory_SMD.ne(0).any(-1).tolist() == [[True] * 4, [True, True, False, False]]
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("The lamp is V-77, and new.", "V-77"),
+        ("Ask me at a@b.org. Bye", "a@b.org"),
+        ("It was on 9/11/29", "9/11/29"),
+    ],
+)
+def test_a_model_that_quotes_finds_words_that_a_block_cuts(
+    text: str, code: str, config: SedemConfig, backbone: Backbone
+) -> None:
+    banks = [build(config, backbone, spans=on).read([Document("a", text)]) for on in (False, True)]
+    plain, quoted = ([text[row.start : row.end] for row in bank.blocks] for bank in banks)
+    assert not any(code in one for one in plain) and all(code in one for one in quoted)
+    assert bool((score_words(banks[1], code).scores > 0).all())
+    assert torch.equal(*(bank.memory(range(len(bank))) for bank in banks))
 
 
 class Encoded:
