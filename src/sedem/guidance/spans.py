@@ -33,14 +33,14 @@ _WHOLE = re.compile(
 )
 """Addresses, and lengths in inches and feet."""
 _NUMBER = (
-    r"(?<![^\W_])[$€£+\u2212-]?\d+(?:(?:[.,:'\u2019\u00a0\u2009\u202f]| (?=\d{3}\b))\d+)*"
+    r"(?<![^\W_])[$€£+\u2212-]?\d+(?:(?:[.,:'\u2019\u00a0\u2009\u202f]| (?=\d{3}\b))\d+){0,5}"
     r"(?:[a-z]{1,3}\b|[ \u00a0]?[%‰€°]C?)?"
 )
 _AMOUNT = rf"(?!(?:1[5-9]|20)\d\d\b(?![.,:]\d)){_NUMBER}"
 _CODE = rf"(?:{_NUMBER}|(?<![^\W_])[A-Z\d]+)"
 _DASH = "-\u2010-\u2015\u2212"
 _TOGETHER = re.compile(
-    rf"(?=[A-Z/{_DASH}]*[$€£]?\d){_CODE}(?:[{_DASH}/]{_CODE})+(?![^\W_])"
+    rf"(?=[A-Z/{_DASH}]{{0,20}}[$€£]?\d){_CODE}(?:[{_DASH}/]{_CODE})+(?![^\W_])"
     rf"|{_AMOUNT}\s(?:[{_DASH}]|to|bis|à|a)\s{_AMOUNT}(?![\d,])"
 )
 """Codes, dates and ranges: "V-77", "2026-11-29", "1998/99", "60 to 70". The years of a range in
