@@ -45,6 +45,7 @@ from sedem.guidance.spans import (
     span_features,
     total_weight,
     unsupported,
+    with_range,
 )
 from sedem.method.segments import is_row, sentences_of
 from sedem.modules import SedemModules
@@ -293,6 +294,8 @@ class SpanSearch:
         # More is named only if the decoder would say that.
         if self.found and span.gap > float(scorer.gap):
             return None
+        at, end = with_range(span.passage.text, span.at, span.end)
+        span = replace(span, at=at, end=end)
         order = scorer(features_CF).argsort(descending=True).tolist()
         others = (spans[index].text for index in order)
         apart = (shown(one) for one in others if one not in span.text and span.text not in one)

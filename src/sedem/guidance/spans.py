@@ -41,18 +41,19 @@ _CODE = rf"(?:{_NUMBER}|(?<![^\W_])[A-Z\d]+)"
 _DASH = "-\u2010-\u2015\u2212"
 _TOGETHER = re.compile(
     rf"(?=[A-Z/{_DASH}]{{0,20}}[$€£]?\d){_CODE}(?:[{_DASH}/]{_CODE})+(?![^\W_])"
-    rf"|{_AMOUNT}\s(?:[{_DASH}]|to|bis|à|a)\s{_AMOUNT}(?![\d,])"
+    rf"|{_AMOUNT}\s[{_DASH}]\s{_AMOUNT}"
 )
-"""Codes, dates and ranges: "V-77", "2026-11-29", "1998/99", "60 to 70". The years of a range in
-words may be asked for alone; two numbers before a comma rather belong to a list."""
-_CHANGE = re.compile(
+"""Codes, dates and ranges: "V-77", "2026-11-29", "1998/99", "60 - 70"."""
+_RANGE = re.compile(
     r"\b(?:from|between|von|vom|zwischen|de|du|des|dal?|dalle|del|desde|entre|tra|fra)\s"
     rf"(?P<first>{_AMOUNT}\.?(?:\s[^\W\d][\w.]*)?)"
     r"\s(?:to|and|until|till|through|bis|auf|und|à|au|aux|et|a|al|alle|y|hasta|e)\s"
-    rf"{_AMOUNT}",
+    rf"{_AMOUNT}"
+    rf"|(?P<bare>{_AMOUNT})\s(?:to|bis|à|a)\s{_AMOUNT}(?![\d,])",
     re.IGNORECASE,
 )
-"""From one number to another: "from 45 euros to 52". It may be quoted without its first word."""
+"""Ranges and changes in words: "from 45 euros to 52", "60 to 70". Years of a range may be asked for
+alone, and two numbers before a comma rather belong to a list."""
 LEAST = -4.0
 """Least log-probability of a token that counts. If memory has lost the spelling of a name, one of
 its tokens seems all but impossible."""
@@ -72,25 +73,37 @@ def borders_of(
     """Return the words that a span may begin with, and where it may end.
 
     It ends after a word, or after signs that belong to it. Addresses, lengths, codes and ranges are
-    not divided: 20" is not 20, unless the sign closes what is quoted on its line, "60-70" is not
-    60, and "from 45 to 52" neither 45 nor 52.
+    not divided: 20" is not 20, unless the sign closes what is quoted on its line, and "60-70" is
+    not 60.
     """
     ends = {end for _, end in words}
     ends |= {found.end() for end in ends if (found := _AFTER.match(text, end)) is not None}
     inside = set[int]()
-    for found in chain.from_iterable(one.finditer(text) for one in (_WHOLE, _TOGETHER, _CHANGE)):
+    for found in chain.from_iterable(one.finditer(text) for one in (_WHOLE, _TOGETHER)):
         start, end = found.span()
         if found[0].endswith('"') and text.count('"', text.rfind("\n", 0, start) + 1, start) % 2:
             continue
         ends.add(end)
         inside.update(range(start + 1, end))
-    inside -= {found.start("first") for found in _CHANGE.finditer(text)}
     # A hyphen is no minus.
     words = [
         (start + (text[start] in "-\u2212+" and text[start - 1 : start].isalnum()), end)
         for start, end in words
     ]
     return [word for word in words if word[0] not in inside], ends - inside
+
+
+def with_range(text: str, at: int, end: int) -> tuple[int, int]:
+    """Return a span with the whole range or change in words that it divides.
+
+    The fee that rises "from 45 to 52" is neither 45 nor 52. A model prefers one of them, so the
+    search compares these, and the answer shows all.
+    """
+    for found in _RANGE.finditer(text):
+        first, last = max(found.start("first"), found.start("bare")), found.end()
+        if first < end and at < last and (first < at or end < last):
+            return min(at, found.start()), max(end, last)
+    return at, end
 
 
 @dataclass(frozen=True)
