@@ -575,7 +575,7 @@ def test_a_question_about_everything_gets_a_sentence_and_not_a_number(
 ) -> None:
     bank = unsure.read([Document("books", BOOKS)])
     start = BOOKS.index(found)
-    [block] = [n for n, one in enumerate(bank.blocks) if one.start <= start < one.end]
+    block = next(n for n, one in enumerate(bank.blocks) if one.start <= start < one.end)
     passage = Passage(block, 0, 0, range(len(BOOKS)), BOOKS)
     span = Candidate(passage, start, start + len(found), 1, -1.0, 0.0, share=0.9, confidence=0.8)
     chosen = Selection([block], [block], [], Scores(torch.zeros(len(bank))))
