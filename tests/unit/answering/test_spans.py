@@ -63,6 +63,18 @@ def decoded(model: SeDeM, inputs: AnswerInputs, text: str) -> tuple[list[int], t
     return ids, logs[0], sum(max(value, LEAST) for value in (*values, *ends))
 
 
+def test_an_answer_shows_the_whole_change_of_a_number(model: SeDeM) -> None:
+    bank = model.read([Document("minutes", "from 45 to 52")])
+    prepared = prepared_for(model, Request(bank, "What is the fee?", 1), 12)
+    assert prepared.inputs is not None
+    with joined(model.engine, [prepared.inputs], 12) as (logits_1V, rows):
+        search = SpanSearch(model, rows, 0, prepared, 12, logits_1V[0])
+        [passage] = search.passages
+        for at in (passage.text.index("45"), passage.text.index("52")):
+            found = search.best([Candidate(passage, at, at + 2, 1, -1.0, 0.0)])
+            assert found is not None and found.text == "from 45 to 52"
+
+
 @pytest.mark.parametrize("engine", ["eager", "static"])
 @pytest.mark.parametrize("context", ["joint", "independent"])
 def test_the_likelihood_of_a_span_is_that_of_decoding_it_and_its_end(
