@@ -41,6 +41,7 @@ from sedem.selecting.select import (
     bank_codes,
     encode_questions,
     scores_of,
+    telling_tokens,
 )
 from sedem.tensors import Quantized
 from sedem_lab.baselines.bm25 import bm25_scores, index_texts
@@ -124,6 +125,7 @@ class Asked(NamedTuple):
     questions: list[str]
     query_BQRH: Tensor
     mask_BQ: Tensor
+    telling_BQ: Tensor
     evidence: list[set[int]]
 
 
@@ -148,7 +150,8 @@ def large_banks(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         numbers = [number_of[document.text] for document in example.documents]
         spans = [replace(span, document=numbers[span.document]) for span in example.evidence]
         evidence.append(set(np.flatnonzero(labels.from_evidence(real.blocks, spans)).tolist()))
-    asked = Asked(questions, model.queries(states), mask_BQ, evidence)
+    telling_BQ = telling_tokens(model, questions, mask_BQ)
+    asked = Asked(questions, model.queries(states), mask_BQ, telling_BQ, evidence)
     scores_BN = torch.empty(limit, sizes[-1])
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as place:
@@ -277,7 +280,7 @@ def _measured(model: SeDeM, asked: Asked, bank: MemoryBank, states_BN: Tensor) -
         every = score_words(bank, question).scores
         with words_spent:
             by_words = best_of(score_words(bank, question, POSTINGS).scores, WORD_CANDIDATES)
-        query_E = asked.query_BQRH[row][asked.mask_BQ[row]].mean(0).flatten()
+        query_E = asked.query_BQRH[row][asked.telling_BQ[row]].mean(0).flatten()
         with codes_spent:
             by_codes = set(codes.nearest(query_E, min(CANDIDATES, size)).tolist())
         alone = set(codes.nearest(query_E, min(CANDIDATES_ALONE, size)).tolist())

@@ -52,17 +52,23 @@ def question_ids(
 
 def located_question(
     backbone: Backbone, question: str, *, chat: bool = False
-) -> tuple[list[int], slice]:
-    """Return `question_ids` without texts, and which of the tokens are the question's own."""
+) -> tuple[list[int], slice, list[tuple[int, int]]]:
+    """Return `question_ids` without texts, which of the tokens are the question's own, and where.
+
+    The last are the characters of each own token in the stripped question; a token may begin before
+    it.
+    """
     check_question(question)
     words = (question_words if chat else question_prompt)(question)
     tokens = backbone.tokenize([words], offsets=True)
     start = words.index(QUESTION) + len(QUESTION)
     end = start + len(question.strip())
-    inside = [n for n, (a, b) in enumerate(tokens["offset_mapping"][0]) if a < end and b > start]
+    spans = tokens["offset_mapping"][0]
+    inside = [n for n, (a, b) in enumerate(spans) if a < end and b > start]
     first = context_place(backbone, chat=chat)
     ids = _in_prompt(backbone, tokens["input_ids"][0], chat=chat)
-    return ids, slice(first + inside[0], first + inside[-1] + 1)
+    own = slice(first + inside[0], first + inside[-1] + 1)
+    return ids, own, [(spans[n][0] - start, spans[n][1] - start) for n in inside]
 
 
 def check_question(question: str) -> None:

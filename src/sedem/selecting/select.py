@@ -36,7 +36,7 @@ from sedem.bank.words import POSTINGS, Words, score_words
 from sedem.engine.device import Clock, device_lock, fill, mask_of
 from sedem.engine.interface import Engine
 from sedem.errors import BankError, ConfigError, DamagedBankError, DataError
-from sedem.folding import words_of
+from sedem.folding import common_words, folded, words_of
 from sedem.guidance.scores import (
     COVERED,
     blocks_for_mass,
@@ -73,7 +73,9 @@ REFERS_BACK = re.compile(
 CONTEXT, CONTEXT_BESIDE_NAMES = 0.6, 0.15
 """Weights of the words of what was said before, beside 1 for those of the question."""
 
-Scoring = Callable[[Selector, BankReader, Tensor, Tensor, bool, Sequence[Tensor]], Tensor]
+Scoring = Callable[
+    [Selector, BankReader, Tensor, Tensor, bool, Sequence[Tensor], Tensor | None], Tensor
+]
 """Scores the blocks of a bank by states, as `score_questions` does, here or elsewhere."""
 
 
@@ -118,7 +120,11 @@ def select(
             bank, every = plans[rows[0]].bank, any(needs_every_score(plans[row]) for row in rows)
             some = rows if len(rows) < len(plans) else slice(None)
             also = [best_by_words(words[row]) for row in rows]
-            found = scoring(model.selector, bank, query_BQRH[some], mask_BQ[some], every, also)
+            is_large, asked = len(bank) > COARSE_FROM, [plans[row].question for row in rows]
+            telling_BQ = telling_tokens(model, asked, mask_BQ[some]) if is_large else None
+            found = scoring(
+                model.selector, bank, query_BQRH[some], mask_BQ[some], every, also, telling_BQ
+            )
             states |= zip(rows, found, strict=True)
         selections = []
         for row, (plan, tokens) in enumerate(zip(plans, mask_BQ.sum(1).tolist(), strict=True)):
@@ -189,12 +195,35 @@ def prompt_states(model: SedemModules, engine: Engine, questions: Sequence[str])
     """States of each question's own tokens `[Q, D]` at the injection layer, in its prompt."""
     decoder, config = model.decoder, model.config
     prompts = [located_question(decoder, one, chat=config.chat_template) for one in questions]
-    for ids, own in prompts:
+    for ids, own, _ in prompts:
         around = len(ids) - (own.stop - own.start)
         room = decoder.max_positions - config.states_per_block - around
         _check_length(own.stop - own.start, room)
-    found = engine.read_prefixes([torch.tensor(ids) for ids, _ in prompts])
-    return [hidden_PD[own].float() for hidden_PD, (_, own) in zip(found, prompts, strict=True)]
+    found = engine.read_prefixes([torch.tensor(ids) for ids, *_ in prompts])
+    return [hidden_PD[own].float() for hidden_PD, (_, own, _) in zip(found, prompts, strict=True)]
+
+
+def telling_tokens(model: SedemModules, questions: Sequence[str], mask_BQ: Tensor) -> Tensor:
+    """Find the tokens that say what each question is about `[B, Q]`, on the CPU.
+
+    Those of signs and of words of grammar, which most questions have, would make their means alike.
+    A question of nothing else keeps all its tokens.
+
+    Args:
+        mask_BQ: False where a question token is padding, as `encode_questions` returns it.
+    """
+    telling_BQ = torch.zeros_like(mask_BQ)
+    for row, question in enumerate(one.strip() for one in questions):
+        if model.read_once is not None:
+            chat = model.config.chat_template
+            *_, spans = located_question(model.decoder, question, chat=chat)
+        else:
+            spans = model.encoder.tokenize([question], offsets=True)["offset_mapping"][0]
+        grammar = common_words(question)
+        words = [at for at in words_of(question) if folded(question[slice(*at)]) not in grammar]
+        for token, (start, end) in enumerate(spans):
+            telling_BQ[row, token] = any(first < end and start < last for first, last in words)
+    return telling_BQ.where(telling_BQ.any(1, keepdim=True), mask_BQ)
 
 
 @torch.no_grad()
@@ -226,6 +255,7 @@ def score_questions(
     mask_BQ: Tensor,
     every: bool = True,
     also: Sequence[Tensor] = (),
+    telling_BQ: Tensor | None = None,
 ) -> Tensor:
     """Score a bank's blocks for several questions in one pass over the bank.
 
@@ -236,6 +266,7 @@ def score_questions(
         every: whether to score every block even of a large bank. Otherwise, in a bank of more than
             `COARSE_FROM` blocks, only each question's candidates are scored.
         also: candidates of each question by words; empty means none.
+        telling_BQ: the question tokens that find candidates by codes; None means all.
 
     Returns:
         fp32 scores `[B, N]`, on the CPU; -inf for a block that is not a candidate.
@@ -250,10 +281,10 @@ def score_questions(
                 parts.append(block_scores(query_BQRH, mask_BQ, keys_1nJRH, slots_1nJ, scales_1nJR))
             return torch.cat(parts, 1).cpu()
         scores_BN = torch.full((len(mask_BQ), len(bank)), -torch.inf)
-        for row, mask_Q in enumerate(mask_BQ):
+        for row, mean_of_Q in enumerate(mask_BQ if telling_BQ is None else telling_BQ):
             # Those with words of the question, and those whose codes are nearest to its mean.
             words_n = also[row] if also else torch.zeros(0, dtype=torch.long)
-            query_E = query_BQRH[row, : int(mask_Q.sum())].float().mean(0).flatten().cpu()
+            query_E = query_BQRH[row].cpu()[mean_of_Q].float().mean(0).flatten()
             count = min(CANDIDATES if len(words_n) else CANDIDATES_ALONE, len(bank))
             nearest_n = bank_codes(bank, selector).nearest(query_E, count)
             found: list[int] = torch.cat([nearest_n, words_n]).unique().tolist()
@@ -506,6 +537,7 @@ def hop_again(
         torch.ones(hidden_1QE.shape[:2], dtype=torch.bool),
         needs_every_score(plan),
         [best_by_words(named)],
+        None,
     )
     # A block that was no candidate of the first hop scored no better than those that were.
     candidates_N = states_N > -torch.inf

@@ -178,12 +178,14 @@ class SelectorReplica:
         query_QRH: NDArray[np.float32],
         every: bool,
         also: NDArray[np.int64],
+        telling_Q: NDArray[np.bool_] | None,
     ) -> NDArray[np.float32]:
         """Return the score of each block of this part `[n]`.
 
         Args:
             every: as in `score_questions`.
             also: more candidates, as indices into the whole bank.
+            telling_Q: the tokens that find candidates by codes; None means all.
         """
 
         @torch.no_grad()
@@ -195,7 +197,9 @@ class SelectorReplica:
             mask_1Q = torch.ones(query_1QRH.shape[:2], dtype=torch.bool)
             own = also[(also >= part.held.start) & (also < part.held.stop)] - part.held.start
             with self._scoring:
+                telling_1Q = None if telling_Q is None else torch.tensor(telling_Q)[None]
                 wanted: Any = {"every": every, "also": [torch.from_numpy(own)]}
+                wanted["telling_BQ"] = telling_1Q
                 found = score_questions(self._selector, part, query_1QRH, mask_1Q, **wanted)
             scores_n: NDArray[np.float32] = found[0].numpy()
             return scores_n
@@ -279,8 +283,10 @@ class EngineReplica:
             mask_1Q: Tensor,
             every: bool,
             also: Sequence[Tensor],
+            telling_1Q: Tensor | None,
         ) -> Tensor:
-            wanted = version, query_1QRH[0].cpu().numpy(), every, also[0].numpy()
+            telling_Q = None if telling_1Q is None else telling_1Q[0].numpy()
+            wanted = version, query_1QRH[0].cpu().numpy(), every, also[0].numpy(), telling_Q
             # If a part fails, the question fails.
             found = asyncio.run_coroutine_threadsafe(asked(*wanted), loop).result()
             return torch.from_numpy(np.concatenate(found))[None]

@@ -100,7 +100,7 @@ def test_selecting_by_a_question_that_is_read_once(
     shape = config.with_changes(encoder=folder, block_context="independent", read_once=True)
     model = SeDeM(shape, backbone, backbone).eval()
     bank = model.read([Document("a.txt", "x" * (SEGMENT * SEGMENTS))])
-    ids, own = located_question(backbone, QUESTION)
+    ids, own, _ = located_question(backbone, QUESTION)
 
     def select() -> None:
         hidden_1QE, mask_1Q = encode_questions(model, model.engine, [QUESTION])

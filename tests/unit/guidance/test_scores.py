@@ -262,7 +262,7 @@ def test_scores_come_from_the_decoders_states_of_the_question(
 ) -> None:
     part, config, decoder = model.read_once, model.config, model.decoder
     assert part is not None
-    ids, own = located_question(decoder, RENT)
+    ids, own, _ = located_question(decoder, RENT)
     assert ids == question_ids(decoder, RENT)
     # The start token is at 0, the question after a full block.
     positions = [0, *range(config.segment_length + 1, config.segment_length + len(ids))]
@@ -344,7 +344,7 @@ def test_only_the_last_prefixes_are_kept(config: SedemConfig) -> None:
 )
 def test_the_own_tokens_of_a_question_spell_it(model: SeDeM, question: str) -> None:
     decoder = model.decoder
-    ids, place = located_question(decoder, question)
+    ids, place, _ = located_question(decoder, question)
     assert ids == question_ids(decoder, question)
     own = ids[place]
     assert decoder.tokenizer.decode(own).strip() == question.strip()
@@ -357,7 +357,7 @@ def test_a_question_that_is_empty_or_leaves_no_room_for_a_block_is_refused(
 ) -> None:
     with pytest.raises(DataError, match="the question is empty"):
         model.answer(bank, " ")
-    ids, own = located_question(model.decoder, RENT)
+    ids, own, _ = located_question(model.decoder, RENT)
     around = len(ids) - len(ids[own])
     room = model.decoder.max_positions - model.config.segment_length - around
     with pytest.raises(DataError, match=f"the model reads at most {room:,}"):

@@ -21,7 +21,7 @@ from sedem.bank import keys as bank_keys
 from sedem.errors import ConfigError, DataError, UnknownDocumentError
 from sedem.selecting import select as search
 from sedem.selecting.plan import Request, Scores, check_fits, plan_of, prepare
-from sedem.selecting.select import choose, encode_questions, select
+from sedem.selecting.select import choose, encode_questions, select, telling_tokens
 
 
 def test_forcing_the_blocks_that_would_be_selected_changes_nothing(
@@ -317,9 +317,32 @@ def test_candidates_have_exact_scores(
     assert is_candidate.sum() == 5 < len(large)
     torch.testing.assert_close(found[is_candidate], exact[is_candidate])
     codes = search.bank_codes(large, model.selector)
-    states, _ = encode_questions(model, model.engine, [RENT])
-    query_E = model.selector.queries(states)[0].mean(0).flatten().detach()
+    states, mask_1Q = encode_questions(model, model.engine, [RENT])
+    telling_1Q = telling_tokens(model, [RENT], mask_1Q)
+    assert 0 < telling_1Q.sum() < mask_1Q.sum()
+    query_E = model.selector.queries(states)[telling_1Q].mean(0).flatten().detach()
     assert set(codes.nearest(query_E, 5).tolist()) == set(is_candidate.nonzero()[:, 0].tolist())
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_words_of_grammar_and_signs_find_no_candidates(
+    once: bool, config: SedemConfig, backbone: Backbone
+) -> None:
+    model = build(config, backbone, read_once=once, block_context="independent")
+    asked = {
+        "  How high is the rent of Zoë's flat? ": "high rent Zoë s flat",
+        "Wie hoch ist die Miete?": "hoch Miete",
+        "日本の首都は？": "日本の首都は",
+        "Who is it?": "Who is it?",
+        "?": "?",
+    }
+    _, mask_BQ = encode_questions(model, model.engine, [*asked])
+    telling_BQ = telling_tokens(model, [*asked], mask_BQ)
+    assert not (telling_BQ & ~mask_BQ).any()
+    for question, own_Q, kept in zip(asked, telling_BQ, asked.values(), strict=True):
+        ids = model.encoder.token_ids(question.strip())
+        found = [token for token, is_own in zip(ids, own_Q.tolist(), strict=False) if is_own]
+        assert model.encoder.tokenizer.decode(found).replace(" ", "") == kept.replace(" ", "")
 
 
 @pytest.mark.parametrize(
