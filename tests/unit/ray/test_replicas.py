@@ -30,6 +30,7 @@ from sedem.bank.parts import PartFile, Parts
 from sedem.config import SedemConfig
 from sedem.errors import BankError, SedemError
 from sedem.selecting import plan as plans
+from sedem.selecting import select as search
 from sedem.selecting.plan import Request
 from sedem.types import Answer
 from sedem_serve.ray import replicas
@@ -136,6 +137,16 @@ def test_questions_of_all_kinds_have_the_answers_of_one_machine(
 
     told = asyncio.run(answered(engine_of(model, 2, fail), version, Request(bank, "harbour?")))
     assert told == "part 1 is damaged"
+
+
+def test_one_part_finds_the_candidates_of_one_machine_in_a_large_bank(
+    stored: tuple[SeDeM, MemoryBank], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "COARSE_FROM", 1)
+    monkeypatch.setattr(search, "CANDIDATES_ALONE", 3)
+    model, bank = stored[0], stored[1].snapshot()
+    asked = ["What is the storm over the harbour?", "How is it that they are in the north wind?"]
+    check(model, bank, [Request(bank, text, 2, selection="states") for text in asked], [1])
 
 
 def test_a_text_that_came_with_a_question_is_not_split(model: SeDeM, bank: MemoryBank) -> None:
