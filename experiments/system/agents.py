@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import pairwise
@@ -92,7 +92,7 @@ async def _server(
     async with Client(stdio_client(server)) as client:
         await client.list_tools()
         started = time.perf_counter() - began
-        while (await client.call_tool("documents", {})).structured_content["notes"]:
+        while "notes" in (await client.call_tool("documents", {})).structured_content:
             await asyncio.sleep(0.1)  # until all is read
         yield client, started
 
@@ -217,15 +217,19 @@ async def with_sedem(client: Client, question: str) -> Calls:
         result: Any = await _search(client, question, PASSAGES, number * PASSAGES)
         found = result.structured_content["results"]
         passages += found
-        yield result.content[0].text, [*map(_place, found)]
+        yield result.content[0].text, [_place(one["id"]) for one in found]
         for passage in passages if number == 1 else ():
             around = {"document": passage["id"], "length": PAGE}
             result = await client.call_tool("read", around)
-            yield result.content[0].text, [_place(result.structured_content)]
+            part = result.structured_content
+            place = f"{part['document']}:{part['start']}-{part['end']}"
+            yield result.content[0].text, [_place(place)]
 
 
-def _place(part: Mapping[str, Any]) -> tuple[str, int, int]:
-    return part["document"].partition("/")[2], part["start"], part["end"]
+def _place(name: str) -> tuple[str, int, int]:
+    document, _, span = name.partition("/")[2].rpartition(":")
+    start, end = map(int, span.split("-"))
+    return document, start, end
 
 
 def agent_savings(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from readers import Told, called, reader_server
 from servers import SECONDS, serving
 from serving import SECRET
 from unit.server.conftest import make_client, settings  # noqa: F401
+from unit.tools.conftest import place
 
 from sedem import MemoryBank, SeDeM
 from sedem.endpoint import Reader
@@ -304,18 +305,17 @@ def test_a_reader_that_is_away_costs_no_answer(client: TestClient, reader: Told)
 
 
 def test_a_tool_answers_with_ones_own_model(model: SeDeM, bank: MemoryBank, reader: Told) -> None:
-    place = Path("lease.bank")
+    file = Path("lease.bank")
 
     async def asked() -> Any:
         own = Reader(reader.url)
-        backend = LocalBackend([OpenBank(place, "lease")], lambda: model, reader=own)
+        backend = LocalBackend([OpenBank(file, "lease")], lambda: model, reader=own)
         async with Client(ToolServer(backend, backend.lifespan)) as client:
             return await client.call_tool("ask", {"question": QUESTION})
 
-    bank.save(place)
+    bank.save(file)
     try:
         found = asyncio.run(asked()).structured_content
     finally:
-        place.unlink()
-    assert found["answer"] == SAID and found["quoted"]
-    assert LEASE[found["quoted"][0]["start"] : found["quoted"][0]["end"]].strip()
+        file.unlink()
+    assert found["answer"] == SAID and LEASE[place(found["quoted"][0])[1]].strip()

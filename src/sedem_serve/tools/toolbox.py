@@ -31,7 +31,6 @@ from sedem_serve.tools.results import (
     Listing,
     Noted,
     Passages,
-    Quoted,
     QuotedPassage,
     call,
     fitting,
@@ -150,7 +149,7 @@ class Toolbox:
         """Read a part of a document, exactly.
 
         Give the name of a document with `start`, or with a `page` from 1; or the id of a passage,
-        to see what is around it. `before` and `next` are the calls that return the neighbours.
+        to see what is around it. It goes on from `end`, unless that is `characters`.
         """
         # Which document, by its name, its address, or the id of a passage
         chosen, notes = self._chosen("")
@@ -182,17 +181,14 @@ class Toolbox:
         while len(json_text(text)) > MOST - LEAST:  # it has many escapes
             text = text[: len(text) // 2]
         name, end = f"{bank.name}/{documents.name(index)}", start + len(text)
-        earlier = max(0, start - length)
         return Excerpt(
             document=name,
             start=start,
             end=end,
-            page=page_of(pages, start),
-            text=text,
             characters=characters,
+            page=page_of(pages, start),
             pages=len(pages),
-            before=call("read", document=name, start=earlier, length=length) if start else "",
-            next=call("read", document=name, start=end, length=length) if end < characters else "",
+            text=text,
             changed=bank.changed(documents.name(index)),
             notes=[*filter(None, [bank.reading()])],
         )
@@ -200,7 +196,7 @@ class Toolbox:
     def fetch(self, id: str) -> Fetched:
         """Return the text of a document, or around a passage, by the id that search returned."""
         found = self.read(id, length=BUDGET - LEAST).model_dump()
-        text, name = found.pop("text"), found["document"]
+        text, name = found.pop("text"), found.pop("document")
         metadata = {key: str(value) for key, value in found.items()}
         title = name.rpartition("/")[2]
         return Fetched(id=id, title=title, text=text, url=SCHEME + quote(name), metadata=metadata)
@@ -246,7 +242,7 @@ class Toolbox:
         results = fitting(passages, BUDGET - len(answer.text))
         omitted = passages[len(results) :]
         quoted = [
-            Quoted(document=f"{bank.name}/{one.document}", start=start, end=end)
+            f"{bank.name}/{one.document}:{start}-{end}"
             for one in answer.citations
             for start, end in one.answer_spans
         ]
@@ -413,7 +409,6 @@ def _listed(bank: OpenBank, snapshot: Snapshot, index: int) -> Listed:
     name = snapshot.documents.name(index)
     return Listed(
         document=f"{bank.name}/{name}",
-        url=SCHEME + quote(f"{bank.name}/{name}"),
         characters=snapshot.documents.characters(index),
         pages=len(snapshot.documents.pages(index)),
         note=name.endswith(NOTE),
@@ -422,24 +417,13 @@ def _listed(bank: OpenBank, snapshot: Snapshot, index: int) -> Listed:
 
 
 def _passage(bank: OpenBank, citation: Citation) -> QuotedPassage:
-    name, score = f"{bank.name}/{citation.document}", citation.state_score
-    reasons = [
-        f"words {', '.join(citation.words)}" if citation.words else "",
-        "" if score is None else f"meaning {score:.1f}",
-        f"also in {', '.join(citation.also)}" if citation.also else "",
-    ]
-    title = citation.document.rpartition("/")[2]
+    name, title = f"{bank.name}/{citation.document}", citation.document.rpartition("/")[2]
     return QuotedPassage(
         id=f"{name}:{citation.start}-{citation.end}",
         title=title if citation.page is None else f"{title}, page {citation.page}",
         url=SCHEME + quote(name),
         text=citation.text,
-        document=name,
-        start=citation.start,
-        end=citation.end,
-        page=citation.page,
-        score=None if citation.score is None else round(citation.score, 3),
-        reason="; ".join(filter(None, reasons)),
+        also=list(citation.also),
         changed=bank.changed(citation.document),
     )
 

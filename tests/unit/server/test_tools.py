@@ -19,6 +19,7 @@ from mcp.client.streamable_http import streamable_http_client
 from servers import Served, serving
 from serving import READER, SCOPED, SECRET, bearer
 from unit.server.conftest import in_a_loop, read_all, send
+from unit.tools.conftest import place
 
 from sedem import Document, SeDeM
 from sedem_serve.server import tools
@@ -92,7 +93,7 @@ def test_raw_messages_of_every_version(client: TestClient, version: str) -> None
     found = result["structuredContent"]
     assert json.loads(result["content"][0]["text"]) == found and not result.get("isError")
     [passage] = found["results"]
-    assert passage["text"] == LEASE[passage["start"] : passage["end"]]
+    assert passage["text"] == LEASE[place(passage["id"])[1]]
     refused = raw.send("tools/call", name="fetch", arguments={"id": "mine", "colour": "red"})
     assert refused["isError"] and "no argument 'colour'" in refused["content"][0]["text"]
     [resource] = raw.send("resources/list")["resources"]

@@ -14,6 +14,13 @@ from sedem.reading.followed import OpenBank
 from sedem_serve.tools.toolbox import Toolbox
 
 
+def place(name: str) -> tuple[str, slice]:
+    """Return the document and the characters that the id of a passage names."""
+    document, _, span = name.rpartition(":")
+    start, end = span.split("-")
+    return document, slice(int(start), int(end))
+
+
 @pytest.fixture
 def lease(model: SeDeM, tmp_path: Path) -> Path:
     """A bank of two documents, in a file."""

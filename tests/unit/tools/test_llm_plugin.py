@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 from conftest import LEASE
 from llm import cli, plugins
+from unit.tools.conftest import place
 
 import sedem
 from sedem import Document, MemoryBank, SeDeM
@@ -58,7 +59,7 @@ def test_the_command_asks_a_bank(plugin: SeDeM) -> None:
     logged = CliRunner().invoke(cli.cli, ["logs", "list", "--json", "-n", "1"])
     [entry] = json.loads(logged.output)
     assert entry["model"] == "sedem/lease.bank"
-    assert entry["response_json"]["results"][0]["document"] == "lease/lease.txt"
+    assert entry["response_json"]["results"][0]["id"].startswith("lease/lease.txt:")
 
 
 def test_banks_of_other_folders_are_models(
@@ -90,7 +91,7 @@ def test_any_model_searches_and_reads_a_bank(plugin: SeDeM) -> None:
     assert llm.get_tools()["Sedem"] is Sedem
     found = json.loads(Scripted().chain(QUESTION, tools=[Sedem("lease.bank")]).text())
     [passage] = found["results"]
-    assert passage["text"] == LEASE[passage["start"] : passage["end"]]
+    assert passage["text"] == LEASE[place(passage["id"])[1]]
     tools = {tool.name: tool for tool in Sedem("lease.bank").tools()}
     assert tools.keys() == {"Sedem_read", "Sedem_search"}
     assert all(tool.description for tool in tools.values())

@@ -234,7 +234,7 @@ async def test_text_that_instructs_the_agent_stays_a_quotation(
     ) as client:
         found = await call(client, "search", question=QUESTION)
         [passage] = found["results"]
-        assert passage.pop("text").startswith(order) and passage["document"] == "evil/evil.txt"
+        assert passage.pop("text").startswith(order) and passage["title"] == "evil.txt"
         assert "Ignore" not in json.dumps({**found, "results": [passage]})
 
 
@@ -323,7 +323,7 @@ async def test_an_answer_that_takes_too_long_becomes_passages(
         monkeypatch.setattr(served, "SECONDS", 0.05)
         monkeypatch.setattr("sedem.answering.running.end_ids", lambda *a, **k: frozenset())
         late = await call(client, "ask", question=QUESTION, k=1, max_tokens=400)
-        assert late["status"] == "out of time" and not late["answer"]
+        assert late["status"] == "out of time" and "answer" not in late
         assert late["results"] == found["results"]
         assert "no answer within 0.05 s" in late["notes"][0]
         scheduler = backend.asker()
@@ -372,7 +372,7 @@ async def test_other_tools_answer_while_a_folder_is_read_and_the_model_opens(
             go.set()
         assert set(progress) == {"opening the model"}
         with anyio.fail_after(60):
-            while (await call(client, "documents"))["notes"]:
+            while "notes" in await call(client, "documents"):
                 await anyio.sleep(0.05)
         found = await call(client, "search", question=QUESTION, scope="papers/")
         assert [one["text"] for one in found["results"]] == ["The rent is 900 euros."]
@@ -387,7 +387,7 @@ async def test_a_search_waits_a_little_for_the_first_documents(
     bank = FollowedBank(tmp_path / "home" / "papers.bank", tmp_path / "papers", "papers")
     async with connected(LocalBackend([bank], lambda: model)) as client:
         monkeypatch.setattr(served, "PATIENCE", 60.0)
-        assert (await call(client, "search", question=QUESTION))["status"] == "found"
+        assert (await call(client, "search", question=QUESTION))["results"]
     monkeypatch.setattr(served, "PATIENCE", 0.0)
     monkeypatch.setattr(FollowedBank, "read_some", lambda *arguments: 60.0)
     bank = FollowedBank(tmp_path / "elsewhere" / "papers.bank", tmp_path / "papers", "papers")
