@@ -23,14 +23,14 @@ def write_gguf(
     file: Path,
     architecture: str = "llama",
     *,
-    quantized: bool = False,
+    quantized: str = "",
     changes: Mapping[str, Any] | None = None,
     tensors: Mapping[str, Array] | None = None,
 ) -> Path:
     """Write a backbone's folder as a GGUF file.
 
     Args:
-        quantized: store matrices as Q8_0.
+        quantized: the type of matrices, such as Q8_0; float32 without one.
         changes: settings to add or replace, by their whole keys; None leaves one out.
         tensors: tensors to add.
     """
@@ -53,8 +53,8 @@ def write_gguf(
             assert found, own
             target = f"{found}.{kind if kind in ('weight', 'bias') else 'weight'}"
             if quantized and values.ndim > 1:
-                q8 = gguf.GGMLQuantizationType.Q8_0
-                writer.add_tensor(target, gguf.quants.quantize(values, q8), raw_dtype=q8)
+                bits = gguf.GGMLQuantizationType[quantized]
+                writer.add_tensor(target, gguf.quants.quantize(values, bits), raw_dtype=bits)
             else:
                 writer.add_tensor(target, np.ascontiguousarray(values))
     for name, values in (tensors or {}).items():

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution, version
 from math import prod
 from pathlib import Path
@@ -314,7 +315,7 @@ def _convert_apart(file: Path, place: Path, name: str) -> None:
         many = isinstance(error, LimitError)
         problem = f"{error} to be read" if many else f"cannot be read ({error})"
         raise CheckpointError(
-            f"the GGUF file of backbone '{name}' {problem}; fetch it again"
+            f"the GGUF file of backbone '{name}' {problem}; fetch it again, or as Q8_0"
         ) from None
 
 
@@ -346,6 +347,8 @@ WIDTHS = ("head_dim", "moe_intermediate_size")
 ROPE_FACTORS = "rope_freqs.weight"
 """The tensor that divides the frequencies of rotary positions in Llama 3.1 and later."""
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+FIVE_BITS = ("Q5_0", "Q5_1")
+"""Types that transformers lacks; llama.cpp gives them to rows that are no multiple of 256 long."""
 OTHER_SPLITS = ("gpt-2", "smollm")
 """Ways to split text, as GGUF files name them, that transformers' table lacks."""
 SAMPLE = (
@@ -366,6 +369,7 @@ def convert(file: Path | str, folder: Path | str, name: str) -> None:
     from transformers.integrations.gguf import GgufHeader, read_gguf_metadata
 
     file, folder = Path(file), Path(folder)
+    _read_five_bits()
     metadata, names = read_gguf_metadata(str(file))
     _check_kind(metadata, names, name)
     tensors = GgufHeader.from_file(str(file)).tensors
@@ -401,6 +405,20 @@ def convert(file: Path | str, folder: Path | str, name: str) -> None:
     ends = [config.eos_token_id, metadata.get("tokenizer.ggml.eot_token_id")]
     ids = list(dict.fromkeys(one for one in ends if isinstance(one, int)))
     GenerationConfig(eos_token_id=ids).save_pretrained(folder)
+
+
+def _read_five_bits() -> None:
+    """Let transformers read the types that it lacks, by the library of the format."""
+    import gguf
+    from transformers.integrations.gguf import dequant
+
+    def read(blocks: Tensor, dtype: torch.dtype, *, kind: Any) -> Tensor:
+        return torch.from_numpy(gguf.quants.dequantize(blocks.numpy(), kind)).to(dtype)
+
+    for kind in (gguf.GGMLQuantizationType[name] for name in FIVE_BITS):
+        if kind not in dequant.GGML_BLOCK:
+            dequant.GGML_BLOCK[kind] = gguf.GGML_QUANT_SIZES[kind]
+            dequant._DEQUANT[kind] = partial(read, kind=kind)
 
 
 def _check_kind(metadata: dict[str, Any], names: Sequence[str], name: str) -> None:

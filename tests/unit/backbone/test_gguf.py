@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import DEPTH, WIDTH
+from gguf import GGMLQuantizationType, quants
 from gguf_files import write_gguf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -70,12 +71,26 @@ def test_a_file_has_the_logits_and_tokens_of_the_backbone_it_was_written_from(
 def test_quantized_matrices_are_those_of_transformers(
     tiny_folder: Callable[..., str], tmp_path: Path, here: None
 ) -> None:
-    file = write_gguf(tiny_folder(vocab_size=260), tmp_path / "m.gguf", quantized=True)
+    file = write_gguf(tiny_folder(vocab_size=260), tmp_path / "m.gguf", quantized="Q8_0")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=file.name)
     own = open_backbone(str(file))
     assert torch.equal(own.model(TOKENS).logits, theirs(TOKENS).logits)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path, gguf_file=file.name)
     assert own.token_ids(TEXT) == tokenizer(TEXT, add_special_tokens=False)["input_ids"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", gguf.FIVE_BITS)
+def test_five_bits_are_read(
+    kind: str, tiny_folder: Callable[..., str], tmp_path: Path, here: None
+) -> None:
+    folder = tiny_folder(vocab_size=260)
+    own = open_backbone(str(write_gguf(folder, tmp_path / "m.gguf", quantized=kind))).model
+    for name, weight in AutoModelForCausalLM.from_pretrained(folder).named_parameters():
+        if weight.ndim > 1:
+            stored = quants.quantize(weight.numpy(), GGMLQuantizationType[kind])
+            read = torch.from_numpy(quants.dequantize(stored, GGMLQuantizationType[kind]))
+            assert torch.equal(own.get_parameter(name), read) and not torch.equal(read, weight)
 
 
 @torch.no_grad()
