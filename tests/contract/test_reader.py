@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import prints_json, refused, succeeds
+from commands import prints_json, refused, sedem, succeeds
 from conftest import LEASE
 from fastapi.testclient import TestClient
 from mcp.client import Client
@@ -72,6 +72,20 @@ def test_a_folder_is_asked_with_ones_own_model(
     # Without a reader, the model answers from the same bank.
     own = prints_json("ask", papers, QUESTION, "-m", tiny_checkpoint, "--json")
     assert own["model"] == "tiny" and len(own["citations"]) == own["k"]
+
+
+def test_what_cannot_be_read_is_named_when_it_is_new(papers: Path, tiny_checkpoint: str) -> None:
+    def notes() -> list[str]:
+        asked = sedem("ask", papers, QUESTION, "-m", tiny_checkpoint).stderr
+        return [line for line in asked.splitlines() if line.startswith("note: ")]
+
+    (named,) = notes()
+    (counted,) = notes()
+    assert "broken.pdf" in named and "note: 1 note on what was not read: see '" in counted
+    assert named.endswith(Path(counted.split("'")[1]).read_text())
+    (papers / "bad.pdf").write_bytes(b"%PDF-1.4 nothing")
+    (new,) = notes()
+    assert "bad.pdf" in new and notes() == [counted.replace("1 note ", "2 notes ")]
 
 
 def test_what_cannot_be_a_reader_is_refused(papers: Path) -> None:

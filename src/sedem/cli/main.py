@@ -35,7 +35,8 @@ from sedem.cli.options import (
     reader_at,
 )
 from sedem.config import DEFAULT_MODEL, FOLDER_BANKS, NO_BARS
-from sedem.errors import ConfigError, DataError, SedemError, first_line
+from sedem.durable_files import write_text
+from sedem.errors import ConfigError, DataError, SedemError, first_line, printable
 
 if TYPE_CHECKING:
     from sedem.bank.memory_bank import Snapshot
@@ -385,7 +386,8 @@ def ask(
 ) -> None:
     """Answer questions from a bank, or from a folder of documents, with sources.
 
-    A folder is read into a bank under ~/.sedem/folders, and later only what is new in it.
+    A folder is read into a bank under ~/.sedem/folders, and later only what is new in it. What
+    cannot be read is named when it is new.
 
     The sources are the spans that the answer was conditioned on; the words of a quoted answer are
     marked in theirs. Control characters are shown as
@@ -462,9 +464,19 @@ def _caught_up(followed: FollowedBank, model: SeDeM) -> Snapshot:
             report_progress(total - followed.waiting, total)
         if total:
             report_progress(total, total)
-    told = [*filter(None, [*followed.unreadable(), followed.reading(), *followed.remarks()])]
+    left_out = [printable(one) for one in (*followed.unreadable(), *followed.remarks())]
+    trouble = [*filter(None, [followed.reading()])]
     if (snapshot := followed.snapshot()) is None:
-        raise DataError("; ".join(told) or f"'{followed.folder}' holds no file that can be read")
-    for sentence in told:
+        told = "; ".join([*left_out, *trouble])
+        raise DataError(told or f"'{followed.folder}' holds no file that can be read")
+    # What was left out is told when it is new; later, it is only counted.
+    file = followed.path.with_suffix(".told")
+    known = file.read_text("utf-8").splitlines() if file.is_file() else []
+    news = [one for one in left_out if one not in known]
+    for sentence in (*news, *trouble):
         output.note(sentence)
+    if news:
+        write_text(file, "\n".join(left_out))
+    elif left_out:
+        output.note(f"{output.count(len(left_out), 'note')} on what was not read: see '{file}'")
     return snapshot

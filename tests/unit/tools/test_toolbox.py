@@ -55,8 +55,8 @@ def test_search_quotes_exactly(toolbox: Toolbox) -> None:
 
 
 def test_what_has_no_news_is_not_told(make_toolbox: Callable[..., Toolbox]) -> None:
-    texts = {"a.txt": LEASE, "copy.txt": LEASE, "two.pdf": RECIPE}
-    toolbox = make_toolbox(*(Document(*one, (0,) * one[0].endswith("pdf")) for one in texts.items()))
+    copies = Document("a.txt", LEASE), Document("copy.txt", LEASE)
+    toolbox = make_toolbox(*copies, Document("two.pdf", RECIPE, (0,)))
     found = toolbox.search(QUESTION, k=2, per_document=1)
     assert found.model_dump().keys() <= {"results", "confidence"}
     told = {one.title: one.also for one in found.results}
