@@ -61,7 +61,7 @@ def test_the_reference_engine_runs_the_equations_themselves(
     model: SeDeM, documents: list[Document]
 ) -> None:
     names = called(model, documents)
-    wanted = {"method.encoder.encode", "method.injection.prefill", "method.injection.step"}
+    wanted = {"method.compressor.encode", "method.injection.prefill", "method.injection.step"}
     assert wanted <= names
 
 

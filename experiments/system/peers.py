@@ -40,7 +40,7 @@ from sedem.engine.device import Clock
 from sedem.engine.fused import FusedEncoder
 from sedem.engine.static import Static, keeping_engine
 from sedem.errors import ConfigError, DataError
-from sedem.method.encoder import encode
+from sedem.method.compressor import encode
 from sedem.method.selector import ALL
 from sedem.model import SeDeM
 from sedem.types import Answer, Document, check_documents

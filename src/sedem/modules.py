@@ -14,9 +14,8 @@ from sedem.config import SedemConfig
 from sedem.errors import ConfigError
 from sedem.guidance.scores import READ_ONCE_RANK, Confidence, Guidance, Queries, SecondHop
 from sedem.guidance.spans import SecondReading, SpanScorer
-from sedem.method.compressor import build_compressor
-from sedem.method.decompressor import build_decompressor
-from sedem.method.encoder import LayerMixture
+from sedem.method.compressor import LayerMixture, build_compressor
+from sedem.method.injection import build_decompressor
 from sedem.method.selector import build_selector
 
 

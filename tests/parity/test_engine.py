@@ -14,7 +14,7 @@ from sedem import Decoding, Document, SeDeM
 from sedem.backbone.decoder import FAMILIES
 from sedem.engine.interface import AnswerInputs
 from sedem.engine.static import open_engine
-from sedem.method.encoder import encode
+from sedem.method.compressor import encode
 from sedem.selecting.plan import Request
 
 WINDOW = 6

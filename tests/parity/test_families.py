@@ -22,9 +22,16 @@ from sedem.backbone.decoder import ATTENTION, EAGER_FAMILIES, FAMILIES, SINK_FAM
 from sedem.backbone.loading import open_backbone
 from sedem.engine.static import open_engine
 from sedem.errors import ConfigError
-from sedem.guidance.independent import KeysValues, keys_values
-from sedem.method.encoder import encode, states_at
-from sedem.method.injection import GrowingCache, Prefilled, RestoredBlocks, prefill, step
+from sedem.method.compressor import encode, states_at
+from sedem.method.injection import (
+    GrowingCache,
+    KeysValues,
+    Prefilled,
+    RestoredBlocks,
+    keys_values,
+    prefill,
+    step,
+)
 from sedem_lab.training.stage1 import Stage1, Stage1Losses
 
 WINDOW = 6

@@ -42,7 +42,7 @@ FAULTS = (
     ("guidance", "< mass).sum()) + 1", "< mass).sum())"),
     ("guidance", "min(max(count, least), len(best_K))", "min(max(count, 1), len(best_K))"),
     ("guidance", "scores_BK - best_B1", "scores_BK"),
-    ("guidance", "(key[:, :, 1:], value[:, :, 1:])", "(key[:, :, :-1], value[:, :, 1:])"),
+    ("method", "(key[:, :, 1:], value[:, :, 1:])", "(key[:, :, :-1], value[:, :, 1:])"),
     ("bank", "removed IS NULL OR removed > ?", "removed IS NULL OR removed >= ?"),
     ("bank", "missing = -len(tokens_L) % block_slots", "missing = len(tokens_L) % block_slots"),
     ("bank", ".masked_fill(~real, LAST_CHARACTER).amin(1)", ".masked_fill(~real, 0).amin(1)"),

@@ -23,10 +23,18 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sedem.engine.device import FairLock, storage_bytes
 from sedem.engine.interface import AnswerInputs, Rows
-from sedem.guidance.independent import keys_values, read_prefix, real_first, run_branches
-from sedem.method.compressor import state_mask
-from sedem.method.encoder import encode
-from sedem.method.injection import GrowingCache, Prefilled, RestoredBlocks, prefill, step
+from sedem.method.compressor import encode, state_mask
+from sedem.method.injection import (
+    GrowingCache,
+    Prefilled,
+    RestoredBlocks,
+    keys_values,
+    prefill,
+    read_prefix,
+    real_first,
+    run_branches,
+    step,
+)
 from sedem.modules import SedemModules
 
 COPIES = 3

@@ -26,7 +26,7 @@ from sedem.backbone.decoder import Backbone, KeyAxis, KeyValues
 from sedem.config import SedemConfig
 from sedem.engine.device import between_pieces
 from sedem.engine.interface import WIDE
-from sedem.method.encoder import encode
+from sedem.method.compressor import encode
 from sedem.modules import SedemModules
 
 ADAPTER = "default"

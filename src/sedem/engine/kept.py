@@ -1,7 +1,7 @@
 """Keys and values of independent blocks, and of prefixes: computed, and kept between answers.
 
 What the layers above injection compute for an independent block depends only on the block (see
-`guidance.independent`), so it is computed once. The least recently used blocks make room for
+`method.injection`), so it is computed once. The least recently used blocks make room for
 others: on a GPU they move from its memory to RAM, and from there they are dropped.
 
 If a question is read once, the layers below injection have run before its blocks are selected, and
@@ -25,9 +25,8 @@ from sedem.bank.memory_bank import BankReader
 from sedem.engine.device import FairLock, machine_bytes, resident_bytes
 from sedem.engine.fused import FusedDecoder
 from sedem.errors import ConfigError
-from sedem.guidance.independent import keys_values, read_prefix, real_first, start_state
 from sedem.method.compressor import state_mask
-from sedem.method.injection import GrowingColumns
+from sedem.method.injection import GrowingColumns, keys_values, read_prefix, real_first, start_state
 
 Progress = Callable[[int, int], None]
 """Called with the number of blocks done and the number of all blocks."""

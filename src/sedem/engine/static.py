@@ -35,7 +35,7 @@ from sedem.engine.fused import FusedEncoder, FusedLayer, fuse_modules
 from sedem.engine.interface import AnswerInputs, Engine, Rows
 from sedem.engine.kept import BlockWalk, Kept, KeptBudget, Progress
 from sedem.errors import ConfigError
-from sedem.guidance.independent import run_branches
+from sedem.method.injection import run_branches
 from sedem.modules import SedemModules
 
 logger = logging.getLogger(__name__)

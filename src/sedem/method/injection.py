@@ -1,19 +1,22 @@
-"""Two-depth decoding: the question below the injection layer, memory and question above it.
+"""From selected slots to an answer's states (section 3.3), with variants.
 
-Section 3.3, "For answer generation ..." and after. Memory comes before the question: [start;
-restored; question; answer]. All layers share one stream of positions. The lower layers never see
-the memory's positions; rotary positions are relative, so the gap hardly matters to them.
+D_psi restores slots to states of the decoder. Then two depths: the question below the injection
+layer, memory and question above it ("For answer generation ..." and after). Memory comes before the
+question: [start; restored; question; answer]. All layers share one stream of positions. The lower
+layers never see the memory's positions; rotary positions are relative, so the gap hardly matters to
+them.
 
 In the paper, every restored state attends to all states before it. Blocks can also be separate
 (`SedemConfig.block_context`), and block scores can bias the attention of question and answer
-(`guidance`). One mask does all of this here; `guidance.independent` is faster for independent
+(`guidance`). One mask in `prefill` does all of this; `keys_values` is faster for independent
 blocks.
 
 Every engine runs `prefill` and `step`. Engines differ in what runs the layers, and in the cache:
 here it grows, in `engine.batch` it has a fixed size.
 
-Letters: B batch, P prefix positions, U restored states, L columns of both, K columns of a cache, G
-key heads, H head width, Q positions whose states are needed, D width.
+Letters: B batch, P prefix positions, J slots, C states per slot, U restored states, L columns of
+both or tokens of a branch, K columns of a cache, N blocks, S branches, G key heads, H head width, Q
+positions whose states are needed, D width.
 """
 
 from __future__ import annotations
@@ -23,11 +26,127 @@ from typing import Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from sedem.backbone.decoder import KeyAxis, KeyValues
-from sedem.config import BlockContext
-from sedem.method.encoder import LayerRunner
+from sedem.config import BlockContext, SedemConfig
+from sedem.method.compressor import LayerRunner
+
+# D_psi, from slots to states
+
+
+class Decompressor(nn.Module):
+    """A shared two-layer MLP from each slot to C decoder states (section 3.3, equation 8).
+
+    The output of the last layer is multiplied by a fixed vector, the spread of the decoder's own
+    states at the injection layer. This is W_2 and b_2 of the paper in other units. The function
+    class is the same, but optimizer steps match the size of the states, whose norms are hundreds.
+
+    Args:
+        hidden: width of the hidden layer; the paper's parameter count implies D.
+    """
+
+    spread: Tensor
+
+    def __init__(self, d_dec: int, compression: int, hidden: int) -> None:
+        super().__init__()
+        self.states_per_slot = compression
+        self.norm = nn.LayerNorm(d_dec)
+        self.w_1 = nn.Linear(d_dec, hidden)
+        self.w_2 = nn.Linear(hidden, compression * d_dec)
+        self.register_buffer("spread", torch.ones(d_dec))
+
+    def forward(self, memory_JD: Tensor) -> Tensor:
+        """H-hat, the restored states `[..., J * C, D]` of slots `[..., J, D]`."""
+        activation = F.gelu(self.w_1(self.norm(memory_JD)))
+        states_JCD = self.w_2(activation).unflatten(-1, (self.states_per_slot, -1)) * self.spread
+        return states_JCD.flatten(-3, -2)
+
+    @torch.no_grad()
+    def calibrate(self, states_PD: Tensor) -> None:
+        """Set spread and bias so that outputs start at the mean and scale of decoder states.
+
+        Args:
+            states_PD: a sample of decoder states at the injection layer.
+        """
+        self.spread.copy_(_spread(states_PD))
+        centre_D = states_PD.float().mean(0) / self.spread
+        self.w_2.bias.copy_(centre_D.repeat(self.states_per_slot))
+
+
+class IdentityDecompressor(nn.Module):
+    """The identity: each slot is used as one decoder state, so C is 1. Ours.
+
+    With a compressor that starts as the identity too, it needs no training: states read after a
+    layer are injected after the same layer.
+    """
+
+    spread: Tensor
+    states_per_slot = 1
+
+    def __init__(self, d_dec: int) -> None:
+        super().__init__()
+        self.register_buffer("spread", torch.ones(d_dec))
+
+    def forward(self, memory_JD: Tensor) -> Tensor:
+        """H-hat, the slots `[..., J, D]` themselves."""
+        return memory_JD
+
+    @torch.no_grad()
+    def calibrate(self, states_PD: Tensor) -> None:
+        """Set the spread, the unit of the regression loss; states do not change.
+
+        Args:
+            states_PD: a sample of decoder states at the injection layer.
+        """
+        self.spread.copy_(_spread(states_PD))
+
+
+class SoftTokenDecompressor(nn.Module):
+    """No decompression: each slot is one soft token at the decoder's input (section 7.1).
+
+    The compressor maps into the decoder's embedding space. Two fixed vectors give each slot the
+    mean and scale of the decoder's own embeddings, because states of a middle layer are hundreds of
+    times larger.
+    """
+
+    spread: Tensor
+    centre: Tensor
+    states_per_slot = 1
+
+    def __init__(self, d_dec: int) -> None:
+        super().__init__()
+        self.register_buffer("spread", torch.ones(d_dec))
+        self.register_buffer("centre", torch.zeros(d_dec))
+
+    def forward(self, memory_JD: Tensor) -> Tensor:
+        """Soft tokens `[..., J, D]` of slots `[..., J, D]`."""
+        return F.layer_norm(memory_JD, memory_JD.shape[-1:]) * self.spread + self.centre
+
+    @torch.no_grad()
+    def calibrate(self, states_PD: Tensor) -> None:
+        """Set the two vectors to the mean and scale of embeddings."""
+        states_PD = states_PD.float()
+        self.spread.copy_(states_PD.std(0))
+        self.centre.copy_(states_PD.mean(0))
+
+
+def build_decompressor(
+    config: SedemConfig, d_dec: int
+) -> Decompressor | IdentityDecompressor | SoftTokenDecompressor:
+    """Build the decompressor that a configuration describes."""
+    if config.decompressor == "none":
+        return SoftTokenDecompressor(d_dec)
+    if config.decompressor == "identity":
+        return IdentityDecompressor(d_dec)
+    return Decompressor(d_dec, config.compression, config.decompressor_hidden or d_dec)
+
+
+def _spread(states_PD: Tensor) -> Tensor:
+    return states_PD.float().std(0).clamp_min(1e-6)
+
+
+# Two depths
 
 
 class LayerColumns(KeyValues, Protocol):
@@ -332,3 +451,129 @@ def step(decoder: LayerRunner, inject_layer: int, ids_B: Tensor, cache: Cache) -
         hidden_B1D = decoder.run(hidden_B1D, *depth, position_B1, valid_B1, axis, columns)
     cache.advance()
     return hidden_B1D[:, 0]
+
+
+# Passes that see nothing of each other: blocks, prefixes and branches of an answer. Ours.
+#
+# Independent blocks: a restored state sees only the start token and its own block, and the
+# positions of every block start at 1. What the upper layers compute for a block then depends
+# neither on the question nor on other blocks. It can be kept, and the order of blocks does not
+# matter. `prefill` with these keys and values equals one with the states themselves and context
+# "independent".
+#
+# Branches: several continuations of one answer, read in one pass. Each sees memory, question and
+# the answer so far, and itself, as if it were decoded alone. Nothing is stored, so the answer can
+# go on in another way.
+
+KeysValues = list[tuple[Tensor, Tensor]]
+"""Keys and values `[N, G, U, H]` of each layer above the injection layer."""
+
+
+def start_state(decoder: LayerRunner, inject_layer: int) -> Tensor:
+    """State of the start token at the injection layer `[1, 1, D]`; it is constant."""
+    ids_11 = torch.full((1, 1), decoder.bos_token_id, device=decoder.device)
+    return decoder.run(decoder.embed(ids_11), 0, inject_layer, torch.zeros_like(ids_11))
+
+
+def keys_values(
+    decoder: LayerRunner, inject_layer: int, restored_NUD: Tensor, start_11D: Tensor | None = None
+) -> KeysValues:
+    """Keys and values of blocks in the layers above the injection layer.
+
+    Args:
+        restored_NUD: restored states, one block per row, padded on the right; attention is causal,
+            so padding does not affect the states before it.
+        start_11D: the `start_state`, if it is known.
+
+    Returns:
+        Keys, rotated to positions from 1, and values, without the start token's.
+    """
+    count, length = restored_NUD.shape[:2]
+    if start_11D is None:
+        start_11D = start_state(decoder, inject_layer)
+    start_N1D = start_11D.expand(count, -1, -1)
+    hidden_NLD = torch.cat([start_N1D, restored_NUD.to(start_11D.dtype)], dim=1)
+    positions_NL = torch.arange(length + 1, device=hidden_NLD.device).expand(count, -1)
+    cache, nothing_N0 = GrowingColumns(), positions_NL[:, :0]
+    decoder.run(
+        *(hidden_NLD, inject_layer, decoder.depth, positions_NL), cache=cache, only_BQ=nothing_N0
+    )
+    return [(key[:, :, 1:], value[:, :, 1:]) for key, value in cache.stored.values()]
+
+
+def real_first(
+    restored_NUD: Tensor, real_NU: Tensor, length: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Move the states of real tokens to the front of each block, and cut the common padding.
+
+    Args:
+        length: number of states to keep; None means those of the longest block.
+
+    Returns:
+        States `[N, U, D]` and the mask of the real ones.
+    """
+    length = int(real_NU.sum(1).max()) if length is None else length
+    order_NU = real_NU.long().argsort(dim=1, descending=True, stable=True)[:, :length]
+    rows_N1 = torch.arange(len(real_NU), device=real_NU.device)[:, None]
+    return restored_NUD[rows_N1, order_NU], real_NU[rows_N1, order_NU]
+
+
+def read_prefix(
+    decoder: LayerRunner,
+    inject_layer: int,
+    ids_P: Tensor,
+    room: int,
+    cache: KeyValues | None = None,
+) -> Tensor:
+    """States of a prefix at the injection layer `[P, D]`, before its blocks are known.
+
+    Args:
+        room: number of states for which its positions leave room.
+        cache: takes the keys and values of the layers below injection.
+    """
+    ids_1P = ids_P[None].to(decoder.device)
+    valid_1P = torch.ones_like(ids_1P, dtype=torch.bool)
+    positions_1P = prefix_positions(valid_1P, torch.full_like(ids_1P[:, :1], room))
+    axis = KeyAxis(positions_1P, valid_1P, padded=False, span=len(ids_P) + room)
+    embedded_1PD = decoder.embed(ids_1P)
+    return decoder.run(embedded_1PD, 0, inject_layer, positions_1P, valid_1P, axis, cache)[0]
+
+
+class Beside:
+    """The columns of one row, and new ones after them that are not stored."""
+
+    def __init__(self, columns: LayerColumns, row: int) -> None:
+        self.columns, self.row = columns, slice(row, row + 1)
+
+    def update(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of the row, followed by new ones."""
+        keys, values = self.columns.of(layer)
+        return torch.cat([keys[self.row], key], 2), torch.cat([values[self.row], value], 2)
+
+
+def run_branches(
+    decoder: LayerRunner, inject_layer: int, ids_SL: Tensor, cache: Cache, row: int
+) -> Tensor:
+    """Run the branches of one row through all layers.
+
+    Args:
+        ids_SL: tokens, padded on the right, where causal attention hides the padding.
+        cache: holds what the row has seen; it does not change.
+
+    Returns:
+        States after the last layer `[S, L, D]`.
+    """
+    branches, length = ids_SL.shape
+    ahead_L = torch.arange(length, device=ids_SL.device)
+    position_1P = (cache.next_position[row] + ahead_L).repeat(branches)[None]
+    # The number of each branch tells its columns from those of the others; see `KeyAxis.block`.
+    branch_S = -2 - torch.arange(branches, device=ids_SL.device)
+    branch_1P = branch_S.repeat_interleave(length)[None]
+    valid_1P = torch.ones_like(position_1P, dtype=torch.bool)
+    hidden_1PD = decoder.embed(ids_SL.reshape(1, -1))
+    depths = (0, inject_layer), (inject_layer, decoder.depth)
+    for depth, columns in zip(depths, (cache.lower, cache.upper), strict=True):
+        axis = columns.axis.row(row).extended(position_1P, valid_1P, branch_1P)
+        beside = Beside(columns, row)
+        hidden_1PD = decoder.run(hidden_1PD, *depth, position_1P, valid_1P, axis, beside, branch_1P)
+    return hidden_1PD[0].unflatten(0, ids_SL.shape)

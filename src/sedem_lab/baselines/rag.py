@@ -32,7 +32,7 @@ from sedem.backbone.decoder import Backbone
 from sedem.backbone.prompts import SEPARATOR, question_ids
 from sedem.config import SedemConfig, WholeAbove0, WidthAbove0
 from sedem.errors import ConfigError
-from sedem.method.encoder import encode
+from sedem.method.compressor import encode
 from sedem.method.selector import Selector, block_scores, resolve_budget, top_k
 from sedem.types import Answer, Document
 from sedem_lab.baselines.full_context import free_positions

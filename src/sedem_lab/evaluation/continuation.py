@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from sedem.backbone.prompts import SEPARATOR
 from sedem.errors import ConfigError
-from sedem.method.encoder import encode, states_at
+from sedem.method.compressor import encode, states_at
 from sedem.method.injection import prefill
 from sedem.method.losses import next_token_loss
 from sedem.model import SeDeM

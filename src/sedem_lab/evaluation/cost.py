@@ -25,7 +25,7 @@ from sedem.checkpoint.folder import EXTRA_ENTRIES
 from sedem.config import SedemConfig, llama_1b, llama_1b_to_3b, llama_3b
 from sedem.engine.eager import condition
 from sedem.errors import ConfigError
-from sedem.method.encoder import encode
+from sedem.method.compressor import encode
 from sedem.method.injection import GrowingCache, step
 from sedem.method.selector import block_scores
 from sedem.model import SeDeM

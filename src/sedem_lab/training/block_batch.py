@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 from sedem.backbone.decoder import Backbone
 from sedem.config import Condition
 from sedem.errors import DataError
-from sedem.method.encoder import encode
+from sedem.method.compressor import encode
 from sedem_lab.training.block_dataset import BlockDataset, BlockItem
 from sedem_lab.training.state_cache import StateCache
 from sedem_lab.training.targets import padded, targets

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sedem.backbone.prompts import SEPARATOR
 from sedem.config import Number, NumberAbove0, Settings, Share
 from sedem.errors import ConfigError
-from sedem.method.encoder import encode, states_at
+from sedem.method.compressor import encode, states_at
 from sedem.method.injection import prefill
 from sedem.method.losses import IGNORED, reconstruction_loss, state_regression_loss
 from sedem.model import SeDeM

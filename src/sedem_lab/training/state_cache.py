@@ -23,7 +23,7 @@ from tqdm.auto import tqdm
 
 from sedem.backbone.decoder import Backbone
 from sedem.durable_files import build_once, bytes_text, reserve, write_text
-from sedem.method.encoder import encode
+from sedem.method.compressor import encode
 from sedem_lab.training.example_dataset import Ragged
 
 logger = logging.getLogger(__name__)

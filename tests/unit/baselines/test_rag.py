@@ -15,8 +15,7 @@ from unit.baselines.conftest import make
 from sedem import Document
 from sedem.backbone.prompts import context_prompt, question_ids
 from sedem.errors import ConfigError
-from sedem.guidance.independent import keys_values
-from sedem.method.injection import GrowingCache, RestoredBlocks, prefill
+from sedem.method.injection import GrowingCache, RestoredBlocks, keys_values, prefill
 from sedem_lab.baselines.paragraphs import split
 from sedem_lab.baselines.rag import RAG
 from sedem_lab.data.question_sets import open_examples

@@ -16,8 +16,8 @@ from sedem.backbone.prompts import question_ids
 from sedem.checkpoint.folder import write
 from sedem.checkpoint.untrained import untrained
 from sedem.errors import ConfigError
-from sedem.guidance.independent import keys_values
-from sedem.method.encoder import encode
+from sedem.method.compressor import encode
+from sedem.method.injection import keys_values
 from sedem.modules import SedemModules
 from sedem_lab.training.stage1 import Stage1, Stage1Losses
 

@@ -41,7 +41,7 @@ from sedem.guidance.scores import (
     open_features,
     reordered,
 )
-from sedem.method.encoder import encode
+from sedem.method.compressor import encode
 from sedem.method.injection import Prefilled
 from sedem.selecting.plan import Request, Selection
 from sedem.selecting.select import encode_questions

@@ -12,8 +12,7 @@ from sedem.backbone.prompts import question_ids
 from sedem.engine.eager import start_decoding
 from sedem.engine.interface import AnswerInputs
 from sedem.errors import ConfigError
-from sedem.method.decompressor import SoftTokenDecompressor
-from sedem.method.injection import step
+from sedem.method.injection import SoftTokenDecompressor, step
 from sedem_lab.training.stage1 import Stage1, Stage1Losses
 from sedem_lab.training.stage2 import Stage2, Stage2Losses
 

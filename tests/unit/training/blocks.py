@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sedem import SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
-from sedem.method.encoder import encode
+from sedem.method.compressor import encode
 from sedem.method.selector import Selector
 from sedem_lab.data.examples import Example, ExampleSet
 from sedem_lab.training.block_batch import BlockCollator

@@ -11,7 +11,7 @@ from unit.training.blocks import block_dataset, collator, memory_of, model_of_sh
 
 from sedem import Document, SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
-from sedem.method.encoder import encode
+from sedem.method.compressor import encode
 from sedem.method.losses import IGNORED
 from sedem_lab.data.examples import Example, ExampleSet
 from sedem_lab.training.block_dataset import BlockDataset, BlockItem

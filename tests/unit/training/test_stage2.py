@@ -16,7 +16,7 @@ from sedem.backbone.loading import open_backbone
 from sedem.backbone.prompts import answer_ids, question_ids
 from sedem.bank.blocks import partition
 from sedem.engine.eager import start_decoding
-from sedem.method.encoder import encode
+from sedem.method.compressor import encode
 from sedem.method.injection import prefill
 from sedem.method.segments import segment_text
 from sedem.selecting.plan import Request, Scores, plan_of, prepare

@@ -14,7 +14,7 @@ from sedem import durable_files
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
 from sedem.errors import ConfigError
-from sedem.method.encoder import encode
+from sedem.method.compressor import encode
 from sedem_lab.training import state_cache
 from sedem_lab.training.example_dataset import Ragged
 from sedem_lab.training.state_cache import StateCache
