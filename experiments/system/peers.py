@@ -32,10 +32,10 @@ from transformers import DynamicCache
 
 from sedem.answering.decoding import Decoding
 from sedem.backbone.decoder import Backbone
-from sedem.backbone.gguf import found_file, is_gguf
+from sedem.backbone.gguf import found_file
 from sedem.backbone.prompts import context_prompt, question_ids
 from sedem.bank.memory_bank import BankReader, MemoryBank
-from sedem.config import BlockContext
+from sedem.config import BlockContext, is_gguf
 from sedem.engine.device import Clock
 from sedem.engine.fused import FusedEncoder
 from sedem.engine.static import Static, keeping_engine

@@ -10,6 +10,7 @@ import difflib
 import json
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -25,7 +26,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError, PydanticKnownError
 
 from sedem.errors import CheckpointError, ConfigError, cut
-from sedem.untrusted import read_json
+from sedem.untrusted import is_folder, read_json
 
 Segmentation = Literal["window", "sentence", "paragraph"]
 CompressorKind = Literal["linear", "mlp", "query"]
@@ -43,6 +44,8 @@ WAYS: dict[str, Any] = {
 """Settings of a model that a question can replace, beside k, and what they can be."""
 
 CONFIG_FILE = "config.json"
+GGUF, OLLAMA = ".gguf", "ollama:"
+"""The ending of a backbone's name in a GGUF file, and the beginning of one that Ollama has."""
 REMOVED = {"block_order": "document", "guidance_floor": None, "start_placement": "front"}
 """Settings that older checkpoints name, with the only value that is still supported."""
 FITTED = (
@@ -464,3 +467,15 @@ def check_sizes(entries: Any, source: str) -> None:
         Sizes.model_validate(entries)
     except ValidationError as error:
         raise ConfigError(explain(error, f"'{source}'")) from None
+
+
+def is_gguf(name: str) -> bool:
+    """Whether the name of a backbone is that of a GGUF file, in any of the forms of
+    `backbone.gguf`."""
+    if name.startswith(OLLAMA) or name.lower().endswith(GGUF):
+        return True
+    folder = Path(name)
+    with suppress(OSError):  # a folder that may not be read is reported where it is opened
+        if is_folder(folder) and not (folder / CONFIG_FILE).exists():
+            return any(file.suffix.lower() == GGUF for file in folder.iterdir())
+    return False

@@ -17,9 +17,6 @@ from sedem.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-CACHE = "SEDEM_CACHE"
-"""The variable that names another folder for caches."""
-
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
@@ -226,36 +223,6 @@ def bytes_text(size: int) -> str:
             return f"{amount:.3g} {unit}"
         amount /= 1000
     return f"{amount:,.3g} PB"
-
-
-def cache_folder(kind: str) -> Path:
-    """Return the folder of what can be fetched or computed again, such as "banks"."""
-    if given := os.environ.get(CACHE):
-        return Path(given).expanduser().resolve() / kind
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home).resolve() / "sedem" / kind
-
-
-def remembered(kind: str, asked: str, find: Callable[[], str]) -> str:
-    """Return a text that takes long to find, and keep it in the cache if that is possible.
-
-    Args:
-        asked: what the text depends on.
-    """
-    note = cache_folder(kind) / hashlib.sha256(asked.encode()).hexdigest()
-    if note.is_file():
-        return note.read_text("utf-8")
-    text = find()
-    with suppress(OSError):
-        note.parent.mkdir(parents=True, exist_ok=True)
-        write_text(note, text)
-    return text
-
-
-def state_of(file: Path) -> str:
-    """Return what changes if a file is replaced or written."""
-    state = file.stat()
-    return f"{file.resolve()} {state.st_size} {state.st_mtime_ns} {state.st_ino}"
 
 
 def create_private(path: Path) -> None:

@@ -19,11 +19,10 @@ from torch import Tensor
 from sedem.answering.decoding import GREEDY, Decoding
 from sedem.answering.running import Estimate, ThreadReply, answer_events
 from sedem.backbone.decoder import Backbone
-from sedem.backbone.gguf import is_gguf
 from sedem.bank.memory_bank import BankReader, MemoryBank
 from sedem.checkpoint import folder as checkpoint
 from sedem.checkpoint.folder import BACKBONE, portable_name
-from sedem.config import PASSAGES, PER_DOCUMENT, SedemConfig
+from sedem.config import PASSAGES, PER_DOCUMENT, SedemConfig, is_gguf
 from sedem.engine.device import chosen_device
 from sedem.engine.interface import Engine
 from sedem.engine.kept import KeptBudget

@@ -8,6 +8,7 @@ FileNotFoundError, because only the caller knows what it was needed for. What a 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from sedem import errors
-from sedem.durable_files import bytes_text
+from sedem.durable_files import bytes_text, write_text
 from sedem.errors import ConfigError, SedemError, first_line, is_safe
 
 DOCUMENT_BYTES = 2**28
@@ -57,6 +58,8 @@ BODY_VALUES = 10_000
 BODY_RATE = 2**13
 """Bytes per second that a body has to arrive at after that time."""
 
+CACHE = "SEDEM_CACHE"
+"""The variable that names another folder for caches."""
 READ_WHOLE = (".json", ".jinja", ".txt", ".model")
 """Endings of files in the folder of a model that libraries read whole."""
 
@@ -405,6 +408,39 @@ def _lacks_memory(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+# What was found out, kept for the next process
+
+
+def cache_folder(kind: str) -> Path:
+    """Return the folder of what can be fetched or computed again, such as "banks"."""
+    if given := os.environ.get(CACHE):
+        return Path(given).expanduser().resolve() / kind
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home).resolve() / "sedem" / kind
+
+
+def remembered(kind: str, asked: str, find: Callable[[], str]) -> str:
+    """Return a text that takes long to find, and keep it in the cache if that is possible.
+
+    Args:
+        asked: what the text depends on.
+    """
+    note = cache_folder(kind) / hashlib.sha256(asked.encode()).hexdigest()
+    if note.is_file():
+        return note.read_text("utf-8")
+    text = find()
+    with suppress(OSError):
+        note.parent.mkdir(parents=True, exist_ok=True)
+        write_text(note, text)
+    return text
+
+
+def state_of(file: Path) -> str:
+    """Return what changes if a file is replaced or written."""
+    state = file.stat()
+    return f"{file.resolve()} {state.st_size} {state.st_mtime_ns} {state.st_ino}"
 
 
 def _check(found: os.stat_result, path: Path, error: type[SedemError], limit: int | None) -> None:

@@ -15,8 +15,8 @@ from stored_banks import META, append
 from sedem import MemoryBank
 from sedem.bank.codes import CodesFile
 from sedem.bank.database import SUFFIXES
-from sedem.bank.file import BankFile
-from sedem.bank.parts import MANIFEST, Parts
+from sedem.bank.file import MANIFEST, BankFile
+from sedem.bank.parts import Parts
 from sedem.errors import BankError
 
 NOW = timedelta()

@@ -10,7 +10,8 @@ from scale.hosts import Cluster
 
 from sedem import Document, MemoryBank, SeDeM
 from sedem.backbone.loading import open_backbone
-from sedem.bank.parts import Place, store_at
+from sedem.bank.file import Place
+from sedem.bank.memory_bank import store_at
 from sedem.reading import building as building
 from sedem_serve.ray.build import Workers, build_on_ray
 from sedem_serve.ray.sources import Sources

@@ -32,28 +32,33 @@ import torch
 from packaging.version import Version
 from torch import Tensor
 
-from sedem.config import CONFIG_FILE, check_sizes
+from sedem.config import GGUF, OLLAMA, check_sizes
 from sedem.durable_files import (
     build_once,
     bytes_text,
-    cache_folder,
     check_free_space,
-    remembered,
     sha256,
-    state_of,
     sync_tree,
 )
 from sedem.errors import CheckpointError, ConfigError, first_line
 from sedem.tensors import WEIGHTS_FILE, save_tensors
-from sedem.untrusted import LimitError, apart, check_file, check_folder, is_folder, read_json
+from sedem.untrusted import (
+    LimitError,
+    apart,
+    cache_folder,
+    check_file,
+    check_folder,
+    is_folder,
+    read_json,
+    remembered,
+    state_of,
+)
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
-ENDING = ".gguf"
-OLLAMA = "ollama:"
 OLLAMA_MODELS = "OLLAMA_MODELS"
 ORIGIN_FILE = "gguf.json"
 """What a converted folder says about its file: digest and bytes. It is written last."""
@@ -63,17 +68,8 @@ LARGER = 8
 """A converted file may be this many times as large: four bits and a scale become float32."""
 
 
-def is_gguf(name: str) -> bool:
-    """Whether a name is that of a GGUF file, in any of the forms of this module."""
-    if name.startswith(OLLAMA) or name.lower().endswith(ENDING):
-        return True
-    with suppress(OSError):  # a folder that may not be read is reported where it is opened
-        return is_folder(Path(name)) and not (Path(name) / CONFIG_FILE).exists() and bool(_in(name))
-    return False
-
-
 def opened_folder(name: str, revision: str | None = None) -> str:
-    """The folder of a backbone that is in a GGUF file, converted if it is not yet; or the name.
+    """The folder of a backbone that is in a GGUF file, converted if it is not yet.
 
     Args:
         revision: commit of a hub repository; None means the newest.
@@ -82,8 +78,6 @@ def opened_folder(name: str, revision: str | None = None) -> str:
         ConfigError: there is no such file, or sedem does not run its architecture.
         CheckpointError: the file is damaged.
     """
-    if not is_gguf(name):
-        return name
     known = PUBLISHED.get(name)
     if known is not None and _is_converted(folder := folder_of(known.sha256)):
         return str(folder)
@@ -146,7 +140,7 @@ def gguf_file(name: str, revision: str | None = None) -> Path:
 
 
 def _in(folder: str) -> list[Path]:
-    return sorted(file for file in Path(folder).iterdir() if file.suffix.lower() == ENDING)
+    return sorted(file for file in Path(folder).iterdir() if file.suffix.lower() == GGUF)
 
 
 def _of_ollama(name: str) -> Path:
@@ -282,12 +276,6 @@ def converted(file: Path, name: str) -> Path:
 def folder_of(digest: str) -> Path:
     """The folder in the cache of the file with a digest, whether or not it is there."""
     return cache_folder("backbones") / digest
-
-
-def origin_digest(folder: str) -> str | None:
-    """The digest of the GGUF file that a folder of the cache is from; None for any other folder."""
-    path = Path(folder)
-    return path.name if path.parent == cache_folder("backbones") else None
 
 
 def _is_converted(folder: Path) -> bool:

@@ -32,12 +32,28 @@ from sedem.backbone.decoder import (
     Backbone,
     check_family,
 )
-from sedem.backbone.gguf import opened_folder, origin_digest
 from sedem.backbone.tokenizer import check_tokenizer, open_light_tokenizer
-from sedem.config import CONFIG_FILE, Inner, Layers, Sizes, WholeAbove0, WidthAbove0, check_sizes
+from sedem.config import (
+    CONFIG_FILE,
+    Inner,
+    Layers,
+    Sizes,
+    WholeAbove0,
+    WidthAbove0,
+    check_sizes,
+    is_gguf,
+)
 from sedem.errors import CheckpointError, ConfigError, SedemError, first_line
 from sedem.tensors import INT8_FILE, WEIGHTS_FILE, check_weights, dequantize_int8, load_weights
-from sedem.untrusted import DOCUMENT_BYTES, check_file, check_folder, exists, is_folder, read_json
+from sedem.untrusted import (
+    DOCUMENT_BYTES,
+    cache_folder,
+    check_file,
+    check_folder,
+    exists,
+    is_folder,
+    read_json,
+)
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -70,7 +86,7 @@ def read_config(name: str, revision: str | None = None) -> PretrainedConfig:
     from transformers import AutoConfig
     from transformers.utils import cached_file
 
-    name = opened_folder(name, revision)
+    name = backbone_folder(name, revision)
     with _refusing_own_code(name):
         _check_files(name)
         # Some layouts build lists with one entry per layer, so sizes are checked first.
@@ -90,11 +106,30 @@ def read_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenize
     """
     from transformers import AutoTokenizer
 
-    name = opened_folder(name, revision)
+    name = backbone_folder(name, revision)
     with _refusing_own_code(name):
         _check_files(name)
         check_tokenizer(Path(name))
         return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
+
+
+def backbone_folder(name: str, revision: str | None = None) -> str:
+    """The folder that a GGUF file is converted into, or any other name as it is.
+
+    Raises:
+        ConfigError, CheckpointError: as `gguf.converted`.
+    """
+    if not is_gguf(name):
+        return name
+    from sedem.backbone import gguf
+
+    return gguf.opened_folder(name, revision)
+
+
+def origin_digest(folder: str) -> str | None:
+    """The digest of the GGUF file that a folder of the cache is from; None for any other folder."""
+    path = Path(folder)
+    return path.name if path.parent == cache_folder("backbones") else None
 
 
 def empty_model(config: PretrainedConfig, **options: Any) -> PreTrainedModel:
@@ -142,7 +177,7 @@ def open_backbone(
     """
     if attention not in ATTENTION:
         raise ConfigError(f"attention is '{attention}'; it can be {' or '.join(ATTENTION)}")
-    given, name = name, opened_folder(name, revision)
+    given, name = name, backbone_folder(name, revision)
     try:
         # Light, if an engine takes the matrices alone and the layout is known in every entry.
         if light and is_folder(Path(name)):

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict
 from tokenizers import Encoding, Tokenizer
 
-from sedem.durable_files import remembered, state_of
 from sedem.errors import CheckpointError, ConfigError, DataError, SedemError, first_line
 from sedem.untrusted import (
     DOCUMENT_BYTES,
@@ -39,6 +38,8 @@ from sedem.untrusted import (
     exists,
     read_json,
     read_text,
+    remembered,
+    state_of,
 )
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from sedem.bank.care import examine
-from sedem.bank.file import BankFile, already_there, delete
-from sedem.bank.memory_bank import MemoryBank, copy_to
-from sedem.bank.parts import Parts, Place, is_remote, store_at
+from sedem.bank.file import BankFile, Place, already_there, delete, is_remote
+from sedem.bank.memory_bank import MemoryBank, copy_to, store_at
+from sedem.bank.parts import Parts
 from sedem.durable_files import make_folders, sync_folder
 from sedem.errors import BankError, DamagedBankError
 

@@ -57,6 +57,10 @@ from sedem.types import MOST_PAGES, NAME_CHARACTERS, Document
 
 logger = logging.getLogger(__name__)
 
+Place = str | Path
+"""A file, the folder of a bank in parts, or a place in an object store such as "s3://bucket/bank"."""
+MANIFEST = "bank.json"
+"""Names the parts of a bank, in its folder."""
 TEXT_PIECE = 2**16
 """Characters of text per row."""
 LIVE = "added NOT NULL AND removed IS NULL"
@@ -79,6 +83,11 @@ class Compacted:
 
     bytes_before: int
     bytes_after: int
+
+
+def is_remote(place: Place) -> bool:
+    """Whether a place is in an object store, not on local disk."""
+    return isinstance(place, str) and "://" in place
 
 
 class BankFile:

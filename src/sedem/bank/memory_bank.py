@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import apsw
 import numpy as np
@@ -29,17 +29,22 @@ from torch import Tensor
 from sedem.bank.blocks import BlockRow, Blocks, Head, Meta, scan_ranges
 from sedem.bank.database import damaged, query
 from sedem.bank.file import (
+    MANIFEST,
     TEXT_PIECE,
     BankFile,
     Compacted,
+    Place,
     bounded,
     check_fingerprint,
     checked_text,
+    is_remote,
 )
-from sedem.bank.parts import Place, Store, store_at
 from sedem.errors import BankError
 from sedem.tensors import BFLOAT16, DTYPES, Quantized, check_dtype, empty, vector_bytes
 from sedem.types import Citation, Document, are_pages, page_of
+
+if TYPE_CHECKING:
+    from sedem.bank.parts import Store
 
 GROUP_BYTES = 2**26
 """Bytes of memory that are copied between banks at once."""
@@ -760,6 +765,20 @@ class MemoryBank(BankReader):
                 new = Snapshot(views, self.store)
                 prepare(new)
                 self._now = new
+
+
+def store_at(place: Place) -> Store:
+    """Return the store of the bank at a place, which need not exist yet; see `Parts`.
+
+    Raises:
+        ConfigError: the place needs a package that is not installed.
+        BankError: no bank can be there.
+    """
+    if is_remote(place) or Path(place, MANIFEST).exists():
+        from sedem.bank.parts import Parts
+
+        return Parts(place)
+    return BankFile(Path(place))
 
 
 def append_to(store: Store, bank: Snapshot, documents: Sequence[int] | None = None) -> None:

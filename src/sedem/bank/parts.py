@@ -35,20 +35,26 @@ from sedem.bank import database
 from sedem.bank.blocks import Head, Meta, fits
 from sedem.bank.buckets import Bucket, Folder, Tag, writing
 from sedem.bank.database import FOLDED_BEFORE, FORMAT
-from sedem.bank.file import BankFile, Compacted, already_there, delete, unknown_document
+from sedem.bank.file import (
+    MANIFEST,
+    BankFile,
+    Compacted,
+    Place,
+    already_there,
+    delete,
+    is_remote,
+    unknown_document,
+)
 from sedem.config import explain
-from sedem.durable_files import CACHE, cache_folder, sha256
+from sedem.durable_files import sha256
 from sedem.errors import BankError, ConfigError, DamagedBankError
+from sedem.untrusted import CACHE, cache_folder
 
-MANIFEST = "bank.json"
-"""Names the parts of a bank, in its folder."""
 KEEP = timedelta(days=1)
 """How long files stay that the manifest does not list: some are published before their commit."""
 _PART = re.compile(r"[0-9a-f]{64}\.bank")
 BUDGET = "SEDEM_CACHE_BYTES"
 """The variable with the bytes of parts to keep in the cache."""
-Place = str | Path
-"""A file, the folder of a bank in parts, or a place in an object store such as "s3://bucket/bank"."""
 _SETTINGS = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
@@ -438,20 +444,3 @@ def _valid(bank: object) -> Iterator[None]:
 
 
 Store = BankFile | Parts
-
-
-def store_at(place: Place) -> Store:
-    """Return the store of the bank at a place, which need not exist yet; see `Parts`.
-
-    Raises:
-        ConfigError: the place needs a package that is not installed.
-        BankError: no bank can be there.
-    """
-    if is_remote(place) or Path(place, MANIFEST).exists():
-        return Parts(place)
-    return BankFile(Path(place))
-
-
-def is_remote(place: Place) -> bool:
-    """Whether a place is in an object store, not on local disk."""
-    return isinstance(place, str) and "://" in place

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from sedem.backbone.decoder import Backbone
-from sedem.backbone.gguf import ENDING, gguf_file, is_gguf
 from sedem.backbone.loading import open_backbone
-from sedem.bank.parts import Place, store_at
-from sedem.config import CONFIG_FILE, DEFAULT_MODEL, SedemConfig
+from sedem.bank.file import Place
+from sedem.bank.memory_bank import store_at
+from sedem.config import CONFIG_FILE, DEFAULT_MODEL, GGUF, SedemConfig, is_gguf
 from sedem.durable_files import link_missing, replaced_folder, sha256, whole_folder, write_text
 from sedem.errors import BankError, CheckpointError
 from sedem.tensors import (
@@ -371,7 +371,11 @@ def local_backbone(name: str) -> Path | None:
     """The folder or GGUF file of a backbone on this machine; None for a hub id."""
     if Path(name).is_dir():
         return Path(name)
-    return embedded(name) or (gguf_file(name) if is_gguf(name) else None)
+    if (shipped := embedded(name)) is not None or not is_gguf(name):
+        return shipped
+    from sedem.backbone.gguf import gguf_file
+
+    return gguf_file(name)
 
 
 def copy_backbone(backbone: Path, folder: Path) -> None:
@@ -380,7 +384,7 @@ def copy_backbone(backbone: Path, folder: Path) -> None:
         shutil.copytree(backbone, folder)
         return
     folder.mkdir()
-    shutil.copy(backbone, folder / f"{backbone.stem}{ENDING}")
+    shutil.copy(backbone, folder / f"{backbone.stem}{GGUF}")
 
 
 def read_weights(folder: Path, parts: nn.Module) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-from sedem.backbone.gguf import OLLAMA
 from sedem.checkpoint.folder import (
     BACKBONE,
     OWN,
@@ -22,7 +21,7 @@ from sedem.checkpoint.folder import (
     seal,
 )
 from sedem.checkpoint.model_card import backbones_of, model_card, summary_of
-from sedem.config import CONFIG_FILE
+from sedem.config import CONFIG_FILE, OLLAMA
 from sedem.errors import CheckpointError, ConfigError
 
 CARD_FILE = "README.md"

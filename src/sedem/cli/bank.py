@@ -95,7 +95,7 @@ def verify(
     Meanwhile, no other process can use the bank.
     """
     from sedem.bank.care import examine_all
-    from sedem.bank.parts import store_at
+    from sedem.bank.memory_bank import store_at
 
     store = store_at(bank)
     if not repair:
@@ -149,7 +149,7 @@ def remove(
 
     All of them are removed in one commit, or none. 'sedem bank compact' gives their space back.
     """
-    from sedem.bank.parts import store_at
+    from sedem.bank.memory_bank import store_at
 
     store_at(bank).remove(*documents)
     for name in dict.fromkeys(documents):
@@ -177,7 +177,8 @@ def compact(
     from datetime import timedelta
 
     from sedem.bank.file import BankFile
-    from sedem.bank.parts import KEEP, store_at
+    from sedem.bank.memory_bank import store_at
+    from sedem.bank.parts import KEEP
 
     store = store_at(bank)
     if not isinstance(store, BankFile):

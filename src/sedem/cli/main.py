@@ -262,7 +262,8 @@ def build(
         raise ConfigError("--workers and --worker-cpus are for a Ray cluster; give --ray ADDRESS")
     if ray is not None and prune:
         raise ConfigError("--prune compares the bank with files of this machine; leave --ray out")
-    from sedem.bank.parts import is_remote, store_at
+    from sedem.bank.file import is_remote
+    from sedem.bank.memory_bank import store_at
     from sedem.reading.documents import DocumentFiles, Record, told_left_out
 
     options: dict[str, Any] = {"dtype": dtype, "keys": keys, "words": not no_words}

@@ -21,10 +21,9 @@ import torch
 from torch import Tensor
 
 from sedem.bank.blocks import Blocks, Meta, partition, to_blocks
-from sedem.bank.file import BankFile, check_fingerprint, text_digest
+from sedem.bank.file import BankFile, Place, check_fingerprint, text_digest
 from sedem.bank.keys import save_keys, stored_bytes
-from sedem.bank.memory_bank import MemoryBank
-from sedem.bank.parts import Place, Store, store_at
+from sedem.bank.memory_bank import MemoryBank, store_at
 from sedem.config import SedemConfig
 from sedem.engine.interface import Engine
 from sedem.errors import BankError, DataError
@@ -37,6 +36,7 @@ from sedem.types import Document, check_documents, distinct
 
 if TYPE_CHECKING:
     from sedem.bank.care import Again, DamagedDocument
+    from sedem.bank.parts import Store
 
 COMMIT = 400_000
 """Characters read between two commits: about 100 MB of memory for a 1B model at C = 4. A longer

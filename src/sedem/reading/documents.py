@@ -26,7 +26,7 @@ from sedem.types import Answer, Document
 from sedem.untrusted import DOCUMENT_BYTES, check_file, exists, is_folder, open_file, read_json
 
 if TYPE_CHECKING:
-    from sedem.bank.parts import Place  # its import takes long
+    from sedem.bank.file import Place  # its import takes long
 
 ENDINGS = tuple(PARSERS)
 LISTED = f"{', '.join(name for name in ENDINGS if name not in CODE)} and source code"

@@ -39,8 +39,8 @@ from sedem.untrusted import DOCUMENT_BYTES, StoppedError, check_file
 
 if TYPE_CHECKING:
     # Importing these imports torch, and the first message of a client is answered without it.
+    from sedem.bank.file import Place
     from sedem.bank.memory_bank import MemoryBank, Snapshot
-    from sedem.bank.parts import Place
     from sedem.reading.building import Report
 
 logger = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ class OpenBank:
 
     def remove(self, *documents: str) -> None:
         """Remove documents, in one commit."""
-        from sedem.bank.parts import store_at
+        from sedem.bank.memory_bank import store_at
 
         store_at(self.place).remove(*documents)
         self.purge()
@@ -183,7 +183,7 @@ class FollowedBank(OpenBank):
 
     def newest(self) -> Snapshot | None:
         """Return what is read so far; None before the first commit."""
-        from sedem.bank.parts import store_at
+        from sedem.bank.memory_bank import store_at
 
         return super().newest() if store_at(self.place).exists() else None
 

@@ -16,7 +16,7 @@ from sedem.reading.followed import FollowedBank, OpenBank
 from sedem.untrusted import exists, is_folder
 
 PARTS = "bank.json"
-"""File of a folder that is a bank in parts, `bank.parts.MANIFEST`."""
+"""File of a folder that is a bank in parts, `bank.file.MANIFEST`."""
 
 
 def banks_at(places: Sequence[str], home: Path, model: str) -> list[OpenBank]:

@@ -24,7 +24,7 @@ from sedem.errors import ConfigError
 from sedem_serve.server.settings import LIMITS, ServerSettings
 
 if TYPE_CHECKING:
-    from sedem.bank.parts import Place
+    from sedem.bank.file import Place
 
 PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
 """Packages of the extra `serve`."""
@@ -143,7 +143,8 @@ def serve(
         for name, value in context.params.items()
         if name in ServerSettings.model_fields and value is not None
     }
-    from sedem.bank.parts import is_remote, store_at
+    from sedem.bank.file import is_remote
+    from sedem.bank.memory_bank import store_at
 
     banks: dict[str, Place] = {}
     for entry in bank or ():

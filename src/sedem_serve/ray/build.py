@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sedem.bank.blocks import Meta
-from sedem.bank.file import BankFile
-from sedem.bank.memory_bank import Snapshot, View, append_to, copy_to
-from sedem.bank.parts import Entry, Parts, Place, is_remote, store_at
+from sedem.bank.file import BankFile, Place, is_remote
+from sedem.bank.memory_bank import Snapshot, View, append_to, copy_to, store_at
+from sedem.bank.parts import Entry, Parts
 from sedem.config import NO_BARS
 from sedem.errors import BankError, ConfigError, SedemError, UnavailableError, first_line
 from sedem.modules import SedemModules

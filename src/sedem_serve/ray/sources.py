@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sedem.bank.buckets import Bucket
-from sedem.bank.parts import is_remote
+from sedem.bank.file import is_remote
 from sedem.errors import BankError, DataError
 from sedem.reading import documents as files
 from sedem.reading.document_formats import PARSERS, parse_file

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote, unquote
 
+from sedem.bank.file import Place, is_remote
 from sedem.bank.memory_bank import Snapshot
-from sedem.bank.parts import Place, is_remote
 from sedem.durable_files import make_folders, sync_folder
 from sedem.errors import BankError, BankMismatchError, DataError, UnknownDocumentError
 from sedem.reading.document_formats import parse_file

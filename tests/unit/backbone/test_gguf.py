@@ -21,8 +21,9 @@ from gguf_files import write_gguf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sedem.backbone import gguf
-from sedem.backbone.gguf import ARCHITECTURES, Published, convert, converted, gguf_file, is_gguf
+from sedem.backbone.gguf import ARCHITECTURES, Published, convert, converted, gguf_file
 from sedem.backbone.loading import LightBackbone, open_backbone
+from sedem.config import is_gguf
 from sedem.errors import CheckpointError, ConfigError
 
 TOKENS = torch.arange(2, 80)[None]

@@ -12,8 +12,9 @@ from stored_banks import META, append, facts, same
 
 from sedem.bank.copies import copy_bank, split
 from sedem.bank.database import connect
-from sedem.bank.file import BankFile
-from sedem.bank.parts import Parts, Place, Store, store_at
+from sedem.bank.file import BankFile, Place
+from sedem.bank.memory_bank import store_at
+from sedem.bank.parts import Parts, Store
 from sedem.errors import BankError, DamagedBankError
 
 

@@ -22,8 +22,7 @@ from sedem.bank.blocks import BlockRow, Blocks
 from sedem.bank.copies import copy_bank, split
 from sedem.bank.database import connect, page_size
 from sedem.bank.file import BankFile, delete
-from sedem.bank.memory_bank import View
-from sedem.bank.parts import store_at
+from sedem.bank.memory_bank import View, store_at
 from sedem.errors import BankError
 from sedem.tensors import Quantized
 

@@ -19,8 +19,8 @@ from stored_banks import META, OTHER, append, facts, memory_of, text_of
 
 from sedem import Document, MemoryBank
 from sedem.bank import buckets, database
-from sedem.bank.file import BankFile
-from sedem.bank.parts import MANIFEST, Parts
+from sedem.bank.file import MANIFEST, BankFile
+from sedem.bank.parts import Parts
 from sedem.errors import BankError, ConfigError
 
 NOW = timedelta()
