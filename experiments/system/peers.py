@@ -233,7 +233,9 @@ class WarmSedem(BoundSedem):
     def kept_bytes(self, memory: BankReader) -> int:
         """Bytes of the keys and values of all blocks above injection."""
         kept = keeping_engine(self.model.engine).kept
-        return sum(kept.entry_bytes(n) for n in kept.walk.sizes(memory, range(len(memory))))
+        per_slot = self.model.decompressor.states_per_slot
+        sizes = memory.restored_sizes(range(len(memory)), per_slot)
+        return sum(kept.entry_bytes(size) for size in sizes)
 
 
 def _sedem(

@@ -366,8 +366,12 @@ class RunningAnswers:
                     prepared = prepare(model, plan, plan.selected or next(found), limit)
                     joined.append(Running(model, question, prepared, stages))
                 stages.lap("gather_ms")
+                # What is known of each answer before its first token.
                 for running in joined:
-                    running.question.send(selected(running.prepared))
+                    selection, bank = running.prepared.selection, running.prepared.plan.bank
+                    of_blocks = tuple(bank.rows(selection.ranked).documents.tolist())
+                    rest = selection.confidence, selection.declined
+                    running.question.send(Selected(running.prepared.citations, of_blocks, *rest))
                 # A row for each question that is not declined.
                 free = sorted(set(range(self.count)) - self.live.keys())
                 asked = [running for running in joined if running.prepared.inputs is not None]
@@ -488,13 +492,6 @@ class RunningAnswers:
     def _leave(self, row: int) -> None:
         if self.live.pop(row, None) is not None:
             self.rows.leave(row)
-
-
-def selected(prepared: Prepared) -> Selected:
-    """Return what is known of an answer before its first token."""
-    selection, bank = prepared.selection, prepared.plan.bank
-    documents = tuple(bank.rows(selection.ranked).documents.tolist())
-    return Selected(prepared.citations, documents, selection.confidence, selection.declined)
 
 
 @torch.no_grad()

@@ -19,14 +19,9 @@ SEPARATOR = "\n\n"
 """Separates documents from each other, and a context from the question."""
 
 
-def question_prompt(question: str) -> str:
-    """Return the prompt that follows the context, whether text or restored states."""
-    return f"{SEPARATOR}{question_words(question)}"
-
-
-def question_words(question: str) -> str:
-    """Return the same without the leading separator, as used in a user's turn."""
-    return f"{QUESTION}{question.strip()}\nAnswer:"
+def question_words(question: str, *, chat: bool) -> str:
+    """Return the words that ask, in a user's turn or after a context, whether text or states."""
+    return f"{'' if chat else SEPARATOR}{QUESTION}{question.strip()}\nAnswer:"
 
 
 def context_prompt(texts: Sequence[str]) -> str:
@@ -59,7 +54,7 @@ def located_question(
     it.
     """
     check_question(question)
-    words = (question_words if chat else question_prompt)(question)
+    words = question_words(question, chat=chat)
     tokens = backbone.tokenize([words], offsets=True)
     start = words.index(QUESTION) + len(QUESTION)
     end = start + len(question.strip())
@@ -117,8 +112,8 @@ def all_question_ids(
     backbone: Backbone, questions: Sequence[str], *, chat: bool = False
 ) -> list[list[int]]:
     """Return `question_ids` of several questions, tokenized together."""
-    words = question_words if chat else question_prompt
-    tokens = backbone.tokenize([words(question) for question in questions])["input_ids"]
+    words = [question_words(question, chat=chat) for question in questions]
+    tokens = backbone.tokenize(words)["input_ids"]
     return [_in_prompt(backbone, ids, chat=chat) for ids in tokens]
 
 

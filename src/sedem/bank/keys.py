@@ -104,7 +104,7 @@ def cache_limit(device: torch.device) -> int:
 
 def cached_bytes(bank: BankReader, selector: Selector) -> int:
     """Bytes of the keys of all blocks of a bank, once they are cached."""
-    numbers = len(bank) * bank.blocks.slots * selector.w_key.out_features
+    numbers = len(bank) * bank.meta.slots * selector.w_key.out_features
     return numbers * cache_dtype(selector.w_key.weight.device).itemsize
 
 
@@ -235,12 +235,11 @@ class StoredKeys:
         rows = self._row_of[list(blocks)].tolist()
         keys = empty((len(blocks), *self._shape), [*DTYPES.values()][self.type_of[blocks[0]]])
         assert isinstance(self._file, BankFile)
-        gone = BankError("keys of the bank were replaced; open the bank again")
         with self._file.reading() as connection:
             for column, rooms in zip(("vectors", "scales"), keys.raw(), strict=True):
                 if rooms is None:
                     continue
-                blobs = open_values(connection, "keys", column, rows, gone)
+                blobs = open_values(connection, "keys", column, rows, _replaced)
                 for blob, row, block, room in zip(blobs, rows, blocks, rooms, strict=True):
                     if blob.length() != self._counts[row] * room.nbytes:
                         raise BankError(
@@ -250,6 +249,10 @@ class StoredKeys:
                     blob.seek(int(self._place_of[block]) * room.nbytes)
                     blob.read_into(room.data)
         return checked_memory(self._file, keys)
+
+
+def _replaced() -> BankError:
+    return BankError("keys of the bank were replaced; open the bank again")
 
 
 def _heads(selector: Selector) -> tuple[int, int]:

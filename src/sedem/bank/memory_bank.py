@@ -197,7 +197,7 @@ class View:
             for name, rows in zip(("memory", "scales"), room.raw(), strict=True):
                 if rows is None:
                     continue
-                blobs = open_values(connection, "blocks", name, ids, self.compacted())
+                blobs = open_values(connection, "blocks", name, ids, self.compacted)
                 for blob, number, place in zip(blobs, ids, places, strict=True):
                     if blob.length() != rows[place].nbytes:
                         raise damaged(self.file, f"block {number} has memory of another size")
@@ -338,7 +338,11 @@ class Documents(Sequence[Document]):
 
 
 def open_values(
-    connection: apsw.Connection, table: str, column: str, ids: Iterable[int], gone: BankError
+    connection: apsw.Connection,
+    table: str,
+    column: str,
+    ids: Iterable[int],
+    gone: Callable[[], BankError],
 ) -> Iterator[apsw.Blob]:
     """Yield a column's value in each row, open for reading; raise `gone` if there is no such row.
 
@@ -355,7 +359,7 @@ def open_values(
             blob.seek(0)
             yield blob
     except apsw.SQLError:
-        raise gone from None
+        raise gone() from None
     finally:
         if blob is not None:
             blob.close(True)
@@ -499,6 +503,10 @@ class BankReader(ABC):
     def slot_tokens(self, indices: Sequence[int]) -> Tensor:
         """Number of real tokens behind each slot of the given blocks `[n, J]`."""
         return torch.from_numpy(self.rows(indices).slot_tokens.astype(np.int64))
+
+    def restored_sizes(self, indices: Sequence[int], states_per_slot: int) -> list[int]:
+        """Number of decoder states that each of the given blocks is restored to."""
+        return self.slot_tokens(indices).clamp(max=states_per_slot).sum(1).tolist()
 
     def scan(self) -> Iterator[tuple[range, Tensor]]:
         """Yield the indices and memory of all blocks in order, a part at a time."""

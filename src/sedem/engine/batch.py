@@ -274,14 +274,14 @@ class StaticBatch:
         host["prefix_valid"].numpy()[:] = mask_of(lengths, self.size.prefix)
 
         # The memory of each row. Independent blocks stand side by side, without their padding.
+        per_slot = decoder.states_per_slot
         if kept is None:
-            per_slot = decoder.states_per_slot
             real = [state_mask(row.bank.slot_tokens(row.blocks), per_slot) for row in rows]
             sizes = [[real_KU.shape[1]] * len(real_KU) for real_KU in real]
             fill(host["slots"], [s.bank.memory(s.blocks).float().flatten(0, 1) for s in rows])
             fill(host["real"], [real_KU.flatten() for real_KU in real])
         else:
-            sizes = [kept.walk.sizes(row.bank, row.blocks) for row in rows]
+            sizes = [row.bank.restored_sizes(row.blocks, per_slot) for row in rows]
             host["real"].numpy()[:] = mask_of([sum(row) for row in sizes], self.real.shape[1])
             self._copy_kept(kept, rows, lock)
 
@@ -540,8 +540,8 @@ class Batches:
         """Number of slots that a row needs in its batch."""
         if not self.independent:
             return inputs.bank.slot_tokens(inputs.blocks).numel()
-        states = sum(self.kept.walk.sizes(inputs.bank, inputs.blocks))
-        return -(-states // self.decoder.states_per_slot)
+        per_slot = self.decoder.states_per_slot
+        return -(-sum(inputs.bank.restored_sizes(inputs.blocks, per_slot)) // per_slot)
 
 
 def cache_bytes(decoder: FusedDecoder, size: BatchSize) -> int:

@@ -103,16 +103,10 @@ class FusedLayer:
 
 
 def rotate(heads_BPFH: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """Apply rotary positions to queries and keys at once; `rope` comes from `signed_rope`."""
+    """Apply rotary positions to queries and keys at once; see `FusedLayers.run` for `rope`."""
     cosine, sine = rope
     half = heads_BPFH.shape[-1] // 2
     return (heads_BPFH * cosine).add_(heads_BPFH.roll(half, -1).mul_(sine))
-
-
-def signed_rope(cosine_BPH: Tensor, sine_BPH: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the factors for `rotate`: the sine carries the sign of the half that rolls over."""
-    first, second = sine_BPH.chunk(2, dim=-1)
-    return cosine_BPH[:, :, None], torch.cat([-first, second], dim=-1)[:, :, None]
 
 
 def attend(query_BFPH: Tensor, key: Tensor, value: Tensor, bias: Bias) -> Tensor:
@@ -246,7 +240,10 @@ class FusedLayers:
             keys = KeyAxis(positions_BP, valid_BP, padded=False, span=positions_BP.shape[1])
         assert valid_BP is not None
         layers = self.layers[first:last]
-        rope = signed_rope(*self.rotary(hidden_BPD, position_ids=positions_BP))
+        # In `rotate` half of each head rolls over; the sine carries its sign.
+        cosine_BPH, sine_BPH = self.rotary(hidden_BPD, position_ids=positions_BP)
+        rolled, other = sine_BPH.chunk(2, dim=-1)
+        rope = cosine_BPH[:, :, None], torch.cat([-rolled, other], dim=-1)[:, :, None]
         biases = biases_of(layers, keys, positions_BP, valid_BP, hidden_BPD.dtype, block_BP)
         query, key, value = layers[0].project(hidden_BPD, rope)
         for index, layer in enumerate(layers, start=first):

@@ -99,11 +99,6 @@ class BlockWalk:
         self.together = 1 if decoder.device.type == "cpu" else TOGETHER
         self._start_11D: Tensor | None = None
 
-    def sizes(self, bank: BankReader, blocks: Sequence[int]) -> list[int]:
-        """Number of states of each block, without padding."""
-        real_NU = state_mask(bank.slot_tokens(blocks), self.decoder.states_per_slot)
-        return real_NU.sum(1).tolist()
-
     @torch.no_grad()
     def compute(self, bank: BankReader, blocks: Sequence[int]) -> list[Tensor]:
         """Return keys and values `[L, 2, G, U, H]` of each block.

@@ -431,7 +431,8 @@ class Static:
         for first in range(0, len(wanted), together):
             group, fitting = wanted[first : first + together], []
             with self.device_lock():
-                for block, states in zip(group, kept.walk.sizes(bank, group), strict=True):
+                sizes = bank.restored_sizes(group, self.decoder.states_per_slot)
+                for block, states in zip(group, sizes, strict=True):
                     if (needed := kept.entry_bytes(states)) <= room:
                         fitting.append(block)
                         room -= needed

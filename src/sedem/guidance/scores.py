@@ -55,27 +55,6 @@ WEIGHTS = (0.0, 0.05, 0.05)
 """Weights of `PARTS` at the start of training."""
 
 
-def guidance_bias(scores_BK: Tensor, tau: Tensor | float) -> Tensor:
-    """(s_n - max s) / tau, added to the attention logits on the states of block n.
-
-    The best block has bias 0, so one selected block is read as in the paper.
-
-    Args:
-        scores_BK: s_n of the selected blocks; -inf where there is no block.
-
-    Returns:
-        Biases `[B, K]` in float32; 0 where there is no block.
-    """
-    scores_BK = scores_BK.float()
-    if not scores_BK.shape[-1]:
-        return scores_BK
-    absent_BK = scores_BK == -torch.inf
-    best_B1 = scores_BK.amax(-1, keepdim=True)
-    # Zeroed before the division: -inf times a gradient of 0 is NaN.
-    behind_BK = (scores_BK - best_B1).masked_fill(absent_BK, 0.0)
-    return behind_BK / tau
-
-
 class Guidance(nn.Module):
     """Guided attention with a trained temperature.
 
@@ -97,8 +76,24 @@ class Guidance(nn.Module):
         return self.log_tau.exp()
 
     def forward(self, scores_BK: Tensor) -> Tensor:
-        """Biases `[B, K]` of selected blocks with scores `[B, K]`."""
-        return guidance_bias(scores_BK, self.tau)
+        """(s_n - max s) / tau, added to the attention logits on the states of block n.
+
+        The best block has bias 0, so one selected block is read as in the paper.
+
+        Args:
+            scores_BK: s_n of the selected blocks; -inf where there is no block.
+
+        Returns:
+            Biases `[B, K]` in float32; 0 where there is no block.
+        """
+        scores_BK = scores_BK.float()
+        if not scores_BK.shape[-1]:
+            return scores_BK
+        absent_BK = scores_BK == -torch.inf
+        best_B1 = scores_BK.amax(-1, keepdim=True)
+        # Zeroed before the division: -inf times a gradient of 0 is NaN.
+        behind_BK = (scores_BK - best_B1).masked_fill(absent_BK, 0.0)
+        return behind_BK / self.tau
 
 
 def combined_scores(states_N: Tensor | None, words_N: Tensor | None, config: SedemConfig) -> Tensor:

@@ -25,7 +25,6 @@ from sedem.engine.device import in_pieces
 from sedem.engine.interface import WIDE, AnswerInputs
 from sedem.errors import ConfigError, SedemError
 from sedem.guidance.scores import AUTO, Auto, Budget, is_share, text_count
-from sedem.method.compressor import state_mask
 from sedem.method.selector import resolve_budget
 from sedem.modules import SedemModules
 from sedem.types import Citation
@@ -309,16 +308,11 @@ def prepare(model: SedemModules, plan: Plan, selection: Selection, limit: int) -
         scores_K = selection.scores.total[selection.memory]
         inputs = AnswerInputs(plan.bank, selection.memory, scores_K, torch.tensor(ids))
         by_score = [block for block in selection.ranked if block in {*selection.memory}]
-        sizes = restored_sizes(model, plan.bank, by_score)
+        per_slot = model.decompressor.states_per_slot
+        sizes = plan.bank.restored_sizes(by_score, per_slot)
         check_fits(model, sizes, len(ids), limit, len(texts))
         conditioning = sum(sizes) + len(ids)
     return Prepared(plan, selection, inputs, conditioning, [*prompt])
-
-
-def restored_sizes(model: SedemModules, bank: BankReader, blocks: Sequence[int]) -> list[int]:
-    """Return the number of decoder states that each block is restored to."""
-    real_KU = state_mask(bank.slot_tokens(blocks), model.decompressor.states_per_slot)
-    return real_KU.sum(1).tolist()
 
 
 def check_fits(

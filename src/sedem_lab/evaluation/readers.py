@@ -24,7 +24,7 @@ from sedem.errors import ConfigError
 from sedem.guidance.scores import Budget
 from sedem.method.selector import ALL, top_k
 from sedem.model import SeDeM
-from sedem.selecting.plan import Request, budget_of, restored_sizes
+from sedem.selecting.plan import Request, budget_of
 from sedem.selecting.select import count_blocks
 from sedem.tensors import BFLOAT16, Quantized, check_dtype, join
 from sedem.types import Answer, Document, DocumentReader
@@ -191,7 +191,8 @@ class SedemMethod:
         room = model.decoder.max_positions - prefix - self.decoding.max_new_tokens
         chosen: list[int] = []
         for index in top_k(model.scores(bank, example.question), len(bank)).tolist():
-            room -= restored_sizes(model, bank, [index])[0]
+            [size] = bank.restored_sizes([index], model.decompressor.states_per_slot)
+            room -= size
             if room < 0:
                 break
             chosen.append(index)

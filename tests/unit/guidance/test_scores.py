@@ -37,7 +37,6 @@ from sedem.guidance.scores import (
     SecondHop,
     blocks_for_mass,
     confidence_features,
-    guidance_bias,
     open_features,
     reordered,
 )
@@ -150,7 +149,7 @@ def test_the_bias_of_a_block_is_how_far_it_scored_behind_the_best_over_tau(
 ) -> None:
     width = max(map(len, rows))
     scores = torch.tensor([[*row, *[-math.inf] * (width - len(row))] for row in rows])
-    bias = guidance_bias(scores, tau)
+    bias = Guidance(tau)(scores).detach()
     for row, found in zip(rows, bias.tolist(), strict=True):
         expected = [(s - max(row)) / tau for s in row] + [0.0] * (width - len(row))
         assert found == pytest.approx(expected, rel=1e-4, abs=1e-4)
