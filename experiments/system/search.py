@@ -30,7 +30,7 @@ from sedem import Document, MemoryBank, SeDeM
 from sedem.bank.blocks import BlockRow, Blocks, Meta
 from sedem.bank.codes import CodesFile, CodeSpace, mean_keys
 from sedem.bank.file import BankFile
-from sedem.bank.keys import keys_of, save_keys, slot_mask
+from sedem.bank.keys import bank_codes, keys_of, save_keys, slot_mask
 from sedem.bank.words import POSTINGS, score_words
 from sedem.guidance.scores import FEATURES, Confidence
 from sedem.method.segments import segment_text
@@ -38,7 +38,6 @@ from sedem.selecting.select import (
     CANDIDATES,
     CANDIDATES_ALONE,
     WORD_CANDIDATES,
-    bank_codes,
     encode_questions,
     scores_of,
     telling_tokens,

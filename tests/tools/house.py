@@ -74,21 +74,27 @@ class Walk:
     """The files and functions of the core that ran, and how deep each equation was called.
 
     Functions are in the order of their first calls, with the number of calls on the stack then.
+    `opened` has the names of those that ran after the model was opened, without comprehensions.
     """
 
     def __init__(self) -> None:
         self.files: set[str] = set()
         self.functions: dict[str, int] = {}
         self.depths: dict[str, int] = {}
+        self.opened: set[str] | None = None
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
         code = frame.f_code
+        if event == "return" and code.co_qualname == "SeDeM.from_pretrained":
+            self.opened = set()
         is_function = event == "call" and code.co_flags & inspect.CO_OPTIMIZED
         if not is_function or not code.co_filename.startswith(CORE):
             return
         self.files.add(code.co_filename)
         module = frame.f_globals["__name__"].removeprefix("sedem.")
         name = f"{module}.{code.co_qualname}"
+        if self.opened is not None and not code.co_name.startswith("<"):
+            self.opened.add(name)
         if name in self.functions and code.co_name not in EQUATIONS:
             return
         calls = sum(above.f_code.co_filename.startswith(CORE) for above in _above(frame))
@@ -143,6 +149,8 @@ def rows() -> Iterator[tuple[str, str]]:
             bank = f"{folder}/b.bank"
     yield "files that a document passes through into a bank", str(len(built.files))
     yield "files that `sedem ask` passes through", str(len(asked.files))
+    for name, walked in (("`sedem build`", built), ("`sedem ask`", asked)):
+        yield f"functions that {name} calls once its model is open", str(len(walked.opened or ()))
     depths = built.depths | asked.depths
     yield (
         "calls from the command to equations 4 to 8",

@@ -2,29 +2,33 @@
 
 A question is compared with keys. Computing keys costs far more than comparing them, so they are
 cached for the next question if they fit. `prepare` caches keys of any size; `save_keys` stores them
-in the bank's file. Keys belong to one selector: those of another are ignored and recomputed.
+in the bank's file. Keys belong to one selector: those of another are ignored and recomputed. A
+large bank also has codes of its blocks, which are made of their keys (`bank.codes`).
 
-Letters: N blocks, J slots of a block, R heads, H width of a head.
+Letters: N blocks, n some blocks, J slots of a block, R heads, H width of a head, E numbers of a
+mean key, W words of a code.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sedem.bank.blocks import scan_ranges
-from sedem.bank.codes import Codes
-from sedem.bank.database import query
+from sedem.bank.codes import ROW, SAMPLE, Codes, CodesFile, CodeSpace, codes_path, mean_keys
+from sedem.bank.database import damaged, delete_database, query
 from sedem.bank.file import BankFile
 from sedem.bank.memory_bank import BankReader, Snapshot, View, checked_memory, open_values
-from sedem.errors import BankError
+from sedem.errors import BankError, DamagedBankError
 from sedem.method.selector import Selector
 from sedem.tensors import (
     BFLOAT16,
@@ -282,3 +286,77 @@ def _runs(
             else:
                 keys = index.stored.read(run)
             yield start, stop, keys.to(selector.w_key.weight.device)
+
+
+# Codes of mean keys, by which a large bank is searched
+
+
+@torch.no_grad()
+def bank_codes(bank: BankReader, selector: Selector) -> Codes:
+    """Return the codes of all blocks, and keep them in a file beside a bank that is one file.
+
+    Only the codes of blocks that are new are made. Without a place for the file they are made
+    again by the next process.
+    """
+    now = bank.snapshot()
+    index = key_index(now, selector)
+    if index.codes is None:
+        index.codes = _stored_codes(now, selector)
+    if index.codes is None:
+        space, every_N = _fit(now, selector), np.arange(len(now))
+        parts = [space.codes(_means(now, selector, part_n)) for part_n in _rows(every_N)]
+        index.codes = Codes.of(space, np.concatenate(parts))
+    return index.codes
+
+
+def _stored_codes(now: Snapshot, selector: Selector, *, again: bool = True) -> Codes | None:
+    """Return the codes in the file beside a bank, which gets those it lacks; None without one.
+
+    A damaged file is deleted and made again.
+    """
+    path = now.path
+    if path is None:
+        return None
+    (view,) = now.views
+    ids_N = view.columns.ids[now.held.start : now.held.stop]
+    try:
+        with closing(CodesFile(path, view.head.id, selector.digest())) as file:
+            space = file.space(lambda: _fit(now, selector))
+            if len(space.mean_E) != selector.w_key.out_features:
+                raise damaged(file.path, "its mean is not that of this selector's keys")
+            codes_NW, is_known_N = file.read(ids_N, space.words)
+            missing_n = np.flatnonzero(~is_known_N)
+            if len(missing_n):
+                logger.warning("making codes of %d blocks of bank '%s'", len(missing_n), path)
+            for part_n in _rows(missing_n):
+                codes_NW[part_n] = space.codes(_means(now, selector, part_n))
+                file.add(ids_N[part_n], codes_NW[part_n])
+    except DamagedBankError:
+        delete_database(codes_path(path))
+        return _stored_codes(now, selector, again=False) if again else None
+    except BankError as error:
+        logger.warning("%s; the codes of the bank are not stored", error)
+        return None
+    return Codes.of(space, codes_NW)
+
+
+def _fit(bank: Snapshot, selector: Selector) -> CodeSpace:
+    """Fit a space of codes to blocks from all over a bank."""
+    sample_n = np.linspace(0, len(bank) - 1, min(SAMPLE, len(bank))).astype(np.int64)
+    return CodeSpace.fit(_means(bank, selector, sample_n))
+
+
+def _rows(blocks_n: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """Split blocks into what a row of the file holds."""
+    for start in range(0, len(blocks_n), ROW):
+        yield blocks_n[start : start + ROW]
+
+
+def _means(bank: Snapshot, selector: Selector, blocks_n: NDArray[np.int64]) -> Tensor:
+    """Return the mean keys of some blocks `[n, E]`."""
+    parts = []
+    for part in scan_ranges(len(blocks_n)):
+        blocks = blocks_n[part.start : part.stop].tolist()
+        padding_P = (bank.slot_tokens(blocks).flatten() == 0).nonzero()[:, 0]
+        parts.append(mean_keys(keys_of(bank, selector, blocks), padding_P))
+    return torch.cat(parts)

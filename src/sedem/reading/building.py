@@ -22,7 +22,7 @@ from torch import Tensor
 
 from sedem.bank.blocks import Blocks, Meta, partition, to_blocks
 from sedem.bank.file import BankFile, Place, check_fingerprint, text_digest
-from sedem.bank.keys import save_keys, stored_bytes
+from sedem.bank.keys import bank_codes, save_keys, stored_bytes
 from sedem.bank.memory_bank import MemoryBank, store_at
 from sedem.config import SedemConfig
 from sedem.engine.interface import Engine
@@ -217,7 +217,7 @@ def finish(model: SedemModules, store: Store, keys: str | None, taken: Taken) ->
     if keys is not None:
         save_keys(MemoryBank.open_from(store), model.selector, keys)
     if isinstance(store, BankFile) and blocks > select.COARSE_FROM:
-        select.bank_codes(MemoryBank.open_from(store), model.selector)
+        bank_codes(MemoryBank.open_from(store), model.selector)
     return Report(taken.added, taken.replaced, taken.unchanged, documents, blocks)
 
 

@@ -8,34 +8,29 @@ large bank, only candidates are scored: the blocks whose codes are nearest to th
 measured to be among them.
 
 Letters: B questions, Q question tokens, N blocks, n some blocks, E encoder width or that of all
-heads, T tokens, R heads, H head width, F features of the confidence, W words of a code.
+heads, T tokens, R heads, H head width, F features of the confidence.
 """
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sedem.backbone.prompts import EMPTY, SEPARATOR, check_question, located_question
-from sedem.bank.blocks import scan_ranges
-from sedem.bank.codes import ROW, SAMPLE, Codes, CodesFile, CodeSpace, codes_path, mean_keys
-from sedem.bank.database import damaged, delete_database
 from sedem.bank.file import unknown_document
-from sedem.bank.keys import key_index, key_parts, keys_of, slot_mask
+from sedem.bank.keys import bank_codes, key_parts, keys_of, slot_mask
 from sedem.bank.memory_bank import BankReader, Snapshot
 from sedem.bank.words import POSTINGS, Words, score_words
 from sedem.engine.device import Clock, device_lock, fill, mask_of
 from sedem.engine.interface import Engine
-from sedem.errors import BankError, ConfigError, DamagedBankError, DataError
+from sedem.errors import BankError, ConfigError, DataError
 from sedem.folding import common_words, folded, words_of
 from sedem.guidance.scores import (
     COVERED,
@@ -51,8 +46,6 @@ from sedem.method.selector import Selector, block_scores, resolve_budget, top_k
 from sedem.modules import SedemModules
 from sedem.selecting.plan import Plan, Scores, Selection, Settled
 from sedem.tensors import Quantized
-
-logger = logging.getLogger(__name__)
 
 COARSE_FROM = 100_000
 """Largest bank in which all blocks are scored; larger banks are searched for candidates."""
@@ -321,80 +314,6 @@ def _beside(query_BQRH: Tensor, mask_BQ: Tensor) -> Tensor:
         return mask_BQ
     # A copy from unpinned memory would wait until the questions are encoded.
     return mask_BQ.pin_memory().to(query_BQRH.device, non_blocking=True)
-
-
-# Candidates in a large bank
-
-
-@torch.no_grad()
-def bank_codes(bank: BankReader, selector: Selector) -> Codes:
-    """Return the codes of all blocks, and keep them in a file beside a bank that is one file.
-
-    Only the codes of blocks that are new are made. Without a place for the file they are made
-    again by the next process.
-    """
-    now = bank.snapshot()
-    index = key_index(now, selector)
-    if index.codes is None:
-        index.codes = _stored_codes(now, selector)
-    if index.codes is None:
-        space, every_N = _fit(now, selector), np.arange(len(now))
-        parts = [space.codes(_means(now, selector, part_n)) for part_n in _rows(every_N)]
-        index.codes = Codes.of(space, np.concatenate(parts))
-    return index.codes
-
-
-def _stored_codes(now: Snapshot, selector: Selector, *, again: bool = True) -> Codes | None:
-    """Return the codes in the file beside a bank, which gets those it lacks; None without one.
-
-    A damaged file is deleted and made again.
-    """
-    path = now.path
-    if path is None:
-        return None
-    (view,) = now.views
-    ids_N = view.columns.ids[now.held.start : now.held.stop]
-    try:
-        with closing(CodesFile(path, view.head.id, selector.digest())) as file:
-            space = file.space(lambda: _fit(now, selector))
-            if len(space.mean_E) != selector.w_key.out_features:
-                raise damaged(file.path, "its mean is not that of this selector's keys")
-            codes_NW, is_known_N = file.read(ids_N, space.words)
-            missing_n = np.flatnonzero(~is_known_N)
-            if len(missing_n):
-                logger.warning("making codes of %d blocks of bank '%s'", len(missing_n), path)
-            for part_n in _rows(missing_n):
-                codes_NW[part_n] = space.codes(_means(now, selector, part_n))
-                file.add(ids_N[part_n], codes_NW[part_n])
-    except DamagedBankError:
-        delete_database(codes_path(path))
-        return _stored_codes(now, selector, again=False) if again else None
-    except BankError as error:
-        logger.warning("%s; the codes of the bank are not stored", error)
-        return None
-    return Codes.of(space, codes_NW)
-
-
-def _fit(bank: Snapshot, selector: Selector) -> CodeSpace:
-    """Fit a space of codes to blocks from all over a bank."""
-    sample_n = np.linspace(0, len(bank) - 1, min(SAMPLE, len(bank))).astype(np.int64)
-    return CodeSpace.fit(_means(bank, selector, sample_n))
-
-
-def _rows(blocks_n: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Split blocks into what a row of the file holds."""
-    for start in range(0, len(blocks_n), ROW):
-        yield blocks_n[start : start + ROW]
-
-
-def _means(bank: Snapshot, selector: Selector, blocks_n: NDArray[np.int64]) -> Tensor:
-    """Return the mean keys of some blocks `[n, E]`."""
-    parts = []
-    for part in scan_ranges(len(blocks_n)):
-        blocks = blocks_n[part.start : part.stop].tolist()
-        padding_P = (bank.slot_tokens(blocks).flatten() == 0).nonzero()[:, 0]
-        parts.append(mean_keys(keys_of(bank, selector, blocks), padding_P))
-    return torch.cat(parts)
 
 
 # Words and documents

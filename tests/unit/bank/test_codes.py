@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from sedem import Document, MemoryBank, SeDeM
-from sedem.bank import codes
+from sedem.bank import codes, keys
 from sedem.bank.codes import Codes, CodesFile, CodeSpace, codes_path, mean_keys
 from sedem.bank.file import delete
+from sedem.bank.keys import bank_codes
 from sedem.reading.building import build_bank
 from sedem.selecting import select as search
 from sedem.tensors import Quantized
@@ -32,13 +33,13 @@ def path(model: SeDeM, tmp_path: Path) -> Path:
 def made(monkeypatch: pytest.MonkeyPatch) -> Made:
     """The blocks whose mean keys were computed, for the space and for codes, call by call."""
     calls: Made = []
-    means = search._means
+    means = keys._means
 
     def spied(bank: object, selector: object, blocks_n: np.ndarray) -> torch.Tensor:
         calls.append(blocks_n.tolist())
         return means(bank, selector, blocks_n)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(search, "_means", spied)
+    monkeypatch.setattr(keys, "_means", spied)
     return calls
 
 
@@ -91,34 +92,34 @@ def test_codes_are_read_from_the_file_beside_the_bank(
 ) -> None:
     monkeypatch.setattr(search, "ROW", 2)
     bank = MemoryBank.open(path)
-    first = search.bank_codes(bank, model.selector)
+    first = bank_codes(bank, model.selector)
     assert [n for call in made[1:] for n in call] == [*range(len(bank))]
-    assert search.bank_codes(bank, model.selector) is first
+    assert bank_codes(bank, model.selector) is first
     made.clear()
-    again = search.bank_codes(MemoryBank.open(path), model.selector)
+    again = bank_codes(MemoryBank.open(path), model.selector)
     assert not made
     assert np.array_equal(again.words_WN, first.words_WN)
     assert torch.equal(again.space.directions_CE, first.space.directions_CE)
-    in_ram = search.bank_codes(model.read([LEASE, OTHER]), model.selector)
+    in_ram = bank_codes(model.read([LEASE, OTHER]), model.selector)
     assert np.array_equal(in_ram.words_WN, first.words_WN)
 
 
 def test_only_codes_of_new_blocks_are_made(model: SeDeM, path: Path, made: Made) -> None:
     bank = MemoryBank.open(path)
-    before = search.bank_codes(bank, model.selector)
+    before = bank_codes(bank, model.selector)
     made.clear()
     bank.append(model.read([Document("new.txt", "The garden has a pond. " * 9)]))
-    after = search.bank_codes(bank, model.selector)
+    after = bank_codes(bank, model.selector)
     count = before.words_WN.shape[1]
     assert made == [[*range(count, len(bank))]]
     assert np.array_equal(after.words_WN[:, :count], before.words_WN)
     made.clear()
     bank.remove("lease.txt")
-    rest = search.bank_codes(bank, model.selector)
+    rest = bank_codes(bank, model.selector)
     assert not made
     assert np.array_equal(rest.words_WN, after.words_WN[:, -len(bank) :])
     part = bank.snapshot().part(range(1, len(bank)))
-    assert np.array_equal(search.bank_codes(part, model.selector).words_WN, rest.words_WN[:, 1:])
+    assert np.array_equal(bank_codes(part, model.selector).words_WN, rest.words_WN[:, 1:])
     assert not made
 
 
@@ -126,17 +127,17 @@ def test_codes_of_another_selector_or_bank_are_replaced(
     model: SeDeM, path: Path, made: Made
 ) -> None:
     bank = MemoryBank.open(path)
-    first = search.bank_codes(bank, model.selector)
+    first = bank_codes(bank, model.selector)
     other = model.read([OTHER])
     other.save(path.with_name("b.bank"))
     codes_path(path).rename(codes_path(path.with_name("b.bank")))
     made.clear()
-    assert search.bank_codes(other, model.selector).words_WN.shape[1] == len(other)
+    assert bank_codes(other, model.selector).words_WN.shape[1] == len(other)
     assert made
     with torch.no_grad():
         model.selector.w_key.weight.mul_(-1)
     made.clear()
-    second = search.bank_codes(bank, model.selector)
+    second = bank_codes(bank, model.selector)
     assert made and not np.array_equal(first.words_WN, second.words_WN)
 
 
@@ -158,14 +159,14 @@ def _flip(file: Path) -> None:
 def test_a_damaged_file_is_made_again(
     harm: Callable[[Path], None], model: SeDeM, path: Path, made: Made
 ) -> None:
-    first = search.bank_codes(MemoryBank.open(path), model.selector)
+    first = bank_codes(MemoryBank.open(path), model.selector)
     harm(codes_path(path))
     made.clear()
-    again = search.bank_codes(MemoryBank.open(path), model.selector)
+    again = bank_codes(MemoryBank.open(path), model.selector)
     assert made
     assert np.array_equal(again.words_WN, first.words_WN)
     made.clear()
-    search.bank_codes(MemoryBank.open(path), model.selector)
+    bank_codes(MemoryBank.open(path), model.selector)
     assert not made
 
 
@@ -177,7 +178,7 @@ def test_a_file_with_a_mean_of_other_keys_is_made_again(
     file = CodesFile(path, id, model.selector.digest())
     file.space(lambda: CodeSpace(torch.ones(3), torch.ones(64, 3)))
     file.close()
-    found = search.bank_codes(bank, model.selector)
+    found = bank_codes(bank, model.selector)
     assert made
     assert len(found.space.mean_E) == model.selector.w_key.out_features
 
@@ -188,14 +189,14 @@ def test_without_a_place_for_the_file_codes_are_made_in_memory(
     victim = path.with_name("victim")
     victim.write_bytes(b"mine")
     codes_path(path).symlink_to(victim)
-    found = search.bank_codes(MemoryBank.open(path), model.selector)
+    found = bank_codes(MemoryBank.open(path), model.selector)
     assert found.words_WN.shape[1] == len(MemoryBank.open(path))
     assert victim.read_bytes() == b"mine"
     assert "the codes of the bank are not stored" in caplog.text
 
 
 def test_the_file_goes_with_its_bank(model: SeDeM, path: Path) -> None:
-    search.bank_codes(MemoryBank.open(path), model.selector)
+    bank_codes(MemoryBank.open(path), model.selector)
     assert codes_path(path).exists()
     delete(path)
     assert [*path.parent.iterdir()] == []
@@ -209,5 +210,5 @@ def test_a_build_makes_the_codes_of_a_large_bank(
     build_bank(model, model.engine, bank, [LEASE])
     assert [*range(len(MemoryBank.open(bank)))] in made
     made.clear()
-    search.bank_codes(MemoryBank.open(bank), model.selector)
+    bank_codes(MemoryBank.open(bank), model.selector)
     assert not made

@@ -18,6 +18,7 @@ from sedem.answering.decoding import Decoding
 from sedem.backbone.decoder import Backbone
 from sedem.bank import blocks as bank_blocks
 from sedem.bank import keys as bank_keys
+from sedem.bank.keys import bank_codes
 from sedem.errors import ConfigError, DataError, UnknownDocumentError
 from sedem.selecting import select as search
 from sedem.selecting.plan import Request, Scores, check_fits, plan_of, prepare
@@ -316,7 +317,7 @@ def test_candidates_have_exact_scores(
     is_candidate = found > -torch.inf
     assert is_candidate.sum() == 5 < len(large)
     torch.testing.assert_close(found[is_candidate], exact[is_candidate])
-    codes = search.bank_codes(large, model.selector)
+    codes = bank_codes(large, model.selector)
     states, mask_1Q = encode_questions(model, model.engine, [RENT])
     telling_1Q = telling_tokens(model, [RENT], mask_1Q)
     assert 0 < telling_1Q.sum() < mask_1Q.sum()
