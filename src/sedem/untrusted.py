@@ -218,25 +218,6 @@ def parse_json(text: str, place: str, error: type[SedemError]) -> Any:
         raise error(f"{place} is not JSON: {problem.msg} at {at}") from None
     except ValueError:
         raise error(f"{place} has a number with too many digits; shorten it") from None
-    check_depth(value, place, error)
-    return value
-
-
-def json_text(value: object) -> str:
-    r"""Return a value as JSON in one line; unsafe characters become its `\u` escapes."""
-    text = json.dumps(value, ensure_ascii=False)
-    # Outside of strings JSON is ASCII, so only characters of strings are replaced.
-    if text.isprintable():
-        return text
-    return "".join(c if is_safe(c) else json.dumps(c)[1:-1] for c in text)
-
-
-def check_depth(value: Any, place: str, error: type[SedemError]) -> None:
-    """Refuse lists and objects that are nested too deeply.
-
-    Raises:
-        SedemError: they nest more than `DEPTH` deep.
-    """
     level = [value]
     for _ in range(DEPTH + 1):
         level = [
@@ -247,8 +228,17 @@ def check_depth(value: Any, place: str, error: type[SedemError]) -> None:
             if isinstance(entry, dict | list)
         ]
         if not level:
-            return
+            return value
     raise error(f"{place} {_TOO_DEEP}")
+
+
+def json_text(value: object) -> str:
+    r"""Return a value as JSON in one line; unsafe characters become its `\u` escapes."""
+    text = json.dumps(value, ensure_ascii=False)
+    # Outside of strings JSON is ASCII, so only characters of strings are replaced.
+    if text.isprintable():
+        return text
+    return "".join(c if is_safe(c) else json.dumps(c)[1:-1] for c in text)
 
 
 def parse_yaml(text: str, subject: str, error: type[SedemError]) -> Any:

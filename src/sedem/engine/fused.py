@@ -84,13 +84,21 @@ class FusedLayer:
     def project(
         self, hidden_BPD: Tensor, rope: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return rotated queries `[B, F, P, H]`, rotated keys and values `[B, heads, P, H]`."""
+        """Return rotated queries `[B, F, P, H]`, rotated keys and values `[B, heads, P, H]`.
+
+        Args:
+            rope: cosine and sine of the positions; the sine has the sign of the half of each head
+                that rolls over.
+        """
         normed = F.rms_norm(hidden_BPD, self.attention_norm.shape, self.attention_norm, self.eps)
         heads = self.linear("qkv", normed).unflatten(-1, (-1, self.head_width))
         rotated, value = heads.split([self.heads + self.key_heads, self.key_heads], dim=2)
         if self.head_norm is not None:
             rotated = F.rms_norm(rotated, rotated.shape[-1:], None, self.eps) * self.head_norm
-        rotated = rotate(rotated, rope)
+        # Queries and keys at once.
+        cosine, sine = rope
+        half = self.head_width // 2
+        rotated = (rotated * cosine).add_(rotated.roll(half, -1).mul_(sine))
         query, key = rotated.split([self.heads, self.key_heads], dim=2)
         return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
 
@@ -100,13 +108,6 @@ class FusedLayer:
         normed = F.rms_norm(hidden_BPD, self.mlp_norm.shape, self.mlp_norm, self.eps)
         gate, up = self.linear("gate_up", normed).chunk(2, dim=-1)
         return hidden_BPD + self.linear("down", self.activation(gate) * up)
-
-
-def rotate(heads_BPFH: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """Apply rotary positions to queries and keys at once; see `FusedLayers.run` for `rope`."""
-    cosine, sine = rope
-    half = heads_BPFH.shape[-1] // 2
-    return (heads_BPFH * cosine).add_(heads_BPFH.roll(half, -1).mul_(sine))
 
 
 def attend(query_BFPH: Tensor, key: Tensor, value: Tensor, bias: Bias) -> Tensor:
@@ -240,10 +241,10 @@ class FusedLayers:
             keys = KeyAxis(positions_BP, valid_BP, padded=False, span=positions_BP.shape[1])
         assert valid_BP is not None
         layers = self.layers[first:last]
-        # In `rotate` half of each head rolls over; the sine carries its sign.
         cosine_BPH, sine_BPH = self.rotary(hidden_BPD, position_ids=positions_BP)
-        rolled, other = sine_BPH.chunk(2, dim=-1)
-        rope = cosine_BPH[:, :, None], torch.cat([-rolled, other], dim=-1)[:, :, None]
+        first_half, second_half = sine_BPH.chunk(2, dim=-1)
+        signed_BPH = torch.cat([-first_half, second_half], dim=-1)
+        rope = cosine_BPH[:, :, None], signed_BPH[:, :, None]
         biases = biases_of(layers, keys, positions_BP, valid_BP, hidden_BPD.dtype, block_BP)
         query, key, value = layers[0].project(hidden_BPD, rope)
         for index, layer in enumerate(layers, start=first):
