@@ -90,7 +90,7 @@ def test_a_code_ignores_what_all_blocks_have_in_common() -> None:
 def test_codes_are_read_from_the_file_beside_the_bank(
     model: SeDeM, path: Path, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "ROW", 2)
+    monkeypatch.setattr(keys, "ROW", 2)
     bank = MemoryBank.open(path)
     first = bank_codes(bank, model.selector)
     assert [n for call in made[1:] for n in call] == [*range(len(bank))]
