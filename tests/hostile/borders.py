@@ -16,7 +16,7 @@ from document_files import docx_of, pdf_of
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from sedem.checkpoint.model_card import summary_of
+from sedem.checkpoint.hub import summary_of
 from sedem.config import SedemConfig
 from sedem.errors import DataError
 from sedem.reading.document_formats import parse

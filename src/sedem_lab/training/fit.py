@@ -28,8 +28,7 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm.auto import tqdm
 from transformers import get_scheduler
 
-from sedem.checkpoint.hub import push_folder
-from sedem.checkpoint.model_card import SUMMARY_FILE
+from sedem.checkpoint.hub import SUMMARY_FILE, push_folder
 from sedem.durable_files import write_text
 from sedem.errors import CheckpointError, ConfigError
 from sedem.tensors import check_weights, load_weights, save_tensors
