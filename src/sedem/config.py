@@ -470,8 +470,7 @@ def check_sizes(entries: Any, source: str) -> None:
 
 
 def is_gguf(name: str) -> bool:
-    """Whether the name of a backbone is that of a GGUF file, in any of the forms of
-    `backbone.gguf`."""
+    """Whether a backbone's name is that of a GGUF file; `backbone.gguf` tells its forms."""
     if name.startswith(OLLAMA) or name.lower().endswith(GGUF):
         return True
     folder = Path(name)

@@ -3,7 +3,7 @@
 No reader here waits for a pipe, reads a device, expands an alias or recurses without limit. Each
 takes the class of the error to raise, and a limit in bytes. A missing file stays a
 FileNotFoundError, because only the caller knows what it was needed for. What a library parses runs
-`apart`, in a process with limits of time and memory.
+`apart`, in a process with limits of time and memory; what was found out so is `remembered`.
 """
 
 from __future__ import annotations
@@ -400,6 +400,22 @@ def _lacks_memory(error: BaseException | None) -> bool:
     return False
 
 
+def _check(found: os.stat_result, path: Path, error: type[SedemError], limit: int | None) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "no regular file")
+        raise error(f"'{path}' is {kind}; give a file")
+    if limit is not None and found.st_size > limit:
+        raise too_large(path, found.st_size, limit, error)
+
+
+def _unreadable(path: Path, problem: Exception, error: type[SedemError]) -> Exception:
+    """Return the error to raise for a failed open or read; FileNotFoundError is kept."""
+    if isinstance(problem, FileNotFoundError):
+        return problem
+    reason = problem.strerror if isinstance(problem, OSError) else str(problem)
+    return error(f"'{path}' cannot be read: {reason}")
+
+
 # What was found out, kept for the next process
 
 
@@ -431,22 +447,6 @@ def state_of(file: Path) -> str:
     """Return what changes if a file is replaced or written."""
     state = file.stat()
     return f"{file.resolve()} {state.st_size} {state.st_mtime_ns} {state.st_ino}"
-
-
-def _check(found: os.stat_result, path: Path, error: type[SedemError], limit: int | None) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "no regular file")
-        raise error(f"'{path}' is {kind}; give a file")
-    if limit is not None and found.st_size > limit:
-        raise too_large(path, found.st_size, limit, error)
-
-
-def _unreadable(path: Path, problem: Exception, error: type[SedemError]) -> Exception:
-    """Return the error to raise for a failed open or read; FileNotFoundError is kept."""
-    if isinstance(problem, FileNotFoundError):
-        return problem
-    reason = problem.strerror if isinstance(problem, OSError) else str(problem)
-    return error(f"'{path}' cannot be read: {reason}")
 
 
 if __name__ == "__main__":
