@@ -97,6 +97,8 @@ class Listing(Result):
 
     documents: list[Listed]
     total: int
+    # Also if there are none: whoever lists documents asks whether all were read.
+    notes: list[Said] = Field(default_factory=list)
 
 
 class Excerpt(Lean):

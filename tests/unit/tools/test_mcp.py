@@ -372,7 +372,7 @@ async def test_other_tools_answer_while_a_folder_is_read_and_the_model_opens(
             go.set()
         assert set(progress) == {"opening the model"}
         with anyio.fail_after(60):
-            while "notes" in await call(client, "documents"):
+            while (await call(client, "documents"))["notes"]:
                 await anyio.sleep(0.05)
         found = await call(client, "search", question=QUESTION, scope="papers/")
         assert [one["text"] for one in found["results"]] == ["The rent is 900 euros."]

@@ -62,7 +62,7 @@ def test_what_has_no_news_is_not_told(make_toolbox: Callable[..., Toolbox]) -> N
     told = {one.title: one.also for one in found.results}
     assert told == {"a.txt": ["copy.txt"], "two.pdf, page 1": []}
     listed = toolbox.documents().model_dump()
-    assert [*listed] == ["documents", "total"] and listed["documents"][1:] == [
+    assert [*listed] == ["notes", "documents", "total"] and listed["documents"][1:] == [
         {"document": "made/copy.txt", "characters": len(LEASE)},
         {"document": "made/two.pdf", "characters": len(RECIPE), "pages": 1},
     ]
