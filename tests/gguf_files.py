@@ -35,10 +35,10 @@ def write_gguf(
         tensors: tensors to add.
     """
     model = AutoModelForCausalLM.from_pretrained(backbone)
-    writer = gguf.GGUFWriter(file, architecture)
     settings = {**_settings(model.config, architecture, backbone), **(changes or {})}
+    writer = gguf.GGUFWriter(file, settings.pop("general.architecture", architecture))
     for key, value in settings.items():
-        if value is not None and key != "general.architecture":
+        if value is not None:
             _add(writer, key, value)
     names = gguf.get_tensor_name_map(
         next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == architecture),

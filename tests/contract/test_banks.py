@@ -143,3 +143,7 @@ def test_blocks_are_read_in_any_order_and_by_another_process(store: Store) -> No
         assert bank.block_text(2) == text_of(2)[:9]
         with pytest.raises(IndexError, match="a bank of 4 blocks has no block 4"):
             bank.memory([0, 4])
+        for wanted in bank.split(3):
+            part = bank.part(wanted)
+            assert part.blocks == bank.blocks[wanted.start : wanted.stop]
+            assert torch.equal(part.memory(range(len(part))), every[wanted.start : wanted.stop])

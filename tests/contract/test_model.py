@@ -178,11 +178,6 @@ def test_half_a_surrogate_pair_is_no_document() -> None:
         Document("\udce9.txt", "A pie")
 
 
-def test_questions_of_any_characters_are_answered(model: SeDeM, bank: MemoryBank) -> None:
-    for question in ("\0", "🥧", "¿Qué?", "מה המחיר?", "a\nb", "<end>", "�"):
-        assert_cites(model.answer(bank, question, decoding=SHORT), bank.documents)
-
-
 def test_an_empty_question_or_bank_has_no_scores(model: SeDeM, bank: MemoryBank) -> None:
     with pytest.raises(DataError, match="the question is empty; ask something"):
         model.scores(bank, " ")
@@ -262,7 +257,7 @@ def test_every_reader_takes_questions_and_documents_without_words(
     reader: DocumentReader, documents: list[Document]
 ) -> None:
     memory = reader.read(documents)
-    for question in ("???", "the", "日本語"):
+    for question in ("???", "the", "日本語", "\0", "🥧", "a\nb", "<end>", "\ufffd"):
         assert_cites(reader.answer(memory, question), documents)
     for text in ("...", "the of", "日本語", "🥧"):
         answer = reader.answer(reader.read([Document("odd.txt", text)]), RENT)

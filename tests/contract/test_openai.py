@@ -57,33 +57,6 @@ def until(condition: Any) -> None:
         time.sleep(0.005)
 
 
-def test_an_answer_with_its_citations_and_a_stream_with_the_same(client: OpenAI) -> None:
-    whole = client.chat.completions.create(model=MODEL, messages=[QUESTION], max_tokens=16)
-    assert "900" in whole.choices[0].message.content
-    chunks = list(
-        client.chat.completions.create(
-            model=MODEL,
-            messages=[QUESTION],
-            max_tokens=16,
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-    )
-    texts = [c.choices[0].delta.content or "" for c in chunks if c.choices]
-    assert "".join(texts) == whole.choices[0].message.content
-    assert chunks[-1].usage == whole.usage and not chunks[-1].choices
-    assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
-    citations = [c.model_extra["sedem"]["citations"] for c in chunks if "sedem" in c.model_extra]
-    assert citations == [whole.model_extra["sedem"]["citations"]] * 2
-
-
-def test_models(client: OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["sedem-nano", MODEL]
-    assert client.models.retrieve(MODEL).owned_by == "sedem"
-    with pytest.raises(openai.NotFoundError):
-        client.models.retrieve("sedem-nano@none")
-
-
 def test_errors_are_those_of_the_client(client: OpenAI) -> None:
     create = client.chat.completions.create
     with pytest.raises(openai.NotFoundError) as missing:

@@ -318,7 +318,10 @@ def test_a_reader_that_is_away_costs_no_answer(client: TestClient, reader: Told)
     assert details["answered_by"] == "sedem" and "refuses with 503" in details["cut"][-1]
 
 
-def test_a_tool_answers_with_ones_own_model(model: SeDeM, bank: MemoryBank, reader: Told) -> None:
+def test_a_tool_answers_with_ones_own_model(
+    model: SeDeM, bank: MemoryBank, reader: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     file = Path("lease.bank")
 
     async def asked() -> Any:
@@ -328,8 +331,5 @@ def test_a_tool_answers_with_ones_own_model(model: SeDeM, bank: MemoryBank, read
             return await client.call_tool("ask", {"question": QUESTION})
 
     bank.save(file)
-    try:
-        found = asyncio.run(asked()).structured_content
-    finally:
-        file.unlink()
+    found = asyncio.run(asked()).structured_content
     assert found["answer"] == SAID and LEASE[place(found["quoted"][0])[1]].strip()

@@ -156,10 +156,6 @@ FIXTURES = str(Path(__file__).parents[1] / "fixtures")
 RAISE, PARSE = "signal:raise_signal", "sedem.reading.document_formats:_parse_apart"
 
 
-def test_a_result_comes_back_from_a_process() -> None:
-    assert apart("builtins:sorted", [3, 1], **LIMITS) == [1, 3]
-
-
 @pytest.mark.parametrize(
     ("call", "given", "limits", "error", "message"),
     [

@@ -6,12 +6,12 @@ import shutil
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedTokenizer
 
 from sedem.backbone.decoder import Backbone, KeyAxis, check_compiler
 from sedem.backbone.loading import INT8_FILE, open_backbone
@@ -139,27 +139,9 @@ def test_an_attention_that_is_unknown_or_not_proven_is_refused(
         Backbone(backbone.model, backbone.tokenizer, "other")
 
 
-class SlowTokenizer(PreTrainedTokenizer):
-    """A slow tokenizer, which has no character offsets."""
-
-    vocab_size = 2
-
-    def get_vocab(self) -> dict[str, int]:
-        return {"a": 0, "b": 1}
-
-    def _tokenize(self, text: str, **kwargs: Any) -> list[str]:
-        return list(text)
-
-    def _convert_token_to_id(self, token: str) -> int:
-        return self.get_vocab().get(token, 0)
-
-    def _convert_id_to_token(self, index: int) -> str:
-        return "ab"[index]
-
-
 def test_a_tokenizer_without_offsets_is_refused(backbone: Backbone) -> None:
     with pytest.raises(ConfigError, match="'slow' has no fast tokenizer; citations need"):
-        Backbone(backbone.model, SlowTokenizer(), "slow")
+        Backbone(backbone.model, SimpleNamespace(is_fast=False), "slow")
 
 
 # The int8 form

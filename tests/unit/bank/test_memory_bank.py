@@ -11,14 +11,13 @@ import pytest
 import torch
 from answers import build
 from conftest import LEASE, RECIPE
-from stored_banks import META, append, memory_of, text_of
+from stored_banks import META, append
 
 from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
 from sedem.bank import memory_bank
 from sedem.bank.blocks import BlockRow, Blocks
 from sedem.bank.file import BankFile, unknown_document
-from sedem.bank.memory_bank import Snapshot, View
 from sedem.errors import BankError, ConfigError, DataError
 from sedem.tensors import quantize
 
@@ -177,33 +176,6 @@ def test_a_second_answer_does_not_scan_the_blocks(
 # Blocks
 
 
-@pytest.mark.parametrize("segmentation", ["window", "sentence", "paragraph"])
-@pytest.mark.parametrize("block_slots", [2, 8, 3])
-def test_the_spans_of_blocks_cover_each_document_in_order(
-    block_slots: int,
-    segmentation: str,
-    config: SedemConfig,
-    backbone: Backbone,
-    documents: list[Document],
-) -> None:
-    model = build(config, backbone, block_slots=block_slots, segmentation=segmentation)
-    bank = model.read(documents)
-    assert all_memory(bank).shape == (len(bank), block_slots, backbone.width)
-    assert [b.document for b in bank.blocks] == sorted(b.document for b in bank.blocks)
-    for number, document in enumerate(documents):
-        own = [block for block in bank.blocks if block.document == number]
-        assert all(len(block.slot_tokens) == block_slots for block in own)
-        assert all(0 < sum(block.slot_tokens) <= 4 * block_slots for block in own)
-        assert all(0 <= b.start < b.end <= len(document.text) for b in own)
-        for earlier, later in itertools.pairwise(own):
-            assert earlier.start < later.start
-            # A character of several bytes may be split between two blocks; it is in both spans.
-            assert later.start >= earlier.end - 1
-            assert not document.text[earlier.end : later.start].strip()
-        assert not document.text[: own[0].start].strip()
-        assert not document.text[own[-1].end :].strip()
-
-
 @pytest.mark.parametrize("block_slots", [4, 2, 8])
 def test_the_block_size_changes_neither_tokens_nor_slots(
     block_slots: int, config: SedemConfig, backbone: Backbone
@@ -221,40 +193,6 @@ def test_the_block_size_changes_neither_tokens_nor_slots(
 def real_slots(bank: MemoryBank) -> torch.Tensor:
     """The slots without padding, in reading order."""
     return all_memory(bank)[bank.slot_tokens(range(len(bank))) > 0]
-
-
-@pytest.fixture
-def bank(tmp_path: Path) -> Path:
-    """A bank of documents 0 and 1."""
-    file = BankFile(tmp_path / "a.bank")
-    with file.creating(META):
-        append(file, 0, 1)
-    return tmp_path / "a.bank"
-
-
-@pytest.mark.parametrize("parts", [1, 2, 3])
-def test_snapshots_of_several_files_and_of_parts_read_as_one_bank(parts: int) -> None:
-    views = []
-    for numbers in ((0,), (), (1, 2)):
-        file = BankFile()
-        with file.creating(META):
-            if numbers:
-                append(file, *numbers)
-        views.append(View.newest(file))
-    bank = Snapshot(views, BankFile())
-    assert bank.documents.names == ["0.txt", "1.txt", "2.txt"]
-    assert [bank.block_text(n)[:9] for n in (4, 0)] == [text_of(2)[:9], text_of(0)[:9]]
-    every = torch.cat([memory_of(n) for n in range(3)])
-    for order in ([4, 0, 0, 5, 1], [5, 5], []):
-        assert torch.equal(bank.memory(order), every[order])
-        assert bank.rows(order) == [bank.blocks[n] for n in order]
-    for wanted in bank.split(parts):
-        part = bank.part(wanted)
-        assert part.blocks == bank.blocks[wanted.start : wanted.stop]
-        assert torch.equal(part.memory(range(len(part))), every[wanted.start : wanted.stop])
-        assert part.part(range(1, 2)).blocks == part.blocks[1:2]
-    with pytest.raises(IndexError, match="a bank of 6 blocks has no block 6"):
-        bank.memory([0, 6])
 
 
 def test_opening_and_reloading_read_no_rows_that_are_known(

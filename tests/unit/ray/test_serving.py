@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -135,13 +133,3 @@ def test_options_of_a_cluster_need_ray() -> None:
         result = CliRunner().invoke(app, ["serve", flag, "2"])
         assert result.exit_code == 1
         assert result.stderr == f"error: {flag} belongs to --ray; add it\n"
-
-
-@pytest.mark.slow
-def test_a_cluster_that_does_not_answer_is_one_sentence(tmp_path: Path) -> None:
-    # In a process of its own: one that has joined a cluster stays in that.
-    words = ["serve", "--folder", str(tmp_path), "--port", "0", "--ray", "127.0.0.1:1"]
-    run = [sys.executable, "-c", "from sedem.cli.main import app; app()", *words]
-    done = subprocess.run(run, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "no Ray cluster answers at '127.0.0.1:1'" in done.stderr

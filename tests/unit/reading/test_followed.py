@@ -15,7 +15,7 @@ import pytest
 from conftest import LEASE, RECIPE
 from filelock import FileLock
 
-from sedem import Document, MemoryBank, SeDeM
+from sedem import Document, SeDeM
 from sedem.bank.file import BankFile
 from sedem.errors import BankError, DataError
 from sedem.reading import building, followed
@@ -60,15 +60,6 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
-@pytest.fixture
-def lease(model: SeDeM, tmp_path: Path) -> Path:
-    """A bank of two documents, in a file."""
-    place = tmp_path / "lease.bank"
-    documents = [Document("lease.txt", LEASE), Document("kitchen/recipe.txt", RECIPE)]
-    model.read(documents).save(place)
-    return place
-
-
 def names(bank: OpenBank) -> list[str]:
     return sorted(texts(bank))
 
@@ -87,20 +78,6 @@ def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
 def change(path: Path, text: str) -> None:
     path.write_text(text, "utf-8")
     os.utime(path, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns + 10**9))
-
-
-def test_what_another_process_commits_is_seen(model: SeDeM, lease: Path) -> None:
-    bank = OpenBank(lease, "lease")
-    assert names(bank) == ["kitchen/recipe.txt", "lease.txt"]
-    MemoryBank.open(lease).append(model.read([Document("new.txt", "New text.")]))
-    assert "new.txt" in names(bank)
-    # Another bank at the same place.
-    lease.unlink()
-    model.read([Document("other.txt", "Other text.")]).save(lease)
-    assert names(bank) == ["other.txt"]
-    lease.write_bytes(b"no bank at all")
-    with pytest.raises(BankError):
-        bank.snapshot()
 
 
 def test_a_folder_is_read_and_not_touched(
@@ -474,7 +451,9 @@ def test_what_is_added_is_read_before_what_still_waits(
     assert time.monotonic() - began < 60
 
 
-def test_places_are_named_after_their_files(folder: Path, lease: Path, home: Path) -> None:
+def test_places_are_named_after_their_files(folder: Path, home: Path, tmp_path: Path) -> None:
+    lease = tmp_path / "lease.bank"
+    lease.touch()
     places = [str(lease), str(folder), f"{folder}/", "s3://bucket/far.bank"]
     opened = banks_at(places, home, "tiny")
     assert [one.name for one in opened] == ["lease", "papers", "papers-2", "far"]

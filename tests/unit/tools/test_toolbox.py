@@ -195,11 +195,6 @@ def test_a_page_is_read_by_its_number(make_toolbox: Callable[..., Toolbox]) -> N
         toolbox.read("two.pdf", page=3)
 
 
-@pytest.mark.parametrize("name", ["lease.txt", "lease/lease.txt", "sedem:///lease/lease.txt"])
-def test_a_document_has_several_names(toolbox: Toolbox, name: str) -> None:
-    assert toolbox.read(name).text == LEASE
-
-
 def test_a_text_full_of_escapes_stays_within_the_largest_result(
     make_toolbox: Callable[..., Toolbox],
 ) -> None:
@@ -323,13 +318,6 @@ def test_a_file_that_cannot_be_read_is_told_once_and_in_every_list(
     for _ in range(2):
         for result in (toolbox.search(QUESTION), toolbox.documents(), toolbox.read("lease.txt")):
             assert "the folder is empty" in result.notes
-
-
-@pytest.mark.parametrize("name", ["recipe.txt", "./kitchen/recipe.txt", "KITCHEN\\Recipe.txt#L1"])
-def test_a_scope_takes_every_name_that_read_takes(toolbox: Toolbox, name: str) -> None:
-    assert toolbox.read(name).document == "lease/kitchen/recipe.txt"
-    found = toolbox.search(QUESTION, name).results
-    assert documents_of(found) == {"lease/kitchen/recipe.txt"}
 
 
 def test_the_same_name_in_two_banks_needs_the_banks_name(
