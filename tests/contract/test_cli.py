@@ -292,17 +292,10 @@ def test_a_bad_file_is_left_out_or_ends_a_strict_build(here: Path) -> None:
         assert result.stdout.endswith("; left out 2 (not readable: no.txt, empty.txt)\n")
         errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
         assert [line.split("'")[1] for line in errors] == ["no.txt", "empty.txt"]
-    Path("binary.txt").write_bytes(b"\0\1\2" * 9)
-    told = {
-        "empty.txt": "holds no text",
-        "binary.txt": "binary data",
-        "no/such": "no file or folder",
-    }
-    for name, words in told.items():
+    for name, words in (("empty.txt", "holds no text"), ("no/such", "no file or folder")):
         again = sedem("build", "b.bank", name, "-m", TINY)
-        errors = [line for line in again.stderr.splitlines() if line.startswith("error: ")]
-        assert again.exit_code == 1 and len(errors) == 1
-        assert words in errors[0] and f"'{name}'" in errors[0]
+        (line,) = [line for line in again.stderr.splitlines() if line.startswith("error: ")]
+        assert again.exit_code == 1 and words in line and f"'{name}'" in line
 
 
 SPELLINGS = ["docs", "./docs/", "docs/../docs", "{here}/docs", "linked", "docs/*.txt"]

@@ -14,12 +14,6 @@ from sedem.errors import ConfigError
 from sedem_serve.ray.cluster import _reason, connected
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
 @pytest.mark.parametrize(
     "address", ["", "nowhere", "10.0.0.1", ":6379", "ray://host", "h:0", "h:x"]
 )
@@ -30,7 +24,9 @@ def test_what_is_no_address_is_refused(address: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["", "ray://"])
 def test_an_address_where_nobody_listens_is_told_at_once(scheme: str) -> None:
-    address = f"{scheme}127.0.0.1:{free_port()}"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"{scheme}127.0.0.1:{free.getsockname()[1]}"
     sentence = rf"no Ray cluster answers at '{address}' \(Connection refused\); start one with"
     with pytest.raises(ConfigError, match=sentence):
         connected(address).__enter__()

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from answers import QUESTIONS, RENT, SHORT, assert_cites, build
+from answers import RENT, SHORT, build
 from conftest import LEASE, POSITIONS, RECIPE
 
-from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
+from sedem import Document, MemoryBank, SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
 from sedem.bank.care import Damage, Repaired, examine, repair
 from sedem.bank.database import connect
@@ -81,21 +81,6 @@ def test_progress_counts_the_sizes_of_all_documents_and_never_decreases(
     build_bank(model, model.engine, bank, DOCUMENTS, seen.append, size=lambda one: sizes[one.name])
     assert seen == sorted(seen)
     assert (seen[0] > 7, seen[-1]) == (True, 537)
-
-
-@pytest.mark.parametrize("kind", ["linear", "mlp", "query"])
-def test_every_compressor_reads_answers_and_cites(
-    kind: str, config: SedemConfig, backbone: Backbone, documents: list[Document]
-) -> None:
-    model = build(config, backbone, compressor=kind)
-    bank = model.read(documents)
-    answers = model.answer(bank, QUESTIONS, decoding=SHORT)
-    for answer in answers:
-        assert_cites(answer, documents)
-    whole = model.answer(bank, RENT, k="all", decoding=Decoding(2))
-    # Learned queries look at the whole segment; so does what is cited for them.
-    spans = sorted((c.start, c.end) for c in whole.citations if c.document == "lease.txt")
-    assert spans == [(i, min(i + 16, len(LEASE))) for i in range(0, len(LEASE), 16)]
 
 
 def test_a_text_may_exceed_the_positions_of_the_backbone(model: SeDeM) -> None:

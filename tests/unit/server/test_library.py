@@ -22,14 +22,6 @@ from sedem_serve.server.metrics import Metrics
 from sedem_serve.server.settings import ServerSettings
 
 
-def build(settings: ServerSettings, model: SeDeM) -> Path:
-    """Read a text into the bank `flat` of a server that ends; the file of the bank."""
-    with opened(settings, model) as library:
-        upload(library, "flat", {"lease.txt": LEASE})
-        finish(library)
-        return library.writable("flat").path
-
-
 def test_one_server_uses_a_folder(settings: ServerSettings, model: SeDeM) -> None:
     library = Library(settings, model, Metrics())
     assert settings.folder.stat().st_mode & 0o777 == 0o700
@@ -130,7 +122,9 @@ def test_a_deletion_survives_a_kill(settings: ServerSettings, model: SeDeM, when
 def test_banks_of_another_model_are_refused(
     settings: ServerSettings, model: SeDeM, bank: MemoryBank, tmp_path: Path
 ) -> None:
-    build(settings, model)
+    with opened(settings, model) as library:
+        upload(library, "flat", {"lease.txt": LEASE})
+        finish(library)
     bank.save(tmp_path / "given")
     model.compressor.requires_grad_(False)
     for parameter in model.compressor.parameters():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -39,10 +39,6 @@ def size(result: Any) -> int:
 # Searching
 
 
-def documents_of(results: Iterable[Any]) -> set[str]:
-    return {place(one.id)[0] for one in results}
-
-
 def test_search_quotes_exactly(toolbox: Toolbox) -> None:
     found = toolbox.search(QUESTION)
     assert found.status == "found" and found.results and not found.omitted and not found.next
@@ -74,7 +70,7 @@ def test_what_has_no_news_is_not_told(make_toolbox: Callable[..., Toolbox]) -> N
 )
 def test_scope_limits_a_search_to_folders_and_patterns(toolbox: Toolbox, scope: str) -> None:
     found = toolbox.search(QUESTION, scope)
-    assert documents_of(found.results) == {"lease/kitchen/recipe.txt"}
+    assert {place(one.id)[0] for one in found.results} == {"lease/kitchen/recipe.txt"}
     listed = toolbox.documents(scope).documents
     assert [one.document for one in listed] == ["lease/kitchen/recipe.txt"]
     assert toolbox.search(QUESTION, "lease").results == toolbox.search(QUESTION).results
