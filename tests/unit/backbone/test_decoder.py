@@ -141,7 +141,7 @@ def test_an_attention_that_is_unknown_or_not_proven_is_refused(
 
 def test_a_tokenizer_without_offsets_is_refused(backbone: Backbone) -> None:
     with pytest.raises(ConfigError, match="'slow' has no fast tokenizer; citations need"):
-        Backbone(backbone.model, SimpleNamespace(is_fast=False), "slow")
+        Backbone(backbone.model, SimpleNamespace(is_fast=False), "slow")  # type: ignore[arg-type]
 
 
 # The int8 form
