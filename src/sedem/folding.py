@@ -128,26 +128,26 @@ def words_of(text: str) -> list[tuple[int, int]]:
     words: list[tuple[int, int]] = []
     for found in _WORD.finditer(text):
         start, end = found.span()
-        if words and start < words[-1][1]:
+        first, last = words[-1] if words else (0, 0)
+        if start < last:
             continue  # a mark of the letter before it
         while end < len(text) and unicodedata.category(text[end])[0] == "M":
             end += 1
-        if words and _continues(text, *words[-1], start):
-            # Marks inside a word, such as vowel signs, do not end it.
-            words[-1] = words[-1][0], end
+        # Marks inside a word, such as vowel signs, do not end it; neither does the end of a line
+        # that divides it.
+        is_near = words and start - last <= LONGEST
+        inside = _WITHIN.fullmatch(text, last, start) if is_near else None
+        if (
+            inside
+            and not (_is_letter(text[first]) or _is_letter(text[start]))
+            and ("\n" not in inside[0] or (text[last - 1].isalpha() and text[start].isalpha()))
+        ):
+            words[-1] = first, end
             continue
         if found[0][0].isdigit() and start and text[start - 1] in _SIGNS:
             start -= 1
         words.append((start, end))
     return words
-
-
-def _continues(text: str, first: int, end: int, start: int) -> bool:
-    """Whether only what divides a word stands between a word and the one that starts here."""
-    inside = None if start - end > LONGEST else _WITHIN.fullmatch(text, end, start)
-    if inside is None or _is_letter(text[first]) or _is_letter(text[start]):
-        return False
-    return "\n" not in inside[0] or (text[end - 1].isalpha() and text[start].isalpha())
 
 
 def _is_letter(character: str) -> bool:

@@ -18,7 +18,7 @@ from sedem.bank.memory_bank import Snapshot
 from sedem.config import PASSAGES, PER_DOCUMENT
 from sedem.engine.interface import Engine
 from sedem.errors import ConfigError
-from sedem.guidance.spans import matches_of, total_weight
+from sedem.guidance.spans import matches_of
 from sedem.method.segments import sentences_of
 from sedem.method.selector import top_k
 from sedem.modules import SedemModules
@@ -146,7 +146,8 @@ def _widened(bank: Snapshot, block: int, scores: Scores) -> _Hit:
         matches = matches_of(text, {one.text: one.weight for one in words if block in one.blocks})
 
         def weight(first: int) -> float:
-            return total_weight(one for one in matches if first <= one.start < first + LENGTH)
+            own = (one for one in matches if first <= one.start < first + LENGTH)
+            return sum({one.word: one.weight for one in own}.values())  # each word once
 
         inside = (at for at in sentences if start < at < end - LENGTH // 2)
         start = max([start, *inside], key=weight)

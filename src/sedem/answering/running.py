@@ -590,7 +590,12 @@ def to_answer(name: str, running: Running) -> Answer:
             f"{len(left):,} of {len(alike):,} blocks that have the words of the question alike "
             "were left out; a larger k reads more of them",
         )
-    certainty = found.certainty if quotation is None else quotation.confidence
+    # Its certainty: that of the least certain span.
+    certainty, tokens = found.certainty, len(transcript.ids)
+    if quotation is not None:
+        given = [one.confidence for one in quotation.spans if one.confidence is not None]
+        certainty = min(given, default=None)
+        tokens = sum(one.tokens for one in quotation.spans)
     text = transcript.tokenizer.decode
     logprobs = (tuple((text([token]), p) for token, p in one) for one in transcript.logprobs)
     # The span behind every block that could be selected, best score first.
@@ -615,7 +620,7 @@ def to_answer(name: str, running: Running) -> Answer:
         answer_confidence=certainty,
         unsupported=() if quotation else words_without_source(prepared, transcript.text),
         ranking=ranking,
-        answer_tokens=len(transcript.ids) if quotation is None else quotation.tokens,
+        answer_tokens=tokens,
         logprobs=tuple(logprobs) or None,
         sentences=tuple((bank.documents.name(n), a, b) for n, a, b in found.sentences),
         alternative=found.alternative

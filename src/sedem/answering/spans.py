@@ -43,7 +43,6 @@ from sedem.guidance.spans import (
     same_stem,
     second_features,
     span_features,
-    total_weight,
     unsupported,
     with_range,
 )
@@ -120,13 +119,9 @@ class Passage:
 
     @cached_property
     def borders(self) -> tuple[list[tuple[int, int]], set[int]]:
-        """The words that a span may begin with, and where it may end."""
-        return borders_of(self.text, words_of(self.text))
-
-    @property
-    def beginnings(self) -> list[tuple[int, int]]:
-        """The words that a span may begin with in the block."""
-        return [word for word in self.borders[0] if word[0] in self.inside]
+        """The words of the block that a span may begin with, and where in the text it may end."""
+        words, ends = borders_of(self.text, words_of(self.text))
+        return [word for word in words if word[0] in self.inside], ends
 
     @cached_property
     def sentences(self) -> list[int]:
@@ -191,17 +186,6 @@ class Quotation:
         *first, last = self.spans
         return shown("".join([*(f"{one.text}{one.joiner} " for one in first), last.text]))
 
-    @property
-    def tokens(self) -> int:
-        """Number of tokens of the spans."""
-        return sum(one.tokens for one in self.spans)
-
-    @property
-    def confidence(self) -> float | None:
-        """Probability that the least certain span is right; None if the model gives none."""
-        given = [one.confidence for one in self.spans if one.confidence is not None]
-        return min(given, default=None)
-
     def within(self, block: int) -> tuple[tuple[int, int], ...]:
         """Where its spans from a block stand in the document, in order."""
         return tuple(sorted(one.place[1:] for one in self.spans if one.passage.block == block))
@@ -215,6 +199,10 @@ class SpanSearch:
         limit: token limit of the answer, with its end.
         logits_V: logits after the prefix.
         passages: where spans may stand; None means the selected blocks.
+
+    Attributes:
+        said: tokens of the spans that were found, with the words between them.
+        longest: most tokens of the next span.
     """
 
     def __init__(
@@ -232,13 +220,14 @@ class SpanSearch:
         plan, selection = prepared.plan, prepared.selection
         if passages is None:
             before = 1 if model.second_reading is None else BEFORE
-            blocks = in_pieces(selection.ranked)
-            passages = [read_passage(plan.bank, block, before) for block in blocks]
+            pieces = in_pieces(selection.ranked)
+            passages = [read_passage(plan.bank, block, before) for some in pieces for block in some]
         self.passages = passages
         chat = model.config.chat_template or plan.prompt is not None
         self.lead, self.ends = ("" if chat else " "), end_ids(model.decoder, chat=chat)
         self.joiners = [model.decoder.token_ids(one)[0] for one in JOINERS]
         self.said: list[int] = []
+        self.longest = min(LONGEST, limit - 1)
         self.found: list[Candidate] = []
         words = selection.scores.words
         question = (
@@ -249,17 +238,14 @@ class SpanSearch:
         self.weight = sum(question.values()) or 1.0
         offers = _CHOICE.search(plan.question) is not None
         self.asked = set[str]() if offers else set(folded(plan.question).split())
-        self.matches = {one: matches_of(one.text, question) for one in in_pieces(passages)}
+        self.matches = {
+            one: matches_of(one.text, question) for some in in_pieces(passages) for one in some
+        }
         scores_K = selection.scores.total[selection.ranked]
         tokens = max(1, len(model.encoder.token_ids(plan.question)))
         # Forced blocks of a large bank may have no scores.
         behind_K = torch.nan_to_num((scores_K - scores_K[:1]) / tokens, 0.0, 0.0, 0.0)
         self.behind = dict(zip(selection.ranked, behind_K.tolist(), strict=True))
-
-    @property
-    def longest(self) -> int:
-        """Most tokens of the next span."""
-        return min(LONGEST, self.limit - 1 - len(self.said))
 
     def quote(self, spans: Sequence[Candidate]) -> Quotation | None:
         """Find the best of some spans, and those that the decoder would go on with."""
@@ -270,6 +256,7 @@ class SpanSearch:
                 break
             text = f"{Quotation(tuple(found)).text}{span.joiner}"
             self.said = self.model.decoder.token_ids(self.lead + text)
+            self.longest = min(LONGEST, self.limit - 1 - len(self.said))
             if self.longest < 1:
                 break
             said_1L = torch.tensor([self.said], device=self.log_V.device)
@@ -313,9 +300,10 @@ class SpanSearch:
     def located(self, text: str, confidence: float | None) -> Quotation | None:
         """Return where a text stands in the passages, as an answer; None if it does not."""
         for passage in self.passages:
-            for at, _ in passage.beginnings:
+            words, ends = passage.borders
+            for at, _ in words:
                 end = at + len(text)
-                if text and passage.text.startswith(text, at) and end in passage.borders[1]:
+                if text and passage.text.startswith(text, at) and end in ends:
                     tokens = len(self.model.decoder.token_ids(self.lead + text))
                     found = Candidate(passage, at, end, tokens, 0.0, 0.0, confidence=confidence)
                     return Quotation((found,))
@@ -335,8 +323,9 @@ class SpanSearch:
         # Of all words, those that the decoder would most like to begin with are read on.
         begun = self.ordered(self._beginnings()) if self.longest else []
         distinct = dict[str, Candidate]()
-        for one in in_pieces(begun):  # the first of those that go on with the same text
-            distinct.setdefault(one.passage.text[one.at :][: LOOK_AHEAD * CHARACTERS], one)
+        for one in (one for some in in_pieces(begun) for one in some):
+            ahead = one.at + LOOK_AHEAD * CHARACTERS  # the first of those that go on alike
+            distinct.setdefault(one.passage.text[one.at : ahead], one)
         chosen = [*distinct.values()][:most]
         others = {*also}.difference(one.place[:2] for one in chosen)
         chosen += [one for one in begun if one.place[:2] in others]
@@ -382,8 +371,10 @@ class SpanSearch:
 
     def _beginnings(self) -> list[Candidate]:
         """Every word of the passages that is inside the selected blocks."""
-        places = [(one, *word) for one in in_pieces(self.passages) for word in one.beginnings]
-        words = [self._after_said(one.text[at:end]) for one, at, end in in_pieces(places)]
+        lead = " " if self.said else self.lead
+        pieces = in_pieces(self.passages)
+        places = [(one, *word) for some in pieces for one in some for word in one.borders[0]]
+        words = [lead + one.text[at:end] for some in in_pieces(places) for one, at, end in some]
         if not words:
             return []
         distinct = list(dict.fromkeys(words))
@@ -393,7 +384,7 @@ class SpanSearch:
         both = zip(first.clamp_min(LEAST).tolist(), gaps, strict=True)
         known = dict(zip(distinct, both, strict=True))
         pairs = in_pieces(zip(places, words, strict=True))
-        return [Candidate(*place, 1, *known[word]) for place, word in pairs]
+        return [Candidate(*place, 1, *known[word]) for some in pairs for place, word in some]
 
     def scores(self, spans: Sequence[Candidate]) -> Tensor:
         """Score spans `[C]`."""
@@ -403,19 +394,19 @@ class SpanSearch:
 
     def features(self, spans: Sequence[Candidate]) -> Tensor:
         """Return the features of spans `[C, F]`."""
-        # The share of the question's words in the rest of each span's sentence.
+        # The share of the question's words in the rest of each span's sentence, each counted once.
         beside = []
-        for one in in_pieces(spans):
-            passage, start, end = one.passage, one.at, one.end
-            number = bisect_right(passage.sentences, start)
-            first, last = passage.sentences[number - 1], max(end, passage.sentences[number])
-            found = total_weight(
-                match
-                for match in self.matches[passage]
+        for one in (one for some in in_pieces(spans) for one in some):
+            sentences, start, end = one.passage.sentences, one.at, one.end
+            number = bisect_right(sentences, start)
+            first, last = sentences[number - 1], max(end, sentences[number])
+            weights = {
+                match.word: match.weight
+                for match in self.matches[one.passage]
                 if first <= match.start < match.end <= last
                 and not start <= match.start < match.end <= end
-            )
-            beside.append(found / self.weight)
+            }
+            beside.append(sum(weights.values()) / self.weight)
         columns = (
             [one.likelihood for one in spans],
             [float(one.tokens) for one in spans],
@@ -427,14 +418,14 @@ class SpanSearch:
     def named_rows(self) -> list[Candidate]:
         """Return the first words of the rows of tables with most of the question's words."""
         shares: dict[Candidate, float] = {}
-        for passage in in_pieces(self.passages):
-            for begin, end in passage.beginnings:
+        for passage in (one for some in in_pieces(self.passages) for one in some):
+            for begin, end in passage.borders[0]:
                 number = bisect_right(passage.sentences, begin)
                 first, last = passage.sentences[number - 1 : number + 1]
                 if not passage.text[first:begin].strip() and is_row(passage.text[first:last]):
                     one = Candidate(passage, begin, end, 1, LEAST, 0.0)
-                    matches = self.matches[passage]
-                    shares[one] = total_weight(m for m in matches if first <= m.start < last)
+                    own = (m for m in self.matches[passage] if first <= m.start < last)
+                    shares[one] = sum({m.word: m.weight for m in own}.values())
         most = max(shares.values(), default=0.0)
         return [one for one, share in shares.items() if 0 < share == most][:ROWS]
 
@@ -451,13 +442,10 @@ class SpanSearch:
         Returns:
             The spans that may end there, and the beginnings whose span may be longer.
         """
-        length = min(length, self.longest)
-        texts = [
-            _BLANK_LINE.split(b.passage.text[b.at :][: length * CHARACTERS], maxsplit=1)[0]
-            for b in beginnings
-        ]
+        length, lead = min(length, self.longest), " " if self.said else self.lead
+        texts = [b.passage.text[b.at : b.at + length * CHARACTERS] for b in beginnings]
         tokenized = self.model.decoder.tokenize(
-            [self._after_said(text) for text in texts], offsets=True
+            [lead + _BLANK_LINE.split(text, maxsplit=1)[0] for text in texts], offsets=True
         )
         rows = [ids[:length] for ids in tokenized["input_ids"]]
         ids_SL = pad_sequence([torch.tensor(ids) for ids in rows], batch_first=True)
@@ -474,8 +462,7 @@ class SpanSearch:
         found, unfinished = [], []
         for row, one in enumerate(beginnings):
             passage, at, gap = one.passage, one.at, one.gap
-            lead = len(self._after_said(""))
-            offsets = [max(0, end - lead) for _, end in tokenized["offset_mapping"][row]]
+            offsets = [max(0, end - len(lead)) for _, end in tokenized["offset_mapping"][row]]
             for number in range(len(rows[row])):
                 end, after = offsets[number], offsets[number + 1 : number + 2]
                 own = own_SL[row, number].item()
@@ -489,10 +476,6 @@ class SpanSearch:
                 if number + 1 == length and after:
                     unfinished.append(Candidate(passage, at, place, length, own, gap))
         return found, unfinished
-
-    def _after_said(self, text: str) -> str:
-        """Return text as the decoder would go on with it."""
-        return f" {text}" if self.said else self.lead + text
 
 
 def read_passage(bank: BankReader, block: int, before: int) -> Passage:

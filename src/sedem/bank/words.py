@@ -213,12 +213,12 @@ def _in_file(
                 raise damaged(view.file, "its index of words has more rows than it has blocks")
         for word in words:
             numbers, rows, shares = list[Any](), list[Any](), list[Any]()
-            for number, key in enumerate(word.keys):
+            for number, pattern in enumerate(map(_pattern, word.keys)):
                 for column in ("name", "text"):
                     found = query(
                         connection,
                         "SELECT rowid, bm25(words) FROM words WHERE words MATCH ?",
-                        f"{column} : {_pattern(key)}",
+                        f"{column} : {pattern}",
                     )
                     try:
                         numbers_n2 = np.fromiter(chain.from_iterable(found), float).reshape(-1, 2)

@@ -283,7 +283,21 @@ class StaticBatch:
         else:
             sizes = [row.bank.restored_sizes(row.blocks, per_slot) for row in rows]
             host["real"].numpy()[:] = mask_of([sum(row) for row in sizes], self.real.shape[1])
-            self._copy_kept(kept, rows, lock)
+            # Their keys and values, a few blocks at a time: all of a long memory would not fit what
+            # is kept, and others have the device between them.
+            done, total, few = 0, sum(len(row.blocks) for row in rows), kept.walk.together
+            for place, own in enumerate(rows):
+                column = 0
+                for first in range(0, len(own.blocks), few):
+                    group = own.blocks[first : first + few]
+                    with lock():
+                        for block in kept.fetch(own.bank, group):
+                            columns = slice(column, column + block.shape[-2])
+                            self.upper.keys[:, place, :, columns] = block[:, 0]
+                            self.upper.values[:, place, :, columns] = block[:, 1]
+                            column = columns.stop
+                    done += len(group)
+                    between_pieces(done, total)
 
         # The block and the score of each state, unless all blocks are one text, as in the paper.
         together = decoder.guide is None and config.block_context == "joint"
@@ -336,24 +350,6 @@ class StaticBatch:
             self.used.fill_(1)
             self.text = dict.fromkeys(range(self.size.rows), self.size.prefix)
             self.clear(slice(len(inputs), self.size.rows))
-
-    def _copy_kept(self, kept: Kept, rows: Sequence[AnswerInputs], lock: DeviceLock) -> None:
-        """Copy the keys and values of each row's blocks into the first columns."""
-        done, total, together = 0, sum(len(row.blocks) for row in rows), kept.walk.together
-        for index, row in enumerate(rows):
-            column = 0
-            for first in range(0, len(row.blocks), together):
-                # A few at a time: all of a long memory would not fit what is kept, and others
-                # have the device between them.
-                with lock():
-                    group = row.blocks[first : first + together]
-                    for block in kept.fetch(row.bank, group):
-                        columns = slice(column, column + block.shape[-2])
-                        self.upper.keys[:, index, :, columns] = block[:, 0]
-                        self.upper.values[:, index, :, columns] = block[:, 1]
-                        column = columns.stop
-                done += len(group)
-                between_pieces(done, total)
 
     def step(self, ids_B: Tensor) -> None:
         """Run one token `[B]` of each row.

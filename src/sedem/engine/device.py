@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import islice
 from pathlib import Path
 from threading import Lock, get_ident, get_native_id, local
 from typing import Any, TypeVar
@@ -162,12 +163,13 @@ def between_pieces(done: int = 0, total: int = 0) -> None:
         _WORK.watch(done, total)
 
 
-def in_pieces(items: Iterable[Item]) -> Iterator[Item]:
+def in_pieces(items: Iterable[Item]) -> Iterator[list[Item]]:
     """Yield items for work in Python, `PIECE` at a time between two looks of whoever watches."""
-    for number, item in enumerate(items):
-        if number % PIECE == PIECE - 1:
+    rest = iter(items)
+    while piece := list(islice(rest, PIECE)):
+        if len(piece) == PIECE:
             between_pieces()
-        yield item
+        yield piece
 
 
 def step_back() -> None:

@@ -68,14 +68,10 @@ class FusedLayer:
     head_norm: Tensor | None
     heads: int
     key_heads: int
+    head_width: int
     eps: float
     activation: Callable[[Tensor], Tensor]
     window: int | None
-
-    @property
-    def head_width(self) -> int:
-        """H."""
-        return self.qkv.shape[0] // (self.heads + 2 * self.key_heads)
 
     def linear(self, name: str, states: Tensor) -> Tensor:
         """Multiply states with one of `MATRICES` and add its bias."""
@@ -405,6 +401,7 @@ def _fuse(backbone: Backbone, index: int, *, merge: bool) -> FusedLayer:
         head_norm=head_norm,
         heads=heads,
         key_heads=key_heads,
+        head_width=width,
         eps=layer.input_layernorm.variance_epsilon,
         activation=mlp.act_fn,
         window=backbone.window(index),

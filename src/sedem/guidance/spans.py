@@ -190,11 +190,6 @@ def is_exact(word: str) -> bool:
     return word[0].isupper() or any(character.isdigit() for character in word)
 
 
-def total_weight(matches: Iterable[Match]) -> float:
-    """Return the weight of the different words among some matches."""
-    return sum({match.word: match.weight for match in matches}.values())
-
-
 def same_stem(first: str, second: str) -> bool:
     """Whether two words are the same but for their endings, in any language with endings."""
     if first == second or any(map(str.isdigit, first)):

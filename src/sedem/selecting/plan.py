@@ -283,10 +283,11 @@ class Prepared:
     @cached_property
     def citations(self) -> tuple[Citation, ...]:
         """The spans behind the selected blocks, best first."""
-        scores, ranked = self.selection.scores, in_pieces(self.selection.ranked)
+        scores, bank = self.selection.scores, self.plan.bank
         return tuple(
-            replace(self.plan.bank.citation(index, rank), **scores.cited(index))
-            for rank, index in enumerate(ranked, start=1)
+            replace(bank.citation(index, rank), **scores.cited(index))
+            for piece in in_pieces(enumerate(self.selection.ranked, start=1))
+            for rank, index in piece
         )
 
 

@@ -45,7 +45,6 @@ from sedem.guidance.spans import is_exact
 from sedem.method.selector import Selector, block_scores, resolve_budget, top_k
 from sedem.modules import SedemModules
 from sedem.selecting.plan import Plan, Scores, Selection, Settled
-from sedem.tensors import Quantized
 
 COARSE_FROM = 100_000
 """Largest bank in which all blocks are scored; larger banks are searched for candidates."""
@@ -269,9 +268,10 @@ def score_questions(
             slots_NJ = slot_mask(bank, selector)
             mask_BQ, parts = _beside(query_BQRH, mask_BQ), []
             for blocks, keys_nJRH in key_parts(bank, selector):
-                keys_1nJRH, scales_1nJR = _one_row(keys_nJRH)
+                keys_1nJRH = keys_nJRH[None]  # as one row of blocks for all questions
+                values, scales = keys_1nJRH.values, keys_1nJRH.scales
                 slots_1nJ = slots_NJ[None, blocks.start : blocks.stop]
-                parts.append(block_scores(query_BQRH, mask_BQ, keys_1nJRH, slots_1nJ, scales_1nJR))
+                parts.append(block_scores(query_BQRH, mask_BQ, values, slots_1nJ, scales))
             return torch.cat(parts, 1).cpu()
         scores_BN = torch.full((len(mask_BQ), len(bank)), -torch.inf)
         for row, mean_of_Q in enumerate(mask_BQ if telling_BQ is None else telling_BQ):
@@ -296,16 +296,10 @@ def scores_of(
     blocks: Sequence[int],
 ) -> Tensor:
     """Return the scores `[B, n]` of some blocks, in the order of `blocks`."""
-    keys_1nJRH, scales_1nJR = _one_row(keys_of(bank, selector, blocks))
+    keys_1nJRH = keys_of(bank, selector, blocks)[None]
     slots_1nJ = bank.slot_tokens(blocks).to(query_BQRH.device)[None] > 0
     mask_BQ = _beside(query_BQRH, mask_BQ)
-    return block_scores(query_BQRH, mask_BQ, keys_1nJRH, slots_1nJ, scales_1nJR)
-
-
-def _one_row(keys_nJRH: Quantized) -> tuple[Tensor, Tensor | None]:
-    """Keys as one row of blocks for all questions, and their scales."""
-    scales_nJR = keys_nJRH.scales
-    return keys_nJRH.values[None], None if scales_nJR is None else scales_nJR[None]
+    return block_scores(query_BQRH, mask_BQ, keys_1nJRH.values, slots_1nJ, keys_1nJRH.scales)
 
 
 def _beside(query_BQRH: Tensor, mask_BQ: Tensor) -> Tensor:

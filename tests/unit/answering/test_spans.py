@@ -33,7 +33,7 @@ from sedem.backbone.prompts import end_ids, with_texts
 from sedem.engine.interface import AnswerInputs, Rows
 from sedem.errors import ConfigError
 from sedem.folding import folded
-from sedem.guidance.spans import LEAST, SECOND_FEATURES, SecondReading, rival_features
+from sedem.guidance.spans import FEATURES, LEAST, SECOND_FEATURES, SecondReading, rival_features
 from sedem.selecting.plan import Prepared, Request, Scores, Selection
 
 
@@ -73,6 +73,19 @@ def test_an_answer_shows_the_whole_change_of_a_number(model: SeDeM) -> None:
         for at in (passage.text.index("45"), passage.text.index("52")):
             found = search.best([Candidate(passage, at, at + 2, 1, -1.0, 0.0)])
             assert found is not None and found.text == "from 45 to 52"
+
+
+def test_each_word_of_the_question_beside_a_span_counts_once(model: SeDeM) -> None:
+    bank = model.read([Document("lease", "The rent and again the rent is 900 euros.")])
+    prepared = prepared_for(model, Request(bank, "Rent?", 1), 12)
+    assert prepared.inputs is not None
+    with joined(model.engine, [prepared.inputs], 12) as (logits_1V, rows):
+        search = SpanSearch(model, rows, 0, prepared, 12, logits_1V[0])
+        [passage] = search.passages
+        at = passage.text.index("900")
+        spans = [Candidate(passage, at, at + 3, 1, -1.0, 0.0)]
+        spans.append(Candidate(passage, 4, at + 3, 1, -1.0, 0.0))
+        assert search.features(spans)[:, FEATURES.index("words")].tolist() == [1.0, 0.0]
 
 
 @pytest.mark.parametrize("engine", ["eager", "static"])
@@ -173,7 +186,7 @@ def test_several_spans_are_quoted_if_the_decoder_goes_on(
     assert plain is not None and len(plain.spans) == 1
     assert found is not None and len(found.spans) > 1
     assert found.text == " and ".join(one.text for one in found.spans)
-    assert found.tokens < 24
+    assert sum(one.tokens for one in found.spans) < 24
     for number, one in enumerate(found.spans):
         document, *place = one.place
         assert bank.documents[document].text[slice(*place)] == one.text
@@ -476,10 +489,10 @@ def test_a_free_answer_that_stands_in_the_text_is_marked_there(
 ) -> None:
     [(_, _, text)] = searches(unsure, bank)
     passage = text.passages[0]
-    start, end = passage.beginnings[1]
+    start, end = passage.borders[0][1]
     word = passage.text[start:end]
     found = text.located(word, 0.5)
-    assert found is not None and found.text == word and found.confidence == 0.5
+    assert found is not None and found.text == word and found.spans[0].confidence == 0.5
     [place] = found.within(passage.block)
     document = bank.documents[passage.document].text
     assert document[slice(*place)] == word

@@ -333,7 +333,8 @@ def test_work_is_watched_between_pieces_unless_others_wait_for_its_lock() -> Non
         with lock, lock:
             between_pieces(9, 9)
         started(lambda: between_pieces(9, 9)).join(10)
-        assert [*in_pieces(range(2 * PIECE))] == [*range(2 * PIECE)]
+        pieces = [*in_pieces(range(2 * PIECE + 1))]
+        assert [one for piece in pieces for one in piece] == [*range(2 * PIECE + 1)]
         between_pieces()
     between_pieces(3, 3)
     assert seen == [(2, 3), (0, 0), (0, 0), (0, 0)]
