@@ -65,7 +65,7 @@ def test_the_reference_engine_runs_the_equations_themselves(
     assert wanted <= names
 
 
-FILES, FUNCTIONS, CALLS = 39, 354, 9
+FILES, FUNCTIONS, CALLS = 39, 356, 9
 """Most files that `sedem ask` passes through, most functions once its model is open, and most calls
 from it to an equation; a change that makes this longer needs a reason."""
 
