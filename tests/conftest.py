@@ -109,6 +109,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture
+def fixtures() -> Path:
+    """The folder of real records."""
+    return Path(__file__).parent / "fixtures"
+
+
 @pytest.fixture(autouse=True)
 def tried_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Try tokenizers and chat templates in this process, which has imported everything."""

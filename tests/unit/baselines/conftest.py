@@ -172,9 +172,3 @@ def text_recipe(tiny_folder: Callable[..., str], tmp_path: Path) -> Callable[...
         return _recipe(name, tiny_folder(), tmp_path / f"{name}-text", text=text)
 
     return recipe
-
-
-@pytest.fixture
-def fixtures() -> Path:
-    """The folder of real records."""
-    return FIXTURES

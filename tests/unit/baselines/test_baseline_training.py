@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from commands import prints_json, refused, succeeds
-from safetensors.torch import load_file
-from torch import Tensor
-from unit.training.runs import killed_in_step
+from unit.training.runs import (
+    assert_same_training,
+    elsewhere,
+    final_weights,
+    killed_in_step,
+    summary,
+)
 
 from sedem.errors import ConfigError
 from sedem_lab.evaluation.command import run_evaluation
@@ -32,31 +35,16 @@ OWN = {
 Make = Callable[..., BaselineRecipe]
 
 
-def summary(recipe: BaselineRecipe) -> dict[str, Any]:
-    return dict(json.loads((Path(recipe.run.output) / "training.json").read_text()))
-
-
-def weights(recipe: BaselineRecipe) -> dict[str, Tensor]:
-    final = Path(recipe.run.output) / "final"
-    return {n: t for path in final.rglob("*.safetensors") for n, t in load_file(path).items()}
-
-
-def killed(recipe: BaselineRecipe, step: int) -> None:
-    """Train until an optimizer step is interrupted."""
-    with killed_in_step(step):
-        train_baseline(recipe)
-
-
 def assert_resumes_equal(recipe: BaselineRecipe) -> None:
-    whole = recipe.with_changes(run=recipe.run.with_changes(output=f"{recipe.run.output}-whole"))
+    whole = elsewhere(recipe, "whole")
     train_baseline(whole)
-    killed(recipe, 4)
+    with killed_in_step(4):
+        train_baseline(recipe)
     train_baseline(recipe)
     found, wanted = summary(recipe), summary(whole)
     assert found["resumed_from"] == "checkpoint-2" and wanted["resumed_from"] is None
     assert found["tokens_seen"] == wanted["tokens_seen"] > 0
-    ours, theirs = weights(recipe), weights(whole)
-    assert ours.keys() == theirs.keys() and all(torch.equal(ours[n], theirs[n]) for n in ours)
+    assert_same_training(recipe, whole)
 
 
 @pytest.mark.parametrize("name", ["icae", "rag"])
@@ -91,8 +79,8 @@ def rising_loss(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def stopped_at(recipe: BaselineRecipe, steps: int) -> BaselineRecipe:
     """The same training with fewer steps and no evaluation."""
-    run = recipe.run.with_changes(output=f"{recipe.run.output}-{steps}", eval_every=0)
-    return recipe.with_changes(optimization=recipe.optimization.with_changes(steps=steps), run=run)
+    changed: BaselineRecipe = elsewhere(recipe, f"{steps}", eval_every=0)
+    return changed.with_changes(optimization=recipe.optimization.with_changes(steps=steps))
 
 
 @pytest.mark.usefixtures("rising_loss")
@@ -106,11 +94,12 @@ def test_the_final_checkpoint_has_the_lowest_evaluation_loss_also_of_a_resumed_r
     # save_every would not save the best step, and keep allows one more checkpoint.
     run = recipe.run.with_changes(save_every=3, eval_every=1, keep=1)
     recipe = recipe.with_changes(model=plain, optimization=constant, run=run)
-    killed(recipe, 4)
-    train_baseline(recipe)
-    train_baseline(stopped_at(recipe, 2))
-    train_baseline(stopped_at(recipe, 5))
-    found, best, last = (weights(r) for r in (recipe, stopped_at(recipe, 2), stopped_at(recipe, 5)))
+    with killed_in_step(4):
+        train_baseline(recipe)
+    runs = recipe, stopped_at(recipe, 2), stopped_at(recipe, 5)
+    for one in runs:
+        train_baseline(one)
+    found, best, last = map(final_weights, runs)
     assert all(torch.equal(found[n], best[n]) for n in best)
     assert not all(torch.equal(found[n], last[n]) for n in last)
     result = summary(recipe)
@@ -121,7 +110,7 @@ def test_the_final_checkpoint_has_the_lowest_evaluation_loss_also_of_a_resumed_r
     assert summary(stopped_at(recipe, 5))["final_step"] == 5
     # Running a finished recipe again changes nothing.
     train_baseline(recipe)
-    assert all(torch.equal(weights(recipe)[n], found[n]) for n in found)
+    assert all(torch.equal(final_weights(recipe)[n], found[n]) for n in found)
 
 
 def test_from_text_to_questions_to_answers(

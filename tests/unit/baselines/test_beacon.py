@@ -16,7 +16,6 @@ from unit.baselines.conftest import SMALL, make, tokens
 
 from sedem import Document
 from sedem.backbone.decoder import FAMILIES, Backbone
-from sedem.errors import ConfigError
 from sedem_lab.baselines.beacon import ActivationBeacon, BeaconConfig
 from sedem_lab.training.baseline import TextTraining
 from sedem_lab.training.targets import targets
@@ -197,7 +196,3 @@ def test_a_context_shorter_than_a_window_trains_nothing(reader: ActivationBeacon
     loss.backward()
     assert loss > 0
     assert not any(p.grad is not None and p.grad.any() for p in stage.parameters())
-    with pytest.raises(
-        ConfigError, match=r"text.continuation are 15 tokens and model.window is 16"
-    ):
-        reader.text_loss(torch.ones(1, 8, dtype=torch.long), torch.ones(1, 7, dtype=torch.long))

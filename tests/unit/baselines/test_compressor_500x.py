@@ -15,7 +15,6 @@ from transformers import DynamicCache
 from unit.baselines.conftest import PAIRS, adapters, as_official, fill, make, tokens
 
 from sedem import Document
-from sedem.errors import ConfigError, DataError
 from sedem_lab.baselines.compressor_500x import Compressor500x
 from sedem_lab.training.targets import targets
 
@@ -25,36 +24,33 @@ def reader(tiny_folder: Callable[..., str]) -> Any:
     return make("500x", tiny_folder())
 
 
+Official = tuple[Compressor500x, dict[str, Any]]
+
+
 @pytest.fixture
-def official(fixtures: Path) -> dict[str, Any]:
-    return dict(json.loads((fixtures / "500x-official.json").read_text()))
-
-
-def official_500x(folder: str, numbers: dict[str, Any]) -> Compressor500x:
+def official(fixtures: Path, tiny_folder: Callable[..., str]) -> Official:
+    """A reader with the weights of the official run, and its numbers."""
+    numbers = dict(json.loads((fixtures / "500x-official.json").read_text()))
     settings = {name: numbers[name] for name in ("memory", "limit")}
-    reader: Compressor500x = as_official("500x", folder, **settings)
+    reader: Compressor500x = as_official("500x", tiny_folder(), **settings)
     fill(adapters(reader))
     fill(reader.parts().named_parameters())
-    return reader.requires_grad_(False).eval()
+    return reader.requires_grad_(False).eval(), numbers
 
 
 # Against the official code
 
 
-def test_the_reproduction_loss_matches_the_official_code(
-    official: dict[str, Any], tiny_folder: Callable[..., str]
-) -> None:
-    reader = official_500x(tiny_folder(), official)
-    text = torch.tensor([official["tokens"][: official["limit"]]])
+def test_the_reproduction_loss_matches_the_official_code(official: Official) -> None:
+    reader, numbers = official
+    text = torch.tensor([numbers["tokens"][: numbers["limit"]]])
     loss = reader.text_loss(text, text[:, :1])["loss"]
-    assert float(loss) == pytest.approx(official["reproduce"]["loss"], rel=1e-4)
+    assert float(loss) == pytest.approx(numbers["reproduce"]["loss"], rel=1e-4)
 
 
-def test_the_answer_loss_of_a_short_context_matches_the_official_code(
-    official: dict[str, Any], tiny_folder: Callable[..., str]
-) -> None:
-    reader = official_500x(tiny_folder(), official)
-    ids, asked = official["tokens"], official["question"]
+def test_the_answer_loss_of_a_short_context_matches_the_official_code(official: Official) -> None:
+    reader, numbers = official
+    ids, asked = numbers["tokens"], numbers["question"]
     context = torch.tensor(ids[: asked["context"]])
     question, answer = (ids[slice(*asked[name])] for name in ("question", "answer"))
     # The official questions have no start token; ours would precede these ids.
@@ -177,11 +173,3 @@ def test_windows_whose_memory_does_not_fit_are_not_read(tiny_folder: Callable[..
     assert filled.conditioning == [10 * 40 + 3]
     kept = reader.prefill([content[..., :400, :]], [80], [[0, 5, 6]])
     assert torch.equal(filled.logits, kept.logits)
-
-
-def test_questions_and_texts_that_do_not_fit_are_rejected(tiny_folder: Callable[..., str]) -> None:
-    reader = make("500x", tiny_folder(), limit=400)
-    with pytest.raises(DataError, match="from position 4 on, exceed the 512 positions"):
-        reader.context_tokens_used(50, 446, 64)
-    with pytest.raises(ConfigError, match=r"text.context is 401 tokens and model.limit 400"):
-        reader.text_loss(torch.ones(1, 401).long(), torch.ones(1, 2).long())

@@ -154,17 +154,6 @@ def test_slots_match_the_equations(reader: ComprExIT) -> None:
 
 
 @torch.no_grad()
-def test_pieces_and_contexts_of_a_batch_do_not_depend_on_each_other(reader: ComprExIT) -> None:
-    contexts = tokens(30, 5, 17)
-    for slots, context in zip(reader._encode_contexts(contexts), contexts, strict=True):
-        (alone,) = reader._encode_contexts([context])
-        torch.testing.assert_close(slots, alone, rtol=1e-4, atol=1e-5)
-    ids = tokens(48)[0].tolist()
-    one, other = (reader.compress(own).content for own in (ids, [*ids[:16], *[7] * 16, *ids[32:]]))
-    assert (one == other).all(1).tolist() == [True] * 4 + [False] * 4 + [True] * 4
-
-
-@torch.no_grad()
 def test_losses_match_the_equations(reader: ComprExIT) -> None:
     contexts = tokens(40, 9)
     check_question_loss(reader, contexts, lambda context: naive_slots(reader, context.tolist()))

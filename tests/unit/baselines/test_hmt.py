@@ -10,15 +10,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 from torch import Tensor
-from transformers import set_seed
 from unit.baselines.conftest import adapters, as_official, check_official_answer, fill, make, tokens
 
-from sedem.backbone.loading import open_backbone
-from sedem.errors import ConfigError, DataError
 from sedem_lab.baselines.hmt import HMT
-from sedem_lab.training.baseline import BaselineRecipe, TextTraining, train_baseline
+from sedem_lab.training.baseline import TextTraining
 from sedem_lab.training.targets import targets
 
 SEGMENT_TOKENS = 32
@@ -164,19 +160,6 @@ def test_recall_is_trained_only_in_the_second_stage(reader: HMT) -> None:
             assert grads == [recalled or name == "memory"], (progress, name)
 
 
-def test_a_run_goes_through_both_stages(text_recipe: Callable[..., BaselineRecipe]) -> None:
-    recipe = text_recipe("hmt")
-    train_baseline(recipe)
-    set_seed(recipe.optimization.seed)
-    start = HMT(recipe.model, open_backbone(recipe.model.backbone)).parts().state_dict()  # type: ignore[arg-type]
-    for step, recalled in ((2, False), (4, True)):
-        path = Path(recipe.run.output) / f"checkpoint-{step}" / "trained.safetensors"
-        weights = load_file(path)
-        for name, value in start.items():
-            moved = not torch.equal(weights[f"reader._parts.{name}"], value)
-            assert moved is (recalled or name == "memory.weight"), (step, name)
-
-
 def test_learned_memory_is_initialized_at_the_scale_of_token_embeddings(
     tiny_folder: Callable[..., str],
 ) -> None:
@@ -206,17 +189,3 @@ def test_memory_depends_on_earlier_tokens_and_the_oldest_is_dropped(reader: HMT)
     assert more.notes == (
         "the context has 192 tokens, hmt recalls only the newest 6 of its 12 memory vectors",
     )
-
-
-def test_questions_and_texts_that_do_not_fit_are_rejected(
-    tiny_folder: Callable[..., str], reader: HMT
-) -> None:
-    long = make("hmt", tiny_folder(), segment_length=500)
-    with pytest.raises(
-        DataError, match="a last segment of 498 positions and an answer of up to 64"
-    ):
-        long.context_tokens_used(1000, 10, 64)
-    with pytest.raises(
-        ConfigError, match="are 30 tokens, a segment has 32; no memory would be used"
-    ):
-        reader.text_loss(torch.ones(1, 20).long(), torch.ones(1, 10).long())

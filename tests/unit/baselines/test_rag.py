@@ -20,8 +20,7 @@ from sedem_lab.baselines.paragraphs import split
 from sedem_lab.baselines.rag import RAG
 from sedem_lab.data.question_sets import open_examples
 from sedem_lab.evaluation.command import run_evaluation
-from sedem_lab.evaluation.config import EvaluationConfig, MethodSettings
-from sedem_lab.evaluation.readers import TrainedMethod
+from sedem_lab.evaluation.config import EvaluationConfig
 from sedem_lab.training import baseline
 from sedem_lab.training.baseline import BaselineRecipe, RAGTraining, blocks_of, train_baseline
 from sedem_lab.training.block_batch import BlockCollator
@@ -273,7 +272,7 @@ def test_training_starts_from_the_selector_and_the_examples_that_the_recipe_asks
 
 
 def test_settings_of_other_methods_are_rejected(
-    question_recipe: Callable[..., BaselineRecipe], reader: RAG
+    question_recipe: Callable[..., BaselineRecipe],
 ) -> None:
     recipe = question_recipe("rag")
     assert recipe.data is not None
@@ -283,5 +282,3 @@ def test_settings_of_other_methods_are_rejected(
     for only in ({"losses": ConditionedLosses()}, {"new_selector": "shared"}, {"data": data}):
         with pytest.raises(ConfigError, match="only to methods that pick paragraphs, but 'icae'"):
             train_baseline(question_recipe("icae").with_changes(**only))
-    with pytest.raises(ConfigError, match="shift is 1, but rag has no shift; leave it out"):
-        TrainedMethod(reader, MethodSettings(checkpoint="some", shift=1))

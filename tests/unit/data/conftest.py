@@ -16,12 +16,6 @@ Write = Callable[[str, Any], Path]
 
 
 @pytest.fixture
-def fixtures() -> Path:
-    """Folder of real records."""
-    return Path(__file__).parents[2] / "fixtures"
-
-
-@pytest.fixture
 def write(tmp_path: Path) -> Write:
     """Writes a file: text as it is, a list to .jsonl as lines, anything else as JSON."""
 

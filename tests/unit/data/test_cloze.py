@@ -2,19 +2,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
+from unit.data.conftest import Write
 
 from sedem.errors import DataError
 from sedem_lab.data.articles import paragraphs, read_articles
 from sedem_lab.data.cloze import LONGEST, SHORTEST, clozes
 from sedem_lab.data.question_sets import open_examples
-
-Write = Callable[[str, Any], Path]
 
 load = partial(open_examples, schema="cloze")
 

@@ -4,7 +4,7 @@ import gzip
 import json
 import time
 from collections import namedtuple
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from datasets import Dataset
 from processes import in_two_processes
+from unit.data.conftest import Write
 
 from sedem import durable_files
 from sedem.backbone.decoder import Backbone
@@ -21,8 +22,6 @@ from sedem.errors import ConfigError, DataError
 from sedem_lab.data import corpus as tokenized_corpus
 from sedem_lab.data.corpus import TokenizedCorpus, read_texts
 from sedem_lab.data.windows import Windows
-
-Write = Callable[[str, Any], Path]
 
 
 def test_texts_of_every_kind_of_file_are_read_in_the_order_of_their_names(

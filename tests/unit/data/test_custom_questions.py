@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,13 @@ import pytest
 from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from unit.data.conftest import Write
 
 from sedem import Document
 from sedem.errors import DataError
 from sedem_lab.data.custom_questions import to_entry
 from sedem_lab.data.examples import Evidence, Example, distinct_names
 from sedem_lab.data.question_sets import open_examples
-
-Write = Callable[[str, Any], Path]
 
 load = partial(open_examples, schema="own")
 

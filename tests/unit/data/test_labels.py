@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from sedem.bank.blocks import BlockRow, partition
 from sedem.method.segments import segment_text
 from sedem_lab.data.examples import Evidence, Example
 from sedem_lab.data.labels import from_answers, from_evidence, labelling_of
-from sedem_lab.data.question_sets import open_examples
 
 TEXT = "The rent is 900 euros. It is due in May. The deposit is 1,800 euros."
 
@@ -88,22 +86,6 @@ def test_an_answer_counts_as_whole_words_of_a_block_in_any_case(
     text: str, answers: list[str], size: int, labels: list[bool]
 ) -> None:
     assert from_answers(cut(text, size), [Document("d", text)], answers) == labels
-
-
-def test_answers_of_real_questions_are_found_where_they_stand(fixtures: Path) -> None:
-    sets = [open_examples(fixtures / name) for name in ("squad.json", "covidqa.json")]
-    for example in (example for found in sets for example in found.examples):
-        blocks = [row for i, d in enumerate(example.documents) for row in cut(d.text, 400, i)]
-        labels = from_answers(blocks, example.documents, example.answers)
-        for label, block in zip(labels, blocks, strict=True):
-            text = example.documents[block.document].text[block.start : block.end].lower()
-            assert not label or any(answer.lower() in text for answer in example.answers)
-        span = example.evidence[0]
-        at = example.documents[span.document].text.index(example.answers[0], span.start)
-        gold = next(
-            i for i, b in enumerate(blocks) if b.document == span.document and b.start <= at < b.end
-        )
-        assert labels[gold] or at + len(example.answers[0]) > blocks[gold].end
 
 
 def test_only_an_example_without_evidence_goes_by_its_answers() -> None:

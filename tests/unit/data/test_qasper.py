@@ -1,17 +1,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from unit.data.conftest import Write
 
 from sedem_lab.data.examples import Example
 from sedem_lab.data.question_sets import open_examples
-
-Write = Callable[[str, Any], Path]
 
 load = partial(open_examples, schema="qasper")
 

@@ -2,40 +2,20 @@ from __future__ import annotations
 
 import gzip
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from unit.data.conftest import Write
 
 from sedem.errors import ConfigError, DataError
 from sedem_lab.data.question_sets import SETS, open_examples, parse_records, sniff
 
-Write = Callable[[str, Any], Path]
-
-FILES = {
-    "squad.json": ("squad", 36),
-    "covidqa.json": ("covidqa", 6),
-    "hotpotqa-native.json": ("hotpotqa", 2),
-    "hotpotqa-hub.jsonl": ("hotpotqa", 2),
-    "2wikimultihopqa.json": ("2wikimultihopqa", 2),
-    "musique.jsonl": ("musique", 2),
-    "qasper.json": ("qasper", 3),
-}
 OWN = {
     "documents": [{"name": "a", "text": "The rent is 900 euros."}],
     "question": "What is the rent?",
     "answers": ["900 euros"],
 }
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_the_schema_of_real_records_is_found_out(fixtures: Path, name: str) -> None:
-    schema, count = FILES[name]
-    assert sniff(fixtures / name) == schema
-    found = open_examples(fixtures / name)
-    assert len(found.examples) == count
-    assert found.examples == open_examples(fixtures / name, schema).examples
 
 
 def test_own_questions_are_found_out_even_compressed(tmp_path: Path, write: Write) -> None:
@@ -59,19 +39,12 @@ def test_unknown_schemas_are_refused_with_the_known_ones(fixtures: Path, write: 
     ("schema", "options", "message"),
     [
         ("squad", {"distracters": 3}, r"squad\.json' as squad: .*'distracters'"),
-        ("squad", {"distractors": "abc"}, "distractors is 'abc'; input should be a valid int"),
         ("squad", {"distractors": 2.5}, "distractors is 2.5; input should be a valid int"),
-        ("squad", {"distractors": True}, "distractors is True; input should be a valid int"),
         ("squad", {"distractors": -3}, "distractors is -3; input should be greater"),
-        ("squad", {"seed": None}, "seed is None; input should be a valid int"),
-        ("ruler-qa2", {"length": "4k"}, "length is '4k'; input should be a valid int"),
         ("ruler-qa2", {"length": 0}, "length is 0; input should be greater than 0"),
         ("ruler-qa2", {"answer_tokens": -1}, "answer_tokens is -1; input should be greater"),
-        ("ruler-qa2", {"tokenizer": 5}, "tokenizer is 5; input should be a valid str"),
-        ("ruler-qa2", {"repeat": "yes"}, "repeat is 'yes'; input should be a valid bool"),
         ("cloze", {"count": -1}, "count is -1; input should be greater than 0"),
         ("exact-facts", {"count": 0}, "count is 0; input should be greater than 0"),
-        ("exact-facts", {"split": 5}, "split is 5; input should be 'train' or 'evaluation'"),
         ("qasper", {"drop": ["none"]}, r"drop is \['none'\]; input should be 'no-text-evidence'"),
     ],
 )

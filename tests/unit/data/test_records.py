@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 from datasets import Dataset
+from unit.data.conftest import Write
 
 from sedem.errors import DataError
-from sedem_lab.data.records import first_field_names, open_text, read_records
-
-Write = Callable[[str, Any], Path]
+from sedem_lab.data.records import open_text, read_records
 
 ENTRIES = [{"id": i, "text": "ö, [1] \n" * i, "parts": [{"a": "]"}]} for i in range(5)]
 
@@ -50,16 +49,6 @@ def test_lines_keep_their_numbers_and_an_object_over_many_lines_is_one_record(
     assert entries(tmp_path / "one.json") == [ENTRIES[1]]
     assert entries(write("line.json", ENTRIES[1])) == [ENTRIES[1]]
     assert entries(write("none.json", "")) == []
-
-
-@pytest.mark.parametrize("name", ["array.json", "lines.jsonl", "object.json", "rows.parquet"])
-def test_field_names_are_those_of_the_first_record(tmp_path: Path, name: str) -> None:
-    first = {"id": 1, "text": "'b': 2", "parts": [{"a": 1}, {"c": [[]]}]}
-    (tmp_path / "array.json").write_text(json.dumps([first, {"z": 1}]))
-    (tmp_path / "lines.jsonl").write_text(f"{json.dumps(first)}\n{json.dumps({'z': 1})}\n")
-    (tmp_path / "object.json").write_text(json.dumps(first, indent=1))
-    Dataset.from_list([first]).to_parquet(tmp_path / "rows.parquet")
-    assert first_field_names(tmp_path / name) == {"id", "text", "parts", "a", "c"}
 
 
 def test_a_folder_is_its_shards_in_the_order_of_their_names(tmp_path: Path) -> None:

@@ -2,19 +2,17 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from unit.data.conftest import Write
 
 from sedem.errors import ConfigError, DataError
 from sedem_lab.data.question_sets import open_examples
 from sedem_lab.data.ruler import STEP, TEMPLATE
 from sedem_lab.data.tokenizer import open_tokenizer
-
-Write = Callable[[str, Any], Path]
 
 load = partial(open_examples, schema="ruler-qa2")
 

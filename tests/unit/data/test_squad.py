@@ -2,20 +2,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from unit.data.conftest import Write
 
 from sedem_lab.data.examples import Example
 from sedem_lab.data.question_sets import open_examples
 
 load = partial(open_examples, schema="squad")
 load_papers = partial(open_examples, schema="covidqa")
-
-Write = Callable[[str, Any], Path]
 
 
 def gold_text(example: Example) -> str:

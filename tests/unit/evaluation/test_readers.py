@@ -19,7 +19,6 @@ from sedem_lab.baselines.longllmlingua import LongLLMLingua
 from sedem_lab.data.examples import Evidence, Example
 from sedem_lab.evaluation.config import MethodSettings
 from sedem_lab.evaluation.readers import SedemMethod
-from sedem_lab.evaluation.run import evaluate
 
 QUESTION, SHORT = "What is the rent?", Decoding(max_new_tokens=4)
 
@@ -108,22 +107,6 @@ def test_bm25_cuts_a_paragraph_of_more_than_half_the_positions_and_says_so(model
     answer = reader.answer(reader.read([Document("a", "The rent is due. " * 40)]), QUESTION)
     assert (answer.k, answer.blocks) == (1, 3)
     assert "in 1 paragraph; bm25 cut those of more than 256, so it ranks 3 pieces" in answer.cut[0]
-
-
-@pytest.mark.parametrize("batch", [1, 3])
-def test_a_question_that_is_too_long_fails_alone(
-    batch: int, model: SeDeM, documents: list[Document], tmp_path: Any
-) -> None:
-    examples = [
-        Example(name, tuple(documents), question, ("900 euros",), (Evidence(0, 0, 40),))
-        for name, question in (("a", QUESTION), ("long", "?" * 600), ("b", "Who may leave?"))
-    ]
-    settings = MethodSettings(checkpoint="tiny", k=2, max_new_tokens=4, batch=batch)
-    metrics = evaluate(SedemMethod(model, settings), examples, {}, tmp_path)
-    assert metrics["counts"]["not_answered"] == 1
-    assert metrics["first_error"].startswith("long: the question has 600 tokens, the model reads")
-    assert metrics["conditioning"]["n"] == 2
-    assert metrics["mrr"]["n"] == metrics["evidence_recall@2"]["n"] == metrics["em"]["n"] == 3
 
 
 def test_only_gold_documents_are_read(model: SeDeM, documents: list[Document]) -> None:

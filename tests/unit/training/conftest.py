@@ -160,9 +160,3 @@ def stopped(killed_stage2: Stage2Recipe, tmp_path: Path) -> Stage2Recipe:
     """A copy of the killed stage-2 run."""
     copy: Stage2Recipe = copied(killed_stage2, tmp_path)
     return copy
-
-
-@pytest.fixture
-def fixtures() -> Path:
-    """Folder of real records."""
-    return FIXTURES

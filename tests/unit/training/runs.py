@@ -19,11 +19,12 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 from torch import Tensor
 
+from sedem_lab.training.baseline import BaselineRecipe, train_baseline
 from sedem_lab.training.recipe import as_yaml
 from sedem_lab.training.shipped_recipes import launch_file
 from sedem_lab.training.stages import Stage1Recipe, Stage2Recipe, train_stage1, train_stage2
 
-Recipe = Stage1Recipe | Stage2Recipe
+Recipe = Stage1Recipe | Stage2Recipe | BaselineRecipe
 
 
 @contextmanager
@@ -36,6 +37,8 @@ def one_thread() -> Iterator[None]:
 
 
 def train(recipe: Recipe) -> Path:
+    if isinstance(recipe, BaselineRecipe):
+        return train_baseline(recipe)
     return train_stage1(recipe) if isinstance(recipe, Stage1Recipe) else train_stage2(recipe)
 
 
@@ -115,10 +118,9 @@ def losses(recipe: Recipe) -> list[dict[str, float]]:
 
 
 def final_weights(recipe: Recipe) -> dict[str, Tensor]:
-    final = Path(recipe.run.output) / "final"
-    weights = load_file(final / "sedem.safetensors")
-    adapter = final / "adapter" / "adapter_model.safetensors"
-    return {**weights, **(load_file(adapter) if adapter.is_file() else {})}
+    """Of the parts and the adapters."""
+    files = (Path(recipe.run.output) / "final").rglob("*.safetensors")
+    return {name: tensor for path in files for name, tensor in load_file(path).items()}
 
 
 def assert_same_training(found: Recipe, expected: Recipe) -> None:

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from unit.training.blocks import block_dataset, collator, model_of_shape
+from unit.training.blocks import block_dataset, collator
 
-from sedem import SeDeM, SedemConfig
+from sedem import SeDeM
 from sedem.backbone.decoder import Backbone
 from sedem.errors import ConfigError, DataError
 from sedem_lab.data.examples import ExampleSet
@@ -22,25 +21,6 @@ def test_documents_and_repeated_examples_are_kept_once(model: SeDeM, examples: E
     assert len(dataset.arrays["texts"]) == 3
     assert len(dataset.segments) == sum(len(dataset.block_rows(d)) for d in range(3))
     assert collator(dataset)(dataset.items)["segment_ids"].shape[0] == len(dataset.segments)
-
-
-def test_blocks_that_contain_an_answer_string_are_positive(
-    backbone: Backbone, config: SedemConfig, examples: ExampleSet
-) -> None:
-    model = model_of_shape(backbone, config, segment_length=64)
-    bare = ExampleSet("bare", [replace(e, evidence=()) for e in examples.examples])
-    dataset = BlockDataset(model, answer_limit=64)
-    dataset.add(bare, "answer")
-    dataset.add(bare, "evidence")
-    for item, example in zip(dataset.items[:4], examples.examples, strict=True):
-        blocks = model.read(example.documents).blocks
-        holds = [
-            example.answers[0] in example.documents[b.document].text[b.start : b.end]
-            for b in blocks
-        ]
-        assert item.evidence == holds and any(holds)
-    # Without evidence, answer strings label in either case.
-    assert [i.evidence for i in dataset.items[4:]] == [i.evidence for i in dataset.items[:4]]
 
 
 def test_examples_with_long_answers_are_left_out_and_counted(

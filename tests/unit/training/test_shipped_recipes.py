@@ -8,7 +8,7 @@ from accelerate.commands.config.config_args import load_config_from_file
 from sedem.checkpoint.folder import embedded
 from sedem.errors import ConfigError
 from sedem_lab.baselines.registry import TRAINED
-from sedem_lab.training.recipe import read_entries, what_trains
+from sedem_lab.training.recipe import read_entries
 from sedem_lab.training.shipped_recipes import (
     backbones_of,
     launch_file,
@@ -49,12 +49,6 @@ def test_a_backbone_that_a_recipe_does_not_have_is_refused() -> None:
     path = ROOT / "recipes" / "paper" / "llama-3.2-1b-to-3b" / "icae-text.yaml"
     with pytest.raises(ConfigError, match="is for SeDeM only, and 'icae-text' trains icae"):
         read_entries(path)
-
-
-def test_a_recipe_says_what_trains_from_it() -> None:
-    named = {"nano/stage1": "stage1", "nano/stage2-guided": "stage2", "nano/icae-text": "icae"}
-    for name, trained_by in {**named, "nano/rag-questions": "rag"}.items():
-        assert what_trains(shipped_recipe(name)) == trained_by
 
 
 def test_an_unknown_recipe_is_refused_with_the_nearest() -> None:
