@@ -85,12 +85,6 @@ def test_sedem_is_14_layers_and_128_states_at_full_depth(preset: str) -> None:
     assert found["total"] == found["encode"] + found["decode"]
 
 
-def test_11_of_28_layers_would_give_the_3b_number_alone() -> None:
-    small, large = (giga(11 * all_pairs_flops(shape(preset), 1920)) for preset in PRESETS)
-    assert large == printed("llama-3.2-3b", "SeDeM")[0]
-    assert small == printed("llama-3.2-1b", "SeDeM")[0] + 8.2
-
-
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_study_shows_the_convention_beside_the_paper(preset: str) -> None:
     stages = counted_as_paper(preset, cost(preset)["flops"])["flops"]["stages"]
