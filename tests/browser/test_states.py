@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from browser.visitor import Opener, Served, ask, delete_bank, upload
+from browser.visitor import Opener, Served, ask, delete_bank, fold, upload
 from playwright.sync_api import Page, expect
 from serving import READER, SECRET
 
@@ -67,13 +67,10 @@ def test_a_server_that_is_gone_can_be_tried_again(page: Page) -> None:
 def test_an_answer_can_be_stopped(
     page: Page, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = RunningAnswers.step
-
-    def slow(running: RunningAnswers) -> None:
-        time.sleep(0.5)
-        step(running)
-
-    monkeypatch.setattr(RunningAnswers, "step", slow)
+    # An answer in free words, token by token, never ends by itself, however slow the browser is.
+    monkeypatch.setattr(RunningAnswers, "step", lambda running: time.sleep(0.1))
+    fold(page, is_open=True)
+    page.locator("input[name=answer][value=free]").check()
     page.locator("#question").fill("What did Ulysses study?")
     page.locator("#question").press("Enter")
     page.locator(".source").first.wait_for()
