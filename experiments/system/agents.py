@@ -92,7 +92,7 @@ async def _server(
     async with Client(stdio_client(server)) as client:
         await client.list_tools()
         started = time.perf_counter() - began
-        while "notes" in (await client.call_tool("documents", {})).structured_content:
+        while (await client.call_tool("documents", {})).structured_content["notes"]:
             await asyncio.sleep(0.1)  # until all is read
         yield client, started
 
