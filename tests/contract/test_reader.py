@@ -86,6 +86,10 @@ def test_what_cannot_be_read_is_named_when_it_is_new(papers: Path, tiny_checkpoi
     (papers / "bad.pdf").write_bytes(b"%PDF-1.4 nothing")
     (new,) = notes()
     assert "bad.pdf" in new and notes() == [counted.replace("1 note ", "2 notes ")]
+    # So is a file of a type that nothing reads, which no other note would tell.
+    (papers / "photo.heic").write_bytes(b"\0ftypheic")
+    (unknown,) = notes()
+    assert "left out 1 (of an unknown type: " in unknown and "photo.heic" in unknown
 
 
 def test_what_cannot_be_a_reader_is_refused(papers: Path) -> None:

@@ -404,7 +404,8 @@ def _read_five_bits() -> None:
         return torch.from_numpy(gguf.quants.dequantize(blocks.numpy(), kind)).to(dtype)
 
     for kind in (gguf.GGMLQuantizationType[name] for name in FIVE_BITS):
-        if kind not in dequant.GGML_BLOCK:
+        # Where transformers keeps its readers is no promise; without it these types are refused.
+        if hasattr(dequant, "_DEQUANT") and kind not in dequant.GGML_BLOCK:
             dequant.GGML_BLOCK[kind] = gguf.GGML_QUANT_SIZES[kind]
             dequant._DEQUANT[kind] = partial(read, kind=kind)
 

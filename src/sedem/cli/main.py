@@ -458,6 +458,7 @@ def _folder(place: str, model: str | None) -> FollowedBank | None:
 
 def _caught_up(followed: FollowedBank, model: SeDeM) -> Snapshot:
     """Read what is new in a folder, and return its bank."""
+    from sedem.reading.documents import UNKNOWN
 
     total, read = followed.waiting, model.reads_into()
     with output.progress("reading") as report_progress:
@@ -465,7 +466,8 @@ def _caught_up(followed: FollowedBank, model: SeDeM) -> Snapshot:
             report_progress(total - followed.waiting, total)
         if total:
             report_progress(total, total)
-    left_out = [printable(one) for one in (*followed.unreadable(), *followed.remarks())]
+    unread = *followed.unreadable(), *followed.left_out([UNKNOWN]), *followed.remarks()
+    left_out = [printable(one) for one in unread]
     trouble = [*filter(None, [followed.reading()])]
     if (snapshot := followed.snapshot()) is None:
         told = "; ".join([*left_out, *trouble])

@@ -62,7 +62,7 @@ MARKUP_BYTES = 2**25
 """Maximum unpacked markup in an archive; a Word document of a thousand pages has about 10 MB."""
 PACKED = 2
 """Parts of an archive that compress by more than this are markup; images hardly shrink."""
-PLAIN = ("", ".txt", ".md")
+PLAIN = ("", ".txt", ".text", ".md", ".markdown")
 """Endings of files that are only decoded, so they need no process of their own."""
 CODE = tuple(
     ".asm .bash .bat .c .cc .cfg .clj .cmake .conf .cpp .cs .css .cxx .dart .erl .ex .f90 .fs .go "
@@ -358,7 +358,9 @@ def _epub(path: Path, content: bytes, encoding: str | None) -> Parsed:
 
 PARSERS: dict[str, Callable[[Path, bytes, str | None], Parsed]] = {
     ".txt": _plain,
+    ".text": _plain,
     ".md": _markdown,
+    ".markdown": _markdown,
     ".html": _html,
     ".htm": _html,
     ".pdf": _pdf,

@@ -32,6 +32,8 @@ ENDINGS = tuple(PARSERS)
 LISTED = f"{', '.join(name for name in ENDINGS if name not in CODE)} and source code"
 HEAD_BYTES = 2**12
 """Bytes that tell whether a file without an ending is text."""
+UNKNOWN = "of an unknown type"
+"""Why a file that nobody named is left out if no parser reads it."""
 NAMED = 10
 """Files that are named of those left out for the same reason."""
 
@@ -283,7 +285,7 @@ def _reason(path: Path, endings: Sequence[str]) -> str:
             with open_file(path, DataError) as file:
                 if is_text(file.read(HEAD_BYTES)):
                     return ""
-    return "of an unknown type"
+    return UNKNOWN
 
 
 def read_document(

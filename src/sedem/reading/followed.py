@@ -11,7 +11,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from itertools import chain
@@ -203,9 +203,12 @@ class FollowedBank(OpenBank):
 
     def unreadable(self) -> list[str]:
         """Return why files could not be read."""
-        left_out = {why: names for why, names in self._left_out.items() if why in NAMED}
-        told = f"files of '{self.name}' were not read{told_left_out(left_out)}" if left_out else ""
-        return [*(why for _, why in [*self._failed.values()]), *filter(None, [told])]
+        return [*(why for _, why in [*self._failed.values()]), *self.left_out(NAMED)]
+
+    def left_out(self, reasons: Collection[str]) -> list[str]:
+        """Return a sentence on files that were left out for some reasons, if there are any."""
+        found = {why: names for why, names in self._left_out.items() if why in reasons}
+        return [f"files of '{self.name}' were not read{told_left_out(found)}"] if found else []
 
     def remarks(self) -> list[str]:
         """Return pages without text, and what was said of the files that this process read."""

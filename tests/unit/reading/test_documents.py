@@ -238,8 +238,9 @@ def test_a_parser_that_is_not_installed_is_named(
     refused(name, content, rf"needs the library '{library}'; .* pip install 'sedem\[documents\]'")
 
 
-def test_text_is_read_as_it_is() -> None:
-    assert read("a.md", "\ufeff# Café\n\n<b>".encode()) == "# Café\n\n<b>"
+@pytest.mark.parametrize("name", ["a.md", "a.markdown", "a.text", "README"])
+def test_text_is_read_as_it_is(name: str) -> None:
+    assert read(name, "\ufeff# Café\n\n<b>".encode()) == "# Café\n\n<b>"
 
 
 ROWS = [
