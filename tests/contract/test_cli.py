@@ -254,7 +254,7 @@ BAD_FILES = {
     "nul.txt": (b"text\0text", r"'nul\.txt' holds binary data, not text"),
     "half.txt": (b"\xff\xfe\xfd", r"'half\.txt' is not utf-16 text \(byte 2\); save it again as"),
     "paper.pdf": (b"%PDF-1.7", r"'paper\.pdf' cannot be read as PDF, it is damaged, too large or"),
-    "a.xyz": (b"text", r"'a\.xyz' is of the type '\.xyz'; \.txt, \.md, .* can be read"),
+    "a.xyz": (b"text", r"'a\.xyz' is of the type '\.xyz'; \.txt, \.text, .* can be read"),
 }
 
 
