@@ -16,7 +16,7 @@ from sedem.backbone.loading import open_backbone
 from sedem.bank.keys import keys_of
 from sedem.engine.interface import AnswerInputs, Engine, Rows
 from sedem.engine.static import Static, open_engine
-from sedem.guidance.scores import Queries
+from sedem.guidance import Queries
 from sedem.method.selector import block_scores
 from sedem.selecting.plan import Prepared, Request, Scores, plan_of, prepare
 from sedem.selecting.select import choose, select

@@ -13,7 +13,7 @@ from sedem import Document, MemoryBank, SeDeM
 from sedem.answering.decoding import Decoding
 from sedem.bank.blocks import BlockRow
 from sedem.errors import SedemError
-from sedem.guidance.scores import Auto
+from sedem.guidance import Auto
 from sedem.selecting.plan import Request
 from sedem.tensors import BFLOAT16, quantize
 from sedem.types import Answer

@@ -192,7 +192,7 @@ def test_a_unit_test_file_has_the_name_of_a_module() -> None:
 def test_a_planted_fault_has_one_place(tmp_path: Path) -> None:
     rooms = tmp_path / "src"
     for room, old, new in FAULTS:
-        shutil.copytree(SOURCE / "sedem" / room, rooms / "sedem" / room, dirs_exist_ok=True)
+        shutil.copytree(SOURCE / "sedem", rooms / "sedem")
         plant(tmp_path, room, old, new)
         shutil.rmtree(rooms)
 

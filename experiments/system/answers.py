@@ -21,7 +21,7 @@ from experiments.system.stand_in import SHORTER, fitted
 from sedem import SeDeM
 from sedem.checkpoint.folder import embedded
 from sedem.config import Hops
-from sedem.guidance.scores import Budget
+from sedem.guidance import Budget
 from sedem.method.segments import paragraphs
 from sedem.types import Answer, Document
 from sedem_lab.baselines.registry import TRAINED

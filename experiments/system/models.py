@@ -24,7 +24,7 @@ from experiments.system.scales import ROOT, Scale, recipe_exists
 from experiments.system.stand_in import fitted
 from sedem.checkpoint.folder import ADAPTER, EXTRA_ENTRIES, WEIGHTS_FILE, unfinished
 from sedem.config import SedemConfig
-from sedem.guidance.scores import Guidance
+from sedem.guidance import Guidance
 from sedem_lab.training.recipe import read_entries, what_trains
 from sedem_lab.training.run_setup import processes
 from sedem_lab.training.stages import AnyRecipe, load_run

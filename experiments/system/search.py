@@ -32,7 +32,7 @@ from sedem.bank.codes import CodesFile, CodeSpace, mean_keys
 from sedem.bank.file import BankFile
 from sedem.bank.keys import bank_codes, keys_of, save_keys, slot_mask
 from sedem.bank.words import POSTINGS, score_words
-from sedem.guidance.scores import FEATURES, Confidence
+from sedem.guidance import CONFIDENCE_FEATURES, Confidence
 from sedem.method.segments import segment_text
 from sedem.selecting.select import (
     CANDIDATES,
@@ -386,7 +386,7 @@ def confidence(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         str(1 + distractors): measure_confidence(part, *features(asked, distractors, most))
         for distractors, most in zip(DISTRACTORS, LIMITS, strict=True)
     }
-    weights = dict(zip(FEATURES, part.weight.tolist(), strict=True))
+    weights = dict(zip(CONFIDENCE_FEATURES, part.weight.tolist(), strict=True))
     return {
         "by_paragraphs": measured,
         "fitted_to": {"data": Path(fitted.source).name, "limit": limit or LIMITS[0], "seed": 0},

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sedem.config import SedemConfig as SedemConfig
     from sedem.endpoint import Reader as Reader
     from sedem.errors import SedemError as SedemError
-    from sedem.guidance.scores import Auto as Auto
+    from sedem.guidance import Auto as Auto
     from sedem.model import SeDeM as SeDeM
     from sedem.selecting.plan import Request as Request
     from sedem.types import Answer as Answer
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Answer": "types",
-    "Auto": "guidance.scores",
+    "Auto": "guidance",
     "Citation": "types",
     "Decoding": "answering.decoding",
     "Document": "types",

@@ -28,7 +28,7 @@ from sedem.engine.interface import Engine
 from sedem.engine.kept import KeptBudget
 from sedem.engine.static import keeping_engine, open_engine
 from sedem.errors import ConfigError
-from sedem.guidance.scores import Budget
+from sedem.guidance import Budget
 from sedem.modules import SedemModules
 from sedem.selecting.plan import Options, Request, plan_of
 from sedem.selecting.select import select

@@ -12,8 +12,15 @@ from torch import Tensor, nn
 from sedem.backbone.decoder import Backbone
 from sedem.config import SedemConfig
 from sedem.errors import ConfigError
-from sedem.guidance.scores import READ_ONCE_RANK, Confidence, Guidance, Queries, SecondHop
-from sedem.guidance.spans import SecondReading, SpanScorer
+from sedem.guidance import (
+    READ_ONCE_RANK,
+    Confidence,
+    Guidance,
+    Queries,
+    SecondHop,
+    SecondReading,
+    SpanScorer,
+)
 from sedem.method.compressor import LayerMixture, build_compressor
 from sedem.method.injection import build_decompressor
 from sedem.method.selector import build_selector

@@ -7,7 +7,7 @@ import torch
 
 from experiments.system import search
 from experiments.system.search import measure_confidence
-from sedem.guidance.scores import Confidence
+from sedem.guidance import Confidence
 
 
 def test_figures_are_those_of_plain_loops(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,8 @@ def plant(folder: Path, room: str, old: str, new: str) -> None:
     Raises:
         SystemExit: no file has it, or several places do.
     """
-    files = sorted((folder / "src" / "sedem" / room).rglob("*.py"))
+    place = folder / "src" / "sedem" / room
+    files = sorted(place.rglob("*.py")) or [place.with_suffix(".py")]
     found = [path for path in files if old in path.read_text("utf-8")]
     if len(found) != 1 or found[0].read_text("utf-8").count(old) != 1:
         raise SystemExit(f"{old!r} occurs in {len(found)} files of '{room}', or several times")

@@ -18,7 +18,7 @@ from sedem.bank.memory_bank import Snapshot
 from sedem.config import PASSAGES, PER_DOCUMENT
 from sedem.engine.interface import Engine
 from sedem.errors import ConfigError
-from sedem.guidance.spans import matches_of
+from sedem.guidance import matches_of
 from sedem.method.segments import sentences_of
 from sedem.method.selector import top_k
 from sedem.modules import SedemModules

@@ -23,7 +23,7 @@ from sedem.endpoint import CALLED, CLOSE, ENDED, SAID, THOUGHT, Piece, whole_cal
 from sedem.engine.interface import Engine
 from sedem.errors import ReaderError
 from sedem.folding import written
-from sedem.guidance.spans import is_exact, unsupported
+from sedem.guidance import is_exact, unsupported
 from sedem.method.segments import sentences_of
 from sedem.method.selector import ALL
 from sedem.modules import SedemModules

@@ -51,7 +51,7 @@ from sedem.bank.memory_bank import BankReader
 from sedem.engine.device import step_back
 from sedem.engine.interface import Engine
 from sedem.errors import ConfigError, QueueFullError, UnavailableError
-from sedem.guidance.scores import Budget
+from sedem.guidance import Budget
 from sedem.modules import SedemModules
 from sedem.selecting.plan import Request, is_long
 from sedem.types import Answer

@@ -33,7 +33,7 @@ from sedem.bank.memory_bank import BankReader
 from sedem.engine.device import in_pieces
 from sedem.engine.interface import AnswerInputs, Engine, Rows
 from sedem.folding import asked_words, folded, shown, words_of
-from sedem.guidance.spans import (
+from sedem.guidance import (
     LEAST,
     SpanScorer,
     borders_of,

@@ -24,7 +24,7 @@ from sedem.config import WAYS, AnswerBy, Condition, Hops, SelectBy, check_choice
 from sedem.engine.device import in_pieces
 from sedem.engine.interface import WIDE, AnswerInputs
 from sedem.errors import ConfigError, SedemError
-from sedem.guidance.scores import AUTO, Auto, Budget, is_share, text_count
+from sedem.guidance import AUTO, Auto, Budget, is_share, text_count
 from sedem.method.selector import resolve_budget
 from sedem.modules import SedemModules
 from sedem.types import Citation

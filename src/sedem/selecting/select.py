@@ -32,16 +32,16 @@ from sedem.engine.device import Clock, device_lock, fill, mask_of
 from sedem.engine.interface import Engine
 from sedem.errors import BankError, ConfigError, DataError
 from sedem.folding import common_words, folded, words_of
-from sedem.guidance.scores import (
+from sedem.guidance import (
     COVERED,
     blocks_for_mass,
     combined_scores,
     confidence_features,
+    is_exact,
     open_features,
     reordered,
     text_count,
 )
-from sedem.guidance.spans import is_exact
 from sedem.method.selector import Selector, block_scores, resolve_budget, top_k
 from sedem.modules import SedemModules
 from sedem.selecting.plan import Plan, Scores, Selection, Settled

@@ -15,7 +15,7 @@ from typing import Any
 from sedem.answering.decoding import Decoding
 from sedem.backbone.decoder import Backbone
 from sedem.engine.device import Clock
-from sedem.guidance.scores import Budget
+from sedem.guidance import Budget
 from sedem.method.selector import resolve_budget
 from sedem.types import Answer, Document
 from sedem_lab.baselines.full_context import FullContext, text_bytes

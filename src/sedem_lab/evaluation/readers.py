@@ -21,7 +21,7 @@ from sedem.checkpoint.folder import EXTRA_ENTRIES, check, locate, open_backbones
 from sedem.config import CONFIG_FILE, WAYS, SedemConfig
 from sedem.engine.device import chosen_device
 from sedem.errors import ConfigError
-from sedem.guidance.scores import Budget
+from sedem.guidance import Budget
 from sedem.method.selector import ALL, top_k
 from sedem.model import SeDeM
 from sedem.selecting.plan import Request, budget_of

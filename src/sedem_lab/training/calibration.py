@@ -27,15 +27,17 @@ from sedem.bank.memory_bank import BankReader, MemoryBank
 from sedem.bank.words import Words, score_words
 from sedem.config import AnswerBy, Hops, SedemConfig, SelectBy
 from sedem.errors import ConfigError, DataError
-from sedem.guidance.scores import (
+from sedem.guidance import (
+    CONFIDENCE_FEATURES,
     COVERED,
-    FEATURES,
     Confidence,
+    SecondReading,
+    SpanScorer,
     combined_scores,
     confidence_features,
     minimize,
+    rival_features,
 )
-from sedem.guidance.spans import SecondReading, SpanScorer, rival_features
 from sedem.model import SeDeM
 from sedem.reading.building import Progress
 from sedem.selecting.plan import Request, Scores, plan_of, prepare
@@ -352,7 +354,7 @@ def fit_word_weight(questions: Sequence[ScoredQuestion]) -> float:
 
 def with_and_without_evidence(questions: Sequence[ScoredQuestion]) -> tuple[Tensor, Tensor]:
     """Features `[B, F]`, and whether the evidence is present `[B]`: for each question, then not."""
-    features = [one.features() for one in questions] or [torch.zeros(0, len(FEATURES))]
+    features = [one.features() for one in questions] or [torch.zeros(0, len(CONFIDENCE_FEATURES))]
     return torch.cat(features), torch.tensor([True, False]).repeat(len(questions))
 
 
@@ -501,7 +503,7 @@ class ComparedSpans:
     """The spans that were compared for a question.
 
     Attributes:
-        features: see `guidance.spans.span_features` `[C, F]`.
+        features: see `guidance.span_features` `[C, F]`.
         right: token F1 of each, from 0 to 1 `[C]`.
         gap: how far the first token of each is behind the likeliest one `[C]`.
         free: token F1 of the answer that is decoded freely.
@@ -572,7 +574,7 @@ class BestSpan:
         features: of its certainty; see `SpanScorer.best`.
         right: token F1 of the span, from 0 to 1; `free` is that of the free answer.
         share: its share of the softmax over all spans.
-        rival: see `guidance.spans.rival_features`.
+        rival: see `guidance.rival_features`.
     """
 
     features: Tensor

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sedem.guidance.scores import SecondHop
+from sedem.guidance import SecondHop
 from sedem.method.selector import Selector
 from sedem_lab.training.queries import RATE, descend, scores_of
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from sedem.guidance.scores import READ_ONCE_RANK, Queries
+from sedem.guidance import READ_ONCE_RANK, Queries
 from sedem.method.losses import info_nce_loss
 from sedem.method.selector import Selector, block_scores
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sedem.config import Number, NumberAbove0
 from sedem.engine.eager import condition
 from sedem.errors import ConfigError
-from sedem.guidance.scores import text_count
+from sedem.guidance import text_count
 from sedem.method.losses import IGNORED, reconstruction_loss
 from sedem.model import SeDeM
 from sedem_lab.training.block_batch import (

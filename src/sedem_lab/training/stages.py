@@ -13,7 +13,7 @@ from sedem.backbone.decoder import check_compiler
 from sedem.checkpoint.folder import open_backbones, portable
 from sedem.config import FITTED, Condition, Flag, NumberAbove0, SedemConfig, WholeAbove0
 from sedem.errors import ConfigError
-from sedem.guidance.scores import Guidance
+from sedem.guidance import Guidance
 from sedem.method.selector import SelectorStart, resolve_budget
 from sedem.model import SeDeM
 from sedem_lab.training.baseline import BaselineRecipe, load_baseline_recipe, train_baseline

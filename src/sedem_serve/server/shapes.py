@@ -24,7 +24,7 @@ from pydantic_core import PydanticCustomError
 
 from sedem.backbone.prompts import Turn
 from sedem.config import WAYS, Flag, Number, Share
-from sedem.guidance.scores import AUTO
+from sedem.guidance import AUTO
 from sedem.method.selector import ALL, is_count
 from sedem.selecting.plan import Options, Request
 

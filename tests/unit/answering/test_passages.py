@@ -11,7 +11,7 @@ from sedem import Document, MemoryBank, SeDeM
 from sedem.answering.decoding import Decoding
 from sedem.answering.passages import LENGTH, LONGEST, REACH
 from sedem.errors import BankMismatchError, ConfigError, DataError, UnknownDocumentError
-from sedem.guidance.scores import Budget
+from sedem.guidance import Budget
 
 QUESTION = "What is the rent?"
 

@@ -32,7 +32,7 @@ from sedem.errors import (
     QueueFullError,
     UnavailableError,
 )
-from sedem.guidance.scores import Guidance
+from sedem.guidance import Guidance
 from sedem.selecting import plan as plans
 from sedem.selecting.plan import Request, is_long
 

@@ -33,7 +33,7 @@ from sedem.backbone.prompts import end_ids, with_texts
 from sedem.engine.interface import AnswerInputs, Rows
 from sedem.errors import ConfigError
 from sedem.folding import folded
-from sedem.guidance.spans import FEATURES, LEAST, SECOND_FEATURES, SecondReading, rival_features
+from sedem.guidance import LEAST, SECOND_FEATURES, SPAN_FEATURES, SecondReading, rival_features
 from sedem.selecting.plan import Prepared, Request, Scores, Selection
 
 
@@ -85,7 +85,7 @@ def test_each_word_of_the_question_beside_a_span_counts_once(model: SeDeM) -> No
         at = passage.text.index("900")
         spans = [Candidate(passage, at, at + 3, 1, -1.0, 0.0)]
         spans.append(Candidate(passage, 4, at + 3, 1, -1.0, 0.0))
-        assert search.features(spans)[:, FEATURES.index("words")].tolist() == [1.0, 0.0]
+        assert search.features(spans)[:, SPAN_FEATURES.index("words")].tolist() == [1.0, 0.0]
 
 
 @pytest.mark.parametrize("engine", ["eager", "static"])

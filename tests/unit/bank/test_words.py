@@ -22,7 +22,7 @@ from sedem.bank.parts import PartFile, Parts
 from sedem.bank.words import COMMON, TELLING, score_words
 from sedem.errors import BankError, ConfigError
 from sedem.folding import asked_words, common_words
-from sedem.guidance.scores import Confidence
+from sedem.guidance import Confidence
 from sedem.selecting.plan import Request, plan_of
 from sedem.selecting.select import CONTEXT, CONTEXT_BESIDE_NAMES, find_words
 

@@ -26,7 +26,7 @@ from sedem.backbone.loading import INT8_FILE, open_backbone
 from sedem.checkpoint import folder as checkpoint
 from sedem.checkpoint.folder import MANIFEST, locate, opening, seal, shipped_folders
 from sedem.errors import CheckpointError, ConfigError
-from sedem.guidance.scores import Confidence
+from sedem.guidance import Confidence
 from sedem.tensors import quantize_int8
 
 QUESTIONS = ("What is the rent?", "How long does the pie keep?")

@@ -16,7 +16,7 @@ from unit.tools.conftest import place
 
 from sedem import Document, MemoryBank, SeDeM
 from sedem.errors import BankError, ConfigError, DataError, UnknownDocumentError
-from sedem.guidance.scores import Confidence
+from sedem.guidance import Confidence
 from sedem.reading.followed import OpenBank
 from sedem_serve.tools.results import MOST
 from sedem_serve.tools.toolbox import Toolbox

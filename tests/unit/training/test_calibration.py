@@ -15,9 +15,13 @@ from unit.training.blocks import repeated
 from sedem import Document, SeDeM
 from sedem.bank.words import Word, Words
 from sedem.errors import ConfigError, DataError
-from sedem.guidance.scores import confidence_features
-from sedem.guidance.spans import FEATURES as SPAN_FEATURES
-from sedem.guidance.spans import SECOND_FEATURES, SecondReading, SpanScorer
+from sedem.guidance import (
+    SECOND_FEATURES,
+    SPAN_FEATURES,
+    SecondReading,
+    SpanScorer,
+    confidence_features,
+)
 from sedem_lab.data.examples import Evidence, Example, ExampleSet
 from sedem_lab.data.question_sets import open_examples
 from sedem_lab.evaluation.run import sample

@@ -10,7 +10,7 @@ import torch
 from unit.training.blocks import BLOCKS, HEADS, WIDTH, asked, repeated
 
 from sedem import SeDeM
-from sedem.guidance.scores import SecondHop
+from sedem.guidance import SecondHop
 from sedem.method.selector import Selector
 from sedem_lab.data.examples import Evidence, ExampleSet
 from sedem_lab.training.calibration import (

@@ -12,7 +12,7 @@ from unit.training.blocks import BLOCKS, HEADS, WIDTH, asked, repeated
 
 from sedem import Document, SeDeM, SedemConfig
 from sedem.checkpoint.folder import copy_with_parts
-from sedem.guidance.scores import Queries
+from sedem.guidance import Queries
 from sedem.method.selector import Selector, block_scores
 from sedem_lab.data.examples import ExampleSet
 from sedem_lab.training.calibration import calibrate, query_questions, read_examples

@@ -1,1 +1,0 @@
-"""Extensions of the paper's method."""
