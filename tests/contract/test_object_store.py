@@ -15,7 +15,7 @@ from conftest import LEASE, RECIPE
 from object_server import ObjectServer
 
 from sedem import MemoryBank, SeDeM
-from sedem.bank.keys import save_keys
+from sedem.bank.index import save_keys
 from sedem.errors import BankError
 from sedem.reading import building
 from sedem.types import Document

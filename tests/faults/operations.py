@@ -21,7 +21,7 @@ from sedem.bank.blocks import BlockRow, Blocks, Meta
 from sedem.bank.care import DAMAGED, DamagedDocument, examine, repair
 from sedem.bank.copies import copy_bank
 from sedem.bank.file import BankFile, text_digest
-from sedem.bank.keys import keys_of, save_keys, stored_bytes
+from sedem.bank.index import keys_of, save_keys, stored_bytes
 from sedem.checkpoint import folder as checkpoint
 from sedem.config import CONFIG_FILE
 from sedem.errors import SedemError

@@ -20,7 +20,7 @@ from sedem.bank.codes import CodesFile, CodeSpace, codes_path
 from sedem.bank.copies import copy_bank
 from sedem.bank.database import connect, stored_page_size
 from sedem.bank.file import BankFile
-from sedem.bank.words import score_words
+from sedem.bank.index import score_words
 from sedem.errors import BankError, DamagedBankError
 from sedem.types import NAME_CHARACTERS
 

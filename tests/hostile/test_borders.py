@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from sedem.answering.decoding import Decoding
-from sedem.cli.options import budget, parse_entries
+from sedem.cli.options import parse_entries
+from sedem.config import parse_k
 from sedem.errors import ConfigError, SedemError
 from sedem_lab.data.question_sets import parse_records
 from sedem_lab.training.recipe import load_recipe
@@ -131,7 +132,7 @@ def test_hostile_overrides_are_refused(text: str, key: str) -> None:
 @given(values)
 def test_hostile_values_of_options_are_read_or_refused(text: str) -> None:
     parse_entries([f"key={text}"])
-    for parse in (budget, parse_records):
+    for parse in (parse_k, parse_records):
         for given_text in (text, f":{text}"):
             with soon_and_small():
                 try:

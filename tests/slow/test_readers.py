@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from sedem import Document, Reader, SeDeM
-from sedem.backbone.gguf import PUBLISHED, _published_file, folder_of
+from sedem.backbone.gguf import _published_file
+from sedem.config import PUBLISHED
+from sedem.untrusted import cache_folder
 
 pytestmark = pytest.mark.slow
 [(NAME, KNOWN)] = PUBLISHED.items()
@@ -38,7 +40,7 @@ def served(request: pytest.FixtureRequest, model: SeDeM, tmp_path: Path) -> Iter
         # It wants to be told the class of the model.
         folder = tmp_path / "smollm2"
         folder.mkdir()
-        for file in folder_of(KNOWN.sha256).iterdir():
+        for file in (cache_folder("backbones") / KNOWN.sha256).iterdir():
             (folder / file.name).symlink_to(file)
         config = json.loads((folder / "config.json").read_text("utf-8"))
         (folder / "config.json").unlink()

@@ -74,13 +74,14 @@ class Walk:
     """The files and functions of the core that ran, and how deep each equation was called.
 
     Functions are in the order of their first calls, with the number of calls on the stack then.
-    `opened` has the names of those that ran after the model was opened, without comprehensions.
+    `files_until` has the number of files before each equation ran. `opened` has the names of those that ran after the model was opened, without comprehensions.
     """
 
     def __init__(self) -> None:
         self.files: set[str] = set()
         self.functions: dict[str, int] = {}
         self.depths: dict[str, int] = {}
+        self.files_until: dict[str, int] = {}
         self.opened: set[str] | None = None
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
@@ -100,6 +101,7 @@ class Walk:
         calls = sum(above.f_code.co_filename.startswith(CORE) for above in _above(frame))
         self.functions.setdefault(name, calls)
         if code.co_name in EQUATIONS:
+            self.files_until.setdefault(code.co_name, len(self.files))
             self.depths[code.co_name] = max(self.depths.get(code.co_name, 0), calls)
 
 
@@ -149,6 +151,7 @@ def rows() -> Iterator[tuple[str, str]]:
             bank = f"{folder}/b.bank"
     yield "files that a document passes through into a bank", str(len(built.files))
     yield "files that `sedem ask` passes through", str(len(asked.files))
+    yield "the same, until it reaches equation 8", str(asked.files_until["prefill"])
     for name, walked in (("`sedem build`", built), ("`sedem ask`", asked)):
         yield f"functions that {name} calls once its model is open", str(len(walked.opened or ()))
     depths = built.depths | asked.depths

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.backbone.prompts import SEPARATOR, located_question, question_ids
-from sedem.bank.words import score_words
+from sedem.bank.index import score_words
 from sedem.engine import batch as engine_batch
 from sedem.engine.kept import MOST
 from sedem.errors import ConfigError, DataError

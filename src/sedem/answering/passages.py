@@ -24,7 +24,7 @@ from sedem.method.selector import top_k
 from sedem.modules import SedemModules
 from sedem.selecting.plan import Request, Scores, Selection, plan_of
 from sedem.selecting.select import count_candidates, select
-from sedem.types import Citation, page_of
+from sedem.types import Citation
 
 LENGTH = 500
 """Characters of a passage; about one block."""
@@ -121,7 +121,7 @@ def find_passages(
             hit.start,
             hit.end,
             text=hit.text,
-            page=page_of(documents.pages(hit.document), hit.start),
+            page=documents.page(hit.document, hit.start),
             also=documents.copies(hit.document),
             **scores.cited(hit.block),
         )

@@ -29,7 +29,7 @@ from sedem.method.selector import ALL
 from sedem.modules import SedemModules
 from sedem.selecting.plan import Request, Selection
 from sedem.selecting.select import document_indexes
-from sedem.types import Answer, Citation, page_of
+from sedem.types import Answer, Citation
 
 PASSAGES = 8
 """Passages that a question is answered from."""
@@ -263,10 +263,10 @@ def parts_of(
         room, left = room - taken, left + characters - taken
     parts = list[Citation]()
     for index in sorted(read):
-        name, pages = bank.documents.name(index), bank.documents.pages(index)
+        name = bank.documents.name(index)
         text = bank.documents.text(index, 0, read[index])
         for start, end in windows(sentences_of(text), size):
-            page = page_of(pages, start)
+            page = bank.documents.page(index, start)
             parts.append(Citation(len(parts) + 1, name, start, end, None, text[start:end], page))
     return parts, left
 

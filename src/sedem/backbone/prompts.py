@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.tokenizer import ids_around
 from sedem.errors import DataError
-from sedem.types import check_unicode
+from sedem.untrusted import check_unicode
 
 Turn = tuple[str, str]
 """A role, "system", "user" or "assistant", and the words."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import threading
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -41,7 +42,7 @@ from sedem.bank.file import (
 )
 from sedem.errors import BankError
 from sedem.tensors import BFLOAT16, DTYPES, Quantized, check_dtype, empty, vector_bytes
-from sedem.types import Citation, Document, are_pages, page_of
+from sedem.types import Citation, Document, are_pages
 
 if TYPE_CHECKING:
     from sedem.bank.parts import Store
@@ -295,12 +296,16 @@ class Documents(Sequence[Document]):
         """First character of each page of a document's text; empty if it has no pages."""
         try:
             pages = tuple(json.loads(self._column(bounded("pages"), index)))
-            if are_pages(pages, self.characters(index)):
+            if not pages or are_pages(pages, self.characters(index)):
                 return pages
         except (TypeError, ValueError, RecursionError):
             pass
         file = self._at(index)[0].file
         raise damaged(file, f"the pages of document {index} lie outside its text")
+
+    def page(self, index: int, character: int) -> int | None:
+        """Number of the page that a character is on; None in a text without pages."""
+        return bisect_right(self.pages(index), character) or None
 
     def text(self, index: int, start: int, end: int) -> str:
         """Return a span of a document's text; the rest of the text need not be read."""
@@ -519,8 +524,8 @@ class BankReader(ABC):
         now = self.snapshot()
         block, documents = now.rows([index])[0], now.documents
         text = documents.text(block.document, block.start, block.end)
-        name, pages = documents.name(block.document), documents.pages(block.document)
-        page = page_of(pages, block.start)
+        name = documents.name(block.document)
+        page = documents.page(block.document, block.start)
         also = documents.copies(block.document)
         return Citation(rank, name, block.start, block.end, score, text, page, also=also)
 

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from sedem.cli import output
-from sedem.cli.options import BackboneName, budget
+from sedem.cli.options import BackboneName
+from sedem.config import parse_k
 from sedem.errors import CheckpointError
 
 
@@ -54,7 +55,7 @@ def init(
         layer=layer,
         chat_template=chat_template,
         segment_length=segment_length,
-        k=budget(k),
+        k=parse_k(k),
     )
     config, decoder, place = model.config, model.decoder, shlex.quote(str(out))
     write(out, config, model.parts(), decoder)

@@ -6,9 +6,11 @@ Each command imports what it needs when it runs, so `--help` is fast.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import entry_points, version
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,18 +32,24 @@ from sedem.cli.options import (
     ReaderModelOption,
     ReaderOption,
     SelectionOption,
-    budget,
-    hops_of,
     reader_at,
 )
-from sedem.config import DEFAULT_MODEL, FOLDER_BANKS, NO_BARS
+from sedem.config import DEFAULT_MODEL, FOLDER_BANKS, NO_BARS, parse_hops, parse_k
 from sedem.durable_files import write_text
 from sedem.errors import ConfigError, DataError, SedemError, first_line, printable
 
 if TYPE_CHECKING:
-    from sedem.bank.memory_bank import Snapshot
+    from sedem.answering.running import Estimate
+    from sedem.bank.memory_bank import MemoryBank, Snapshot
     from sedem.model import SeDeM
     from sedem.reading.followed import FollowedBank
+    from sedem.types import Answer, Citation
+
+SNIPPET = 100
+"""Characters of a source that are shown."""
+SHARED = 3
+"""Words that a source shares with the question, the rarest, that are shown."""
+_SPACES = re.compile(r"\s+")
 
 ORDER = (
     "demo", "build", "ask", "bank", "data", "init", "train", "calibrate", "seal",
@@ -166,7 +174,7 @@ def demo(k: BudgetOption = None) -> None:
     output.write()
     for question in QUESTIONS:
         output.write(f"? {question}")
-        output.print_answer(model, bank, question, budget(k))
+        print_answer(model, bank, question, parse_k(k))
     output.write(
         f"{model.name} is a small model and often wrong; the spans it answered from are exact."
     )
@@ -397,12 +405,12 @@ def ask(
 
     With --reader, your own model writes the answer, and -k is the number of passages it is given.
     """
-    chosen_k, own = budget(k), reader_at(reader, reader_model)
+    chosen_k = parse_k(k)
+    own = reader_at(reader, reader_model) if reader or reader_model else None
     from sedem.answering.decoding import Decoding
     from sedem.bank.memory_bank import MemoryBank
     from sedem.checkpoint.folder import model_of
     from sedem.model import SeDeM
-    from sedem.reading.documents import Record
 
     decoding = Decoding(max_new_tokens=max_new_tokens)
     followed = _folder(bank, model)
@@ -417,22 +425,28 @@ def ask(
         "decoding": decoding,
         "condition": condition,
         "selection": selection,
-        "hops": hops_of(hops),
+        "hops": parse_hops(hops),
         "answer": answer,
         "min_confidence": min_confidence,
         "documents": document or None,
         "reader": own,
     }
 
-    record, failed = Record(bank) if followed is None else followed.record, False
+    def checked(found: Answer) -> Answer:
+        """Say which sources have no file any more; the answer does not wait for it."""
+        from sedem.reading.documents import Record
+
+        return (Record(bank) if followed is None else followed.record).with_notes(found)
+
+    failed = False
     questions = iter([" ".join(question)]) if question else output.questions_from_stdin()
     for number, one in enumerate(questions, start=1):
         try:
             if as_json:
                 found = answering.answer(opened, one, **options)
-                output.print_json(record.with_notes(found).to_dict())
+                output.print_json(checked(found).to_dict())
             else:
-                output.print_answer(answering, opened, one, checked=record.with_notes, **options)
+                print_answer(answering, opened, one, checked=checked, **options)
         except DataError as error:
             if question:
                 raise
@@ -483,3 +497,90 @@ def _caught_up(followed: FollowedBank, model: SeDeM) -> Snapshot:
     elif left_out:
         output.note(f"{output.count(len(left_out), 'note')} on what was not read: see '{file}'")
     return snapshot
+
+
+# Answers
+
+
+def print_answer(
+    model: SeDeM,
+    bank: MemoryBank,
+    question: str,
+    k: int | str | None,
+    checked: Callable[[Answer], Answer] = lambda answer: answer,
+    **options: Any,
+) -> None:
+    """Write an answer piece by piece, then what is known about it and its sources.
+
+    Args:
+        checked: returns the answer with further notes.
+    """
+    from sedem.types import joint
+
+    def estimated(told: Estimate) -> None:
+        output.note(
+            f"reading {output.count(told.blocks, 'block')} takes about {told.seconds:,.0f} s"
+        )
+
+    stream = model.stream(bank, question, k=k, estimated=estimated, **options)
+    for piece in stream:
+        typer.echo(printable(piece, keep="\n"), nl=False)
+    assert stream.answer is not None
+    output.write()
+    answer, facts = checked(stream.answer), []
+    if answer.model != model.name:
+        facts.append(
+            f"written by {Path(answer.model).name} from {output.count(answer.k, 'passage')}"
+        )
+    elif (model.config.k if k is None else k) == "auto":
+        facts.append(f"from {answer.k:,} of {output.count(answer.blocks, 'block')}")
+    if (probability := joint(answer.answer_confidence, answer.confidence)) is not None:
+        other = "" if answer.alternative is None else f"; perhaps: {printable(answer.alternative)}"
+        facts.append(f"{answer.certainty} ({probability:.2f}{other})")
+    if answer.confidence is not None:
+        facts.append(f"source found ({answer.confidence:.2f})")
+    if facts:
+        output.write(f"  {', '.join(facts)}")
+    if answer.unsupported:
+        output.write(f"  not in the sources: {' '.join(answer.unsupported)}")
+    if answer.sentences:
+        read = [f"{document}:{start}-{end}" for document, start, end in answer.sentences]
+        output.write(f"  decided by the text of {printable(', '.join(read))}")
+    # The spans that it was conditioned on, best first, and what was truncated. A reader is given
+    # more than it names.
+    notes = dict.fromkeys(answer.cut)
+    named = [one for one in answer.citations if one.answer_spans]
+    for citation in named if named and answer.model != model.name else answer.citations:
+        shown = _snippet(citation)
+        words = "".join(f", {word}" for word in citation.words[:SHARED])
+        score = "" if citation.score is None else f" ({citation.score:.1f}{words})"
+        page = "" if citation.page is None else f", page {citation.page:,}"
+        place = f"{citation.document}{page}:{citation.start}-{citation.end}"
+        also = f" (also in {', '.join(citation.also)})" if citation.also else ""
+        output.write(f"  [{citation.rank}] {place}{printable(also)}{score}  {shown}".rstrip())
+    for sentence in notes:
+        output.write(f"  note: {sentence}")
+    output.write()
+
+
+def _snippet(citation: Citation) -> str:
+    """The beginning of a span, or what is around the answer's words, which are marked."""
+    text, start = citation.text, citation.start
+    if not citation.answer_spans or not text:
+        line = " ".join(text.split())
+        return line if len(line) <= SNIPPET else f"{line[: SNIPPET - 3]}..."
+    edges = [edge - start for span in citation.answer_spans for edge in span]
+    pieces = [_SPACES.sub(" ", text[a:b]) for a, b in pairwise([0, *edges, len(text)])]
+    words, (before, *between, after) = pieces[1::2], pieces[::2]
+    room = max(0, SNIPPET - len("".join(words))) // (len(words) + 1)
+    before, after = before.lstrip(), after.rstrip()
+    if len(before) > room:
+        before = f"...{before[len(before) - room :]}"
+    if len(after) > room:
+        after = f"{after[:room]}..."
+    between = [
+        one if len(one) <= room else f"{one[: room // 2]}...{one[len(one) - room // 2 :]}"
+        for one in between
+    ]
+    rest = (f"{gap}**{word}**" for gap, word in zip([before, *between], words, strict=True))
+    return f"{''.join(rest)}{after}"

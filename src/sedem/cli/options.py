@@ -133,41 +133,21 @@ OptionEntries = Annotated[
 
 def reader_at(url: str | None, name: str | None) -> Reader | None:
     """Return the reader of two options, and say if passages leave the machine; None without one."""
-    from sedem.endpoint import Reader
-
     if url is None:
         if name is not None:
             raise ConfigError("--reader-model names a model of --reader; give its address")
         return None
+    from sedem.endpoint import Reader
+
     reader = Reader(url, name)
     if not reader.is_local:
         note(f"questions and the passages found for them are sent to {reader.host}")
     return reader
 
 
-def hops_of(text: str | None) -> int | str | None:
-    """Parse the value of --hops; what it can be is checked where it is used."""
-    return int(text) if text is not None and text.isdecimal() else text
-
-
 def option_of(settings: type[BaseModel], name: str, metavar: str | None = None, *flags: str) -> Any:
     """Return the option of a setting, whose help is its description."""
     return typer.Option(*flags, metavar=metavar, help=settings.model_fields[name].description)
-
-
-def budget(text: str | None) -> int | str | None:
-    """Parse the value of -k.
-
-    Returns:
-        A number of blocks, "all", "auto", or None for the model's own.
-    """
-    if text in (None, "all", "auto"):
-        return text
-    try:
-        return int(text)
-    except ValueError:
-        message = f"k is '{text}'; it must be a whole number of at least 1, 'all' or 'auto'"
-        raise ConfigError(message) from None
 
 
 def parse_entries(entries: Sequence[str] | None, text: Sequence[str] = ()) -> dict[str, Any]:

@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise, zip_longest
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from itertools import zip_longest
 
 import typer
 
 from sedem.errors import DataError, printable
 from sedem.untrusted import json_text
 
-if TYPE_CHECKING:
-    from sedem.answering.running import Estimate
-    from sedem.bank.memory_bank import MemoryBank
-    from sedem.model import SeDeM
-    from sedem.types import Answer, Citation
-
 Cell = str | tuple[str, ...]
 """One cell of a table: a line, or several lines below each other."""
 
 GAP = 2
 """Spaces between two columns."""
-
-SNIPPET = 100
-"""Characters of a source that are shown."""
-SHARED = 3
-"""Words that a source shares with the question, the rarest, that are shown."""
-_SPACES = re.compile(r"\s+")
 
 QUESTION_BYTES = 2**20
 """Limit of a line on stdin; no model reads a question as long."""
@@ -114,89 +99,6 @@ def terminal_width() -> int | None:
     from rich.console import Console
 
     return Console(force_terminal=True).width if sys.stdout.isatty() else None
-
-
-# Answers
-
-
-def print_answer(
-    model: SeDeM,
-    bank: MemoryBank,
-    question: str,
-    k: int | str | None,
-    checked: Callable[[Answer], Answer] = lambda answer: answer,
-    **options: Any,
-) -> None:
-    """Write an answer piece by piece, then what is known about it and its sources.
-
-    Args:
-        checked: returns the answer with further notes.
-    """
-    from sedem.types import joint
-
-    def estimated(told: Estimate) -> None:
-        note(f"reading {count(told.blocks, 'block')} takes about {told.seconds:,.0f} s")
-
-    stream = model.stream(bank, question, k=k, estimated=estimated, **options)
-    for piece in stream:
-        typer.echo(printable(piece, keep="\n"), nl=False)
-    assert stream.answer is not None
-    write()
-    answer, facts = checked(stream.answer), []
-    if answer.model != model.name:
-        facts.append(f"written by {Path(answer.model).name} from {count(answer.k, 'passage')}")
-    elif (model.config.k if k is None else k) == "auto":
-        facts.append(f"from {answer.k:,} of {count(answer.blocks, 'block')}")
-    if (probability := joint(answer.answer_confidence, answer.confidence)) is not None:
-        other = "" if answer.alternative is None else f"; perhaps: {printable(answer.alternative)}"
-        facts.append(f"{answer.certainty} ({probability:.2f}{other})")
-    if answer.confidence is not None:
-        facts.append(f"source found ({answer.confidence:.2f})")
-    if facts:
-        write(f"  {', '.join(facts)}")
-    if answer.unsupported:
-        write(f"  not in the sources: {' '.join(answer.unsupported)}")
-    if answer.sentences:
-        read = [f"{document}:{start}-{end}" for document, start, end in answer.sentences]
-        write(f"  decided by the text of {printable(', '.join(read))}")
-    # The spans that it was conditioned on, best first, and what was truncated. A reader is given
-    # more than it names.
-    notes = dict.fromkeys(answer.cut)
-    named = [one for one in answer.citations if one.answer_spans]
-    for citation in named if named and answer.model != model.name else answer.citations:
-        shown = _snippet(citation)
-        words = "".join(f", {word}" for word in citation.words[:SHARED])
-        score = "" if citation.score is None else f" ({citation.score:.1f}{words})"
-        page = "" if citation.page is None else f", page {citation.page:,}"
-        place = f"{citation.document}{page}:{citation.start}-{citation.end}"
-        also = f" (also in {', '.join(citation.also)})" if citation.also else ""
-        write(f"  [{citation.rank}] {place}{printable(also)}{score}  {shown}".rstrip())
-    for sentence in notes:
-        write(f"  note: {sentence}")
-    write()
-
-
-def _snippet(citation: Citation) -> str:
-    """The beginning of a span, or what is around the answer's words, which are marked."""
-    text, start = citation.text, citation.start
-    if not citation.answer_spans or not text:
-        line = " ".join(text.split())
-        return line if len(line) <= SNIPPET else f"{line[: SNIPPET - 3]}..."
-    edges = [edge - start for span in citation.answer_spans for edge in span]
-    pieces = [_SPACES.sub(" ", text[a:b]) for a, b in pairwise([0, *edges, len(text)])]
-    words, (before, *between, after) = pieces[1::2], pieces[::2]
-    room = max(0, SNIPPET - len("".join(words))) // (len(words) + 1)
-    before, after = before.lstrip(), after.rstrip()
-    if len(before) > room:
-        before = f"...{before[len(before) - room :]}"
-    if len(after) > room:
-        after = f"{after[:room]}..."
-    between = [
-        one if len(one) <= room else f"{one[: room // 2]}...{one[len(one) - room // 2 :]}"
-        for one in between
-    ]
-    rest = (f"{gap}**{word}**" for gap, word in zip([before, *between], words, strict=True))
-    return f"{''.join(rest)}{after}"
 
 
 def questions_from_stdin() -> Iterator[str]:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from sedem.bank.blocks import Blocks, Meta, partition, to_blocks
 from sedem.bank.file import BankFile, Place, check_fingerprint, text_digest
-from sedem.bank.keys import bank_codes, save_keys, stored_bytes
+from sedem.bank.index import bank_codes, save_keys, stored_bytes
 from sedem.bank.memory_bank import MemoryBank, store_at
 from sedem.config import SedemConfig
 from sedem.engine.interface import Engine

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from sedem.backbone.prompts import question_ids, with_texts
+from sedem.bank.index import Words
 from sedem.bank.memory_bank import BankReader, Snapshot
-from sedem.bank.words import Words
 from sedem.config import WAYS, AnswerBy, Condition, Hops, SelectBy, check_choice
 from sedem.engine.device import in_pieces
 from sedem.engine.interface import WIDE, AnswerInputs

@@ -25,9 +25,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sedem.backbone.prompts import EMPTY, SEPARATOR, check_question, located_question
 from sedem.bank.file import unknown_document
-from sedem.bank.keys import bank_codes, key_parts, keys_of, slot_mask
+from sedem.bank.index import POSTINGS, Words, bank_codes, key_parts, keys_of, score_words, slot_mask
 from sedem.bank.memory_bank import BankReader, Snapshot
-from sedem.bank.words import POSTINGS, Words, score_words
 from sedem.engine.device import Clock, device_lock, fill, mask_of
 from sedem.engine.interface import Engine
 from sedem.errors import BankError, ConfigError, DataError

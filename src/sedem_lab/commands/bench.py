@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from sedem.cli import output
-from sedem.cli.options import BudgetOption, Json, Model, budget
+from sedem.cli.options import BudgetOption, Json, Model
+from sedem.config import parse_k
 from sedem.errors import ConfigError
 
 
@@ -44,7 +45,7 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Measure how fast methods read and answer, on a GPU if there is one."""
-    chosen_k = budget(k)
+    chosen_k = parse_k(k)
     if picture is not None and (
         picture.suffix not in (".svg", ".png") or not picture.absolute().parent.is_dir()
     ):

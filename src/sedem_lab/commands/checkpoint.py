@@ -13,9 +13,8 @@ from sedem.cli.options import (
     Json,
     OptionEntries,
     data_options,
-    hops_of,
 )
-from sedem.config import WAYS, check_choice
+from sedem.config import WAYS, check_choice, parse_hops
 from sedem_lab.commands.train import RECIPE, Overrides, recipe_path
 
 MOST, SEED = 2000, 0
@@ -76,7 +75,7 @@ def calibrate(
     from sedem_lab.training.recipe import load_recipe
     from sedem_lab.training.stages import Stage2Recipe
 
-    ways: dict[str, Any] = {"selection": selection, "answer": answer, "hops": hops_of(hops)}
+    ways: dict[str, Any] = {"selection": selection, "answer": answer, "hops": parse_hops(hops)}
     for name, value in ways.items():
         check_choice(name, value, WAYS[name])
     teach: dict[str, Any] = {}

@@ -21,13 +21,11 @@ from sedem.cli.options import (
     Model,
     OptionEntries,
     SelectionOption,
-    budget,
     data_options,
-    hops_of,
     option_of,
     settings_of,
 )
-from sedem.config import DEFAULT_MODEL
+from sedem.config import DEFAULT_MODEL, parse_hops, parse_k
 from sedem.errors import ConfigError
 from sedem_lab.evaluation.config import EvaluationConfig
 
@@ -130,8 +128,8 @@ def evaluate(
     entries |= {
         "method": method,
         "options": options,
-        "k": budget(k),
-        "hops": hops_of(hops),
+        "k": parse_k(k),
+        "hops": parse_hops(hops),
         "checkpoint": model or DEFAULT_MODEL,
     }
     config = EvaluationConfig.from_entries(entries, "sedem eval")

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sedem.errors import DataError
-from sedem.types import Document, check_unicode
+from sedem.types import Document
+from sedem.untrusted import check_unicode
 
 NO_CONTEXT = "no context"
 """The reason under which every set drops a question with nothing to read."""

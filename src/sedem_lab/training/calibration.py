@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from sedem.answering.decoding import Decoding
 from sedem.answering.spans import UNSURE, Candidate, SpanSearch, open_text
 from sedem.bank.blocks import BlockRow
-from sedem.bank.keys import keys_of
+from sedem.bank.index import Words, keys_of, score_words
 from sedem.bank.memory_bank import BankReader, MemoryBank
-from sedem.bank.words import Words, score_words
 from sedem.config import AnswerBy, Hops, SedemConfig, SelectBy
 from sedem.errors import ConfigError, DataError
 from sedem.guidance import (

@@ -32,7 +32,7 @@ from torch import Tensor
 from sedem.answering.decoding import GREEDY, Decoding
 from sedem.answering.running import Estimate, Event, Selected, failure
 from sedem.answering.scheduler import AsyncReply, Pace
-from sedem.bank import keys
+from sedem.bank import index
 from sedem.bank.file import BankFile
 from sedem.bank.memory_bank import BankReader, Snapshot
 from sedem.engine.device import Clock
@@ -165,7 +165,7 @@ class SelectorReplica:
         part = bank.part(bank.split(self._parts)[self._part])
         if len(part):
             # Of any size: keeping them is the purpose of this process.
-            keys.prepare(part, self._selector)
+            index.prepare(part, self._selector)
         return part
 
     async def prepare(self, version: Version) -> None:

@@ -17,7 +17,7 @@ from hashlib import sha256
 from threading import Event
 
 from sedem.answering.running import MEASURED, TELL
-from sedem.bank.keys import cached_bytes
+from sedem.bank.index import cached_bytes
 from sedem.bank.memory_bank import Snapshot
 from sedem.engine.device import step_back
 from sedem.engine.kept import REQUESTS, half_of_memory

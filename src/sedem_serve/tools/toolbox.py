@@ -16,7 +16,7 @@ from sedem.config import PASSAGES, PER_DOCUMENT
 from sedem.errors import BankError, ConfigError, DataError, UnknownDocumentError
 from sedem.reading.documents import NOTE
 from sedem.reading.followed import OpenBank
-from sedem.types import Citation, Document, page_of
+from sedem.types import Citation, Document
 from sedem.untrusted import json_text
 from sedem_serve.tools import USUAL, Limits
 from sedem_serve.tools.names import SCHEME, Names
@@ -186,7 +186,7 @@ class Toolbox:
             start=start,
             end=end,
             characters=characters,
-            page=page_of(pages, start),
+            page=documents.page(index, start),
             pages=len(pages),
             text=text,
             changed=bank.changed(documents.name(index)),

@@ -9,8 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from sedem.backbone.gguf import PUBLISHED, found_file
+from sedem.backbone.gguf import found_file
 from sedem.backbone.loading import open_backbone
+from sedem.config import PUBLISHED
 from sedem.demo import DOCUMENTS
 from sedem.errors import ConfigError
 

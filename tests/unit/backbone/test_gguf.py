@@ -21,9 +21,9 @@ from gguf_files import write_gguf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sedem.backbone import gguf
-from sedem.backbone.gguf import ARCHITECTURES, Published, convert, converted, gguf_file
+from sedem.backbone.gguf import ARCHITECTURES, convert, converted, gguf_file
 from sedem.backbone.loading import LightBackbone, open_backbone
-from sedem.config import is_gguf
+from sedem.config import PUBLISHED, Published, is_gguf
 from sedem.errors import CheckpointError, ConfigError
 
 TOKENS = torch.arange(2, 80)[None]
@@ -298,7 +298,7 @@ def published(file: Path, monkeypatch: pytest.MonkeyPatch) -> Published:
         file="weights/tiny.gguf",
         revision="0" * 40,
     )
-    monkeypatch.setattr(gguf, "PUBLISHED", {"owner/tiny/tiny.gguf": known})
+    monkeypatch.setitem(PUBLISHED, "owner/tiny/tiny.gguf", known)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     return known
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from sedem import Document, MemoryBank, SeDeM
-from sedem.bank import codes, keys
+from sedem.bank import codes, index
 from sedem.bank.codes import Codes, CodesFile, CodeSpace, codes_path, mean_keys
 from sedem.bank.file import delete
-from sedem.bank.keys import bank_codes
+from sedem.bank.index import bank_codes
 from sedem.reading.building import build_bank
 from sedem.selecting import select as search
 from sedem.tensors import Quantized
@@ -33,13 +33,13 @@ def path(model: SeDeM, tmp_path: Path) -> Path:
 def made(monkeypatch: pytest.MonkeyPatch) -> Made:
     """The blocks whose mean keys were computed, for the space and for codes, call by call."""
     calls: Made = []
-    means = keys._means
+    means = index._means
 
     def spied(bank: object, selector: object, blocks_n: np.ndarray) -> torch.Tensor:
         calls.append(blocks_n.tolist())
         return means(bank, selector, blocks_n)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(keys, "_means", spied)
+    monkeypatch.setattr(index, "_means", spied)
     return calls
 
 
@@ -90,7 +90,7 @@ def test_a_code_ignores_what_all_blocks_have_in_common() -> None:
 def test_codes_are_read_from_the_file_beside_the_bank(
     model: SeDeM, path: Path, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keys, "ROW", 2)
+    monkeypatch.setattr(index, "ROW", 2)
     bank = MemoryBank.open(path)
     first = bank_codes(bank, model.selector)
     assert [n for call in made[1:] for n in call] == [*range(len(bank))]

@@ -19,7 +19,7 @@ from sedem.backbone.decoder import Backbone
 from sedem.bank.care import Damage, Repaired, examine, repair
 from sedem.bank.database import connect
 from sedem.bank.file import BankFile
-from sedem.bank.words import score_words
+from sedem.bank.index import score_words
 from sedem.errors import BankMismatchError, DataError
 from sedem.method.segments import Segments, segment_text
 from sedem.modules import SedemModules

@@ -17,8 +17,8 @@ from sedem import Auto, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.answering.decoding import Decoding
 from sedem.backbone.decoder import Backbone
 from sedem.bank import blocks as bank_blocks
-from sedem.bank import keys as bank_keys
-from sedem.bank.keys import bank_codes
+from sedem.bank import index
+from sedem.bank.index import bank_codes
 from sedem.errors import ConfigError, DataError, UnknownDocumentError
 from sedem.selecting import select as search
 from sedem.selecting.plan import Request, Scores, check_fits, plan_of, prepare
@@ -307,11 +307,11 @@ def test_candidates_have_exact_scores(
 ) -> None:
     monkeypatch.setattr(bank_blocks, "SCAN", 3)
     if keys == "cached":
-        bank_keys.prepare(large, model.selector)
+        index.prepare(large, model.selector)
     elif keys == "stored":
         large.save(tmp_path / "a.bank")
         large = MemoryBank.open(tmp_path / "a.bank")
-        bank_keys.save_keys(large, model.selector)
+        index.save_keys(large, model.selector)
     exact = model.scores(large, RENT)
     found = scored(model, Request(large, RENT, k=2))[0].total
     is_candidate = found > -torch.inf

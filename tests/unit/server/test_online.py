@@ -15,7 +15,7 @@ from conftest import LEASE, RECIPE
 from unit.server.conftest import in_a_loop
 
 from sedem import Document, SeDeM
-from sedem.bank.keys import cached_bytes, key_parts
+from sedem.bank.index import cached_bytes, key_parts
 from sedem.engine.kept import REQUESTS
 from sedem.errors import CancelledError, DataError, QueueFullError
 from sedem_serve.server.online import KEPT_SHARE, OnlineBanks

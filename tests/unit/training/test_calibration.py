@@ -13,7 +13,7 @@ import torch
 from unit.training.blocks import repeated
 
 from sedem import Document, SeDeM
-from sedem.bank.words import Word, Words
+from sedem.bank.index import Word, Words
 from sedem.errors import ConfigError, DataError
 from sedem.guidance import (
     SECOND_FEATURES,
