@@ -74,7 +74,8 @@ class Walk:
     """The files and functions of the core that ran, and how deep each equation was called.
 
     Functions are in the order of their first calls, with the number of calls on the stack then.
-    `files_until` has the number of files before each equation ran. `opened` has the names of those that ran after the model was opened, without comprehensions.
+    `files_until` has the number of files before each equation ran. `opened` has the names of those
+    that ran after the model was opened, without comprehensions.
     """
 
     def __init__(self) -> None:

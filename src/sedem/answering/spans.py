@@ -18,10 +18,11 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -129,6 +130,7 @@ class Passage:
         return sentences_of(self.text)
 
 
+Item = TypeVar("Item")
 Start = tuple[int, int]
 """Index of a document, and a character of it."""
 Place = tuple[int, int, int]
@@ -220,8 +222,8 @@ class SpanSearch:
         plan, selection = prepared.plan, prepared.selection
         if passages is None:
             before = 1 if model.second_reading is None else BEFORE
-            pieces = in_pieces(selection.ranked)
-            passages = [read_passage(plan.bank, block, before) for some in pieces for block in some]
+            ranked = _watched(selection.ranked)
+            passages = [read_passage(plan.bank, block, before) for block in ranked]
         self.passages = passages
         chat = model.config.chat_template or plan.prompt is not None
         self.lead, self.ends = ("" if chat else " "), end_ids(model.decoder, chat=chat)
@@ -238,9 +240,7 @@ class SpanSearch:
         self.weight = sum(question.values()) or 1.0
         offers = _CHOICE.search(plan.question) is not None
         self.asked = set[str]() if offers else set(folded(plan.question).split())
-        self.matches = {
-            one: matches_of(one.text, question) for some in in_pieces(passages) for one in some
-        }
+        self.matches = {one: matches_of(one.text, question) for one in _watched(passages)}
         scores_K = selection.scores.total[selection.ranked]
         tokens = max(1, len(model.encoder.token_ids(plan.question)))
         # Forced blocks of a large bank may have no scores.
@@ -323,7 +323,7 @@ class SpanSearch:
         # Of all words, those that the decoder would most like to begin with are read on.
         begun = self.ordered(self._beginnings()) if self.longest else []
         distinct = dict[str, Candidate]()
-        for one in (one for some in in_pieces(begun) for one in some):
+        for one in _watched(begun):
             ahead = one.at + LOOK_AHEAD * CHARACTERS  # the first of those that go on alike
             distinct.setdefault(one.passage.text[one.at : ahead], one)
         chosen = [*distinct.values()][:most]
@@ -372,9 +372,8 @@ class SpanSearch:
     def _beginnings(self) -> list[Candidate]:
         """Every word of the passages that is inside the selected blocks."""
         lead = " " if self.said else self.lead
-        pieces = in_pieces(self.passages)
-        places = [(one, *word) for some in pieces for one in some for word in one.borders[0]]
-        words = [lead + one.text[at:end] for some in in_pieces(places) for one, at, end in some]
+        places = [(one, *word) for one in _watched(self.passages) for word in one.borders[0]]
+        words = [lead + one.text[at:end] for one, at, end in _watched(places)]
         if not words:
             return []
         distinct = list(dict.fromkeys(words))
@@ -383,8 +382,8 @@ class SpanSearch:
         gaps = (self.log_V.max() - first).tolist()
         both = zip(first.clamp_min(LEAST).tolist(), gaps, strict=True)
         known = dict(zip(distinct, both, strict=True))
-        pairs = in_pieces(zip(places, words, strict=True))
-        return [Candidate(*place, 1, *known[word]) for some in pairs for place, word in some]
+        pairs = _watched(zip(places, words, strict=True))
+        return [Candidate(*place, 1, *known[word]) for place, word in pairs]
 
     def scores(self, spans: Sequence[Candidate]) -> Tensor:
         """Score spans `[C]`."""
@@ -396,17 +395,12 @@ class SpanSearch:
         """Return the features of spans `[C, F]`."""
         # The share of the question's words in the rest of each span's sentence, each counted once.
         beside = []
-        for one in (one for some in in_pieces(spans) for one in some):
-            sentences, start, end = one.passage.sentences, one.at, one.end
-            number = bisect_right(sentences, start)
-            first, last = sentences[number - 1], max(end, sentences[number])
-            weights = {
-                match.word: match.weight
-                for match in self.matches[one.passage]
-                if first <= match.start < match.end <= last
-                and not start <= match.start < match.end <= end
-            }
-            beside.append(sum(weights.values()) / self.weight)
+        for one in _watched(spans):
+            sentences = one.passage.sentences
+            number = bisect_right(sentences, one.at)
+            first, last = sentences[number - 1], max(one.end, sentences[number])
+            shared = self._weight_within(one.passage, first, last, one.at, one.end)
+            beside.append(shared / self.weight)
         columns = (
             [one.likelihood for one in spans],
             [float(one.tokens) for one in spans],
@@ -415,17 +409,28 @@ class SpanSearch:
         )
         return span_features(*map(torch.tensor, columns))
 
+    def _weight_within(
+        self, passage: Passage, first: int, last: int, start: int = 0, end: int = 0
+    ) -> float:
+        """Weight of the question's words in a part of a passage, but not in a span of it."""
+        weights = {
+            match.word: match.weight
+            for match in self.matches[passage]
+            if first <= match.start < match.end <= last
+            and not start <= match.start < match.end <= end
+        }
+        return sum(weights.values())
+
     def named_rows(self) -> list[Candidate]:
         """Return the first words of the rows of tables with most of the question's words."""
         shares: dict[Candidate, float] = {}
-        for passage in (one for some in in_pieces(self.passages) for one in some):
+        for passage in _watched(self.passages):
             for begin, end in passage.borders[0]:
                 number = bisect_right(passage.sentences, begin)
                 first, last = passage.sentences[number - 1 : number + 1]
                 if not passage.text[first:begin].strip() and is_row(passage.text[first:last]):
                     one = Candidate(passage, begin, end, 1, LEAST, 0.0)
-                    own = (m for m in self.matches[passage] if first <= m.start < last)
-                    shares[one] = sum({m.word: m.weight for m in own}.values())
+                    shares[one] = self._weight_within(passage, first, last)
         most = max(shares.values(), default=0.0)
         return [one for one, share in shares.items() if 0 < share == most][:ROWS]
 
@@ -476,6 +481,12 @@ class SpanSearch:
                 if number + 1 == length and after:
                     unfinished.append(Candidate(passage, at, place, length, own, gap))
         return found, unfinished
+
+
+def _watched(items: Iterable[Item]) -> Iterator[Item]:
+    """Yield items for work in Python, which whoever watches this thread may end between two."""
+    for piece in in_pieces(items):
+        yield from piece
 
 
 def read_passage(bank: BankReader, block: int, before: int) -> Passage:

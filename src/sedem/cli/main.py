@@ -405,7 +405,7 @@ def ask(
 
     With --reader, your own model writes the answer, and -k is the number of passages it is given.
     """
-    chosen_k = parse_k(k)
+    chosen_k, chosen_hops = parse_k(k), parse_hops(hops)
     own = reader_at(reader, reader_model) if reader or reader_model else None
     from sedem.answering.decoding import Decoding
     from sedem.bank.memory_bank import MemoryBank
@@ -425,7 +425,7 @@ def ask(
         "decoding": decoding,
         "condition": condition,
         "selection": selection,
-        "hops": parse_hops(hops),
+        "hops": chosen_hops,
         "answer": answer,
         "min_confidence": min_confidence,
         "documents": document or None,

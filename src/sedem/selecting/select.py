@@ -129,7 +129,8 @@ def select(
                 asked_N = states_N.masked_fill(total_N == -torch.inf, -torch.inf)
                 features_F = confidence_features(asked_N, tokens)
                 confidence = float(model.confidence(features_F[None])[0])
-            scores = hop_again(model, engine, plan, scores, tokens, scoring)
+            if plan.hops != 1 and plan.blocks is None and states_N is not None:
+                scores = hop_again(model, engine, plan, scores, tokens, scoring)
             selections.append(choose(model, plan, scores, confidence))
         if clock is not None:
             clock.lap("score_ms")
@@ -426,14 +427,14 @@ def hop_again(
     question_tokens: int,
     scoring: Scoring,
 ) -> Scores:
-    """Score blocks again by what the best one says, if a plan has a second hop.
+    """Score blocks again by what the best one says, if that leaves something to find.
 
     The first block stays the best.
     """
     second, states_N = model.second_hop, scores.states
-    if plan.hops == 1 or plan.blocks is not None or states_N is None or len(plan.bank) < 2:
+    assert second is not None and states_N is not None
+    if len(plan.bank) < 2:
         return scores
-    assert second is not None
     first = int(scores.total.argmax())
     if plan.hops == "auto":
         features_F = first_features(scores, first, question_tokens)
