@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sedem.answering.decoding import UNANSWERABLE, Decoding, Transcript, fetch, log_probabilities
 from sedem.answering.spans import Found, find_quotation, told_partly, words_without_source
-from sedem.backbone.prompts import end_ids
+from sedem.backbone.prompts import NEXT_QUESTION, end_ids
 from sedem.engine.device import Clock, watched
 from sedem.engine.interface import Engine, Rows
 from sedem.errors import (
@@ -240,8 +240,10 @@ class Running:
     ) -> None:
         self.question, self.prepared, self.stages = question, prepared, stages
         chat = model.config.chat_template or prepared.plan.prompt is not None
-        ends = end_ids(model.decoder, chat=chat)
-        self.transcript = Transcript(model.decoder.tokenizer, ends, question.decoding)
+        decoding, ends = question.decoding, end_ids(model.decoder, chat=chat)
+        if not chat:
+            decoding = replace(decoding, stop=(*decoding.stop, NEXT_QUESTION))
+        self.transcript = Transcript(model.decoder.tokenizer, ends, decoding)
         self.choose = question.decoding.chooser(model.device)
         self.clock = Clock(model.device, question.since)
         self.found: Found | None = None

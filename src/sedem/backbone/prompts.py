@@ -14,6 +14,8 @@ Turn = tuple[str, str]
 
 QUESTION = "Question: "
 """Precedes a question in its prompt."""
+NEXT_QUESTION = f"\n{QUESTION.strip()}"
+"""How a model without training goes on after an answer, with a question of its own."""
 EMPTY = "the question is empty; ask something, such as 'Who signed the lease?'"
 SEPARATOR = "\n\n"
 """Separates documents from each other, and a context from the question."""

@@ -173,6 +173,29 @@ def test_below_the_least_confidence_the_answer_is_that_the_documents_do_not_tell
     assert (answer.finish_reason, answer.k) == ("unanswerable", len(long))
 
 
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (" 1,240 euros\n\nQuestion: Who is the landlord?\nAnswer:", "1,240 euros"),
+        (" 1,240 euros\nQuestion: Who is it?", "1,240 euros"),
+        (" He asks: Question: who?", "He asks: Question: who?"),
+    ],
+)
+def test_a_question_of_the_models_own_is_no_part_of_its_answer(
+    model: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch, written: str, expected: str
+) -> None:
+    tokens = iter([*model.decoder.token_ids(written), model.decoder.eos_token_id])
+
+    def chooser(decoding: Decoding, device: torch.device) -> Any:
+        return lambda logits_BV: torch.tensor([next(tokens)])
+
+    monkeypatch.setattr(Decoding, "chooser", chooser)
+    decoding = Decoding(max_new_tokens=200, temperature=1.0)
+    stream = model.stream(bank, RENT, decoding=decoding, answer="free")
+    assert "".join(stream) == expected
+    assert stream.answer is not None and stream.answer.text == expected
+
+
 def test_nothing_is_decoded_for_a_declined_question(
     sure: SeDeM, documents: list[Document], monkeypatch: pytest.MonkeyPatch
 ) -> None:
