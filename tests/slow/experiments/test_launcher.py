@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from experiments.system.scales import ROOT
+from sedem_lab.training.checkpoints import COMPLETE
 from sedem_lab.training.shipped_recipes import launch_file
 
 pytestmark = pytest.mark.slow
@@ -30,7 +31,7 @@ def test_a_table_is_trained_by_two_processes_which_resume_after_a_kill(tmp_path:
     first = subprocess.Popen(COMMAND, cwd=tmp_path, env=environment, start_new_session=True)
     try:
         started = time.monotonic()
-        while not (runs / "stage2-hotpotqa" / "checkpoint-1").is_dir():
+        while not (runs / "stage2-hotpotqa" / "checkpoint-1" / COMPLETE).exists():
             assert first.poll() is None and time.monotonic() < started + 300
             time.sleep(0.1)
     finally:
