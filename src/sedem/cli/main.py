@@ -396,7 +396,7 @@ def ask(
     """Answer questions from a bank, or from a folder of documents, with sources.
 
     A folder is read into a bank under ~/.sedem/folders, and later only what is new in it. What
-    cannot be read is named when it is new.
+    cannot be read is named when it is new, and tried again when it changes, or an hour later.
 
     The sources are the spans that the answer was conditioned on; the words of a quoted answer are
     marked in theirs. Control characters are shown as

@@ -10,6 +10,7 @@ import glob
 import json
 import os
 import stat
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -344,11 +345,25 @@ class Seen(NamedTuple):
     path: str
 
 
+class Failed(NamedTuple):
+    """A file as it was when it could not be read, the reason, and when that was, in Unix time."""
+
+    size: int
+    changed: int
+    why: str
+    at: float
+
+
+AGAIN_SECONDS = 3600
+"""After so long, another process tries what could not be read again."""
+
+
 class Record:
     """The files that the documents of a bank were read from, beside it.
 
     Attributes:
         files: each file as it was when it was read, by the name of its document.
+        failed: those that could not be read, likewise.
         lost: documents whose files are out of reach, until they are back.
     """
 
@@ -360,6 +375,7 @@ class Record:
     def forget(self) -> None:
         """Know nothing."""
         self.files, self.lost = dict[str, Seen](), set[str]()
+        self.failed: dict[str, Failed] = {}
         self._names: dict[str, str] = {}
 
     def load(self) -> None:
@@ -369,13 +385,17 @@ class Record:
             stored = read_json(self.path or Path(), DataError, DOCUMENT_BYTES)
             self.files = {str(name): Seen(*seen) for name, seen in stored["files"].items()}
             self.lost = {str(name) for name in stored["lost"]}
+            tried = {str(name): Failed(*one) for name, one in stored.get("failed", {}).items()}
+            since = time.time() - AGAIN_SECONDS
+            self.failed = {name: one for name, one in tried.items() if one.at > since}
         except (OSError, DataError, AttributeError, KeyError, TypeError, ValueError):
             pass
         self._names = {seen.path: name for name, seen in self.files.items()}
 
     def save(self) -> None:
         """Write it, if it has changed."""
-        content = json.dumps({"files": self.files, "lost": sorted(self.lost)})
+        lost = sorted(self.lost)
+        content = json.dumps({"files": self.files, "lost": lost, "failed": self.failed})
         if self.path is None or content == self._saved:
             return
         with atomic_write(self.path) as beside:

@@ -25,6 +25,7 @@ from sedem.errors import DataError, SedemError
 from sedem.reading.document_formats import told_empty
 from sedem.reading.documents import (
     NOTE,
+    Failed,
     LeftOut,
     Record,
     Seen,
@@ -173,7 +174,6 @@ class FollowedBank(OpenBank):
         self._seen: dict[str, Seen] = {}
         self._unchecked: list[str] = []
         self._live = 0
-        self._failed: dict[str, tuple[Stamp, str]] = {}
         self._left_out: LeftOut = {}
         self._notes: dict[str, tuple[str, ...]] = {}
         self._away = self._trouble = ""
@@ -203,7 +203,7 @@ class FollowedBank(OpenBank):
 
     def unreadable(self) -> list[str]:
         """Return why files could not be read."""
-        return [*(why for _, why in [*self._failed.values()]), *self.left_out(NAMED)]
+        return [*(one.why for one in [*self.record.failed.values()]), *self.left_out(NAMED)]
 
     def left_out(self, reasons: Collection[str]) -> list[str]:
         """Return a sentence on files that were left out for some reasons, if there are any."""
@@ -299,7 +299,7 @@ class FollowedBank(OpenBank):
             self._held = {name for name in names if self._is_read_from_a_file(name)}
             known = {name: seen[:2] for name, seen in self.record.files.items()}
             known = {name: stamp for name, stamp in known.items() if name in self._held}
-            known |= {name: stamp for name, (stamp, _) in self._failed.items()}
+            known |= {name: one[:2] for name, one in self.record.failed.items()}
             order = {name: place for place, name in enumerate(self._waiting or ())}
             different = [name for name, (_, at) in self._found.items() if known.get(name) != at]
             different.sort(key=lambda name: order.get(name, -1))
@@ -375,7 +375,7 @@ class FollowedBank(OpenBank):
                     return
                 path, stamp = self._found[name]
             tried.add(name)
-            self._failed.pop(name, None)
+            self.record.failed.pop(name, None)
             before = self.record.files.get(name)
             try:
                 self._seen[name] = Seen(*stamp, _digest(path), str(path))
@@ -407,7 +407,9 @@ class FollowedBank(OpenBank):
         """See that a file cannot be read, unless it is gone meanwhile."""
         with self._state:
             if name in self._found and (stamp := stamp_of(self._found[name][0])) is not None:
-                self._failed[name] = stamp, str(error)
+                # Access to a file may be given without changing it.
+                at = 0.0 if isinstance(error, OSError) else time.time()
+                self.record.failed[name] = Failed(*stamp, str(error), at)
             self._done(name)
 
     def _done(self, name: str) -> None:
@@ -440,9 +442,9 @@ class FollowedBank(OpenBank):
             if gone:
                 self.remove(*gone)
             stays = self.record.lost.union(self._found)
-            known = self.record.files
-            self.record.files = {name: seen for name, seen in known.items() if name in stays}
-            self._failed = {name: why for name, why in self._failed.items() if name in stays}
+            files, failed = self.record.files, self.record.failed
+            self.record.files = {name: seen for name, seen in files.items() if name in stays}
+            self.record.failed = {name: one for name, one in failed.items() if name in stays}
             self._notes = {name: notes for name, notes in self._notes.items() if name in stays}
             if not self._away:
                 self.record.save()

@@ -18,7 +18,7 @@ from filelock import FileLock
 from sedem import Document, SeDeM
 from sedem.bank.file import BankFile
 from sedem.errors import BankError, DataError
-from sedem.reading import building, followed
+from sedem.reading import building, documents, followed
 from sedem.reading.followed import FollowedBank, Follower, OpenBank, ReadInto
 from sedem.reading.places import banks_at
 from sedem.untrusted import StoppedError
@@ -209,6 +209,45 @@ def test_a_file_that_cannot_be_read_does_not_stop_the_others(
     change(folder / "empty.txt", "Now it has text.")
     bank.catch_up(read)
     assert "empty.txt" in names(bank) and "empty.txt" not in str(bank.unreadable())
+
+
+def test_another_process_does_not_try_what_could_not_be_read_until_it_changes_or_an_hour_later(
+    folder: Path,
+    open_folder: Callable[[], FollowedBank],
+    read: ReadInto,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (folder / "binary.txt").write_bytes(b"\0\1\2")
+    (folder / "empty.md").write_text(" ", "utf-8")
+    (folder / "scan.pdf").write_bytes(b"%PDF-1.7")
+    (folder / "private.txt").write_text("Not for everybody.", "utf-8")
+    tried, reads, denied = list[str](), followed.read_document, {"private.txt"}
+
+    def spied(path: Path, **options: Any) -> Document:
+        tried.append(path.name)
+        if path.name in denied:
+            raise PermissionError(13, "Permission denied", str(path))
+        return reads(path, **options)
+
+    monkeypatch.setattr(followed, "read_document", spied)
+
+    def process() -> FollowedBank:
+        tried.clear()
+        bank = open_folder()
+        bank.catch_up(read)
+        return bank
+
+    told = process().unreadable()
+    assert len(told) == 4 and {"binary.txt", "empty.md", "scan.pdf"} < {*tried}
+    # The reasons are known; only access may have been given meanwhile.
+    denied.clear()
+    assert {*process().unreadable()} == {one for one in told if "private.txt" not in one}
+    assert tried == ["private.txt"]
+    change(folder / "empty.md", "Now it has text.")
+    assert len(process().unreadable()) == 2 and tried == ["empty.md"]
+    now = time.time() + documents.AGAIN_SECONDS
+    monkeypatch.setattr(time, "time", lambda: now)
+    assert len(process().unreadable()) == 2 and {*tried} == {"binary.txt", "scan.pdf"}
 
 
 def test_what_is_read_can_be_asked_while_the_rest_is_read(
