@@ -66,7 +66,7 @@ def test_the_reference_engine_runs_the_equations_themselves(
 
 
 FILES, FILES_UNTIL, FUNCTIONS, CALLS = 36, 30, 356, 9
-"""Most files that `sedem ask` passes through, and until equation 8; most functions once its model
+"""Most files that `sedem ask` passes through, and until injection; most functions once its model
 is open, and most calls from it to an equation. A change that makes this longer needs a reason."""
 
 
@@ -98,6 +98,11 @@ def test_the_walk_names_what_a_debugger_meets_in_its_order(tmp_path: Path) -> No
     built = walk("build", str(tmp_path / "b.bank"), document)
     asked = walk("ask", bank, "Who is the mayor of Belholm?")
     page = (MAP.parent / "walk.md").read_text(encoding="utf-8")
+    until, whole = asked.files_until["prefill"], len(asked.files)
+    assert (
+        f"through {until} files until the restored states are injected" in page
+        and f"through {whole} until" in page
+    )
     for part, walked in zip(page.split("\n## ")[1:], (built, asked), strict=True):
         steps = [(name, int(depth)) for depth, name in STEP.findall(part)]
         found = {

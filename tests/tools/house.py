@@ -152,7 +152,10 @@ def rows() -> Iterator[tuple[str, str]]:
             bank = f"{folder}/b.bank"
     yield "files that a document passes through into a bank", str(len(built.files))
     yield "files that `sedem ask` passes through", str(len(asked.files))
-    yield "the same, until it reaches equation 8", str(asked.files_until["prefill"])
+    yield (
+        "the same, until states are injected (after equation 8)",
+        str(asked.files_until["prefill"]),
+    )
     for name, walked in (("`sedem build`", built), ("`sedem ask`", asked)):
         yield f"functions that {name} calls once its model is open", str(len(walked.opened or ()))
     depths = built.depths | asked.depths

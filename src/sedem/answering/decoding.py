@@ -125,6 +125,9 @@ class Transcript:
     `take` withholds text that could still change: an incomplete character, or the beginning of a
     stop string. It never revises text that it has returned.
 
+    Args:
+        also: stop strings besides those of `decoding`.
+
     Attributes:
         ids: the tokens so far, without the one that ends the answer.
         logprobs: `log_probabilities` of each of them, if they are recorded.
@@ -136,10 +139,12 @@ class Transcript:
         tokenizer: PreTrainedTokenizerBase,
         end_ids: Sequence[int],
         decoding: Decoding,
+        also: Sequence[str] = (),
     ) -> None:
         self.tokenizer = tokenizer
         self.end_ids = end_ids
         self.decoding = decoding
+        self.stop = *decoding.stop, *also
         self.ids: list[int] = []
         self.logprobs: list[list[tuple[int, float]]] = []
         self.text = ""
@@ -166,7 +171,7 @@ class Transcript:
             text = text.lstrip().rstrip(UNFINISHED)
             if len(text) > len(self.text):
                 self.text = text
-            starts = [at for stop in self.decoding.stop if (at := self.text.find(stop)) >= 0]
+            starts = [at for stop in self.stop if (at := self.text.find(stop)) >= 0]
             if starts:
                 self.text, self.finish_reason = self.text[: min(starts)], "stop"
             elif len(self.ids) >= self.decoding.max_new_tokens:
@@ -179,7 +184,7 @@ class Transcript:
         certain = len(self.text)
         if self.finish_reason is None:
             withheld = 0
-            for stop in self.decoding.stop:
+            for stop in self.stop:
                 for size in range(1, min(len(stop), len(self.text)) + 1):
                     if self.text.endswith(stop[:size]):
                         withheld = max(withheld, size)

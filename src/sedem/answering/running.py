@@ -240,10 +240,8 @@ class Running:
     ) -> None:
         self.question, self.prepared, self.stages = question, prepared, stages
         chat = model.config.chat_template or prepared.plan.prompt is not None
-        decoding, ends = question.decoding, end_ids(model.decoder, chat=chat)
-        if not chat:
-            decoding = replace(decoding, stop=(*decoding.stop, NEXT_QUESTION))
-        self.transcript = Transcript(model.decoder.tokenizer, ends, decoding)
+        ends, also = end_ids(model.decoder, chat=chat), () if chat else (NEXT_QUESTION,)
+        self.transcript = Transcript(model.decoder.tokenizer, ends, question.decoding, also)
         self.choose = question.decoding.chooser(model.device)
         self.clock = Clock(model.device, question.since)
         self.found: Found | None = None
