@@ -486,6 +486,11 @@ def matches_of(text: str, question: Mapping[str, float]) -> list[Match]:
     return sorted(found, key=lambda match: match.start)
 
 
+def total_weight(matches: Iterable[Match]) -> float:
+    """Return the weight of all words that match, each counted once."""
+    return sum({one.word: one.weight for one in matches}.values())
+
+
 def unsupported(answer: str, sources: Iterable[str]) -> tuple[str, ...]:
     """Return what an answer says that stands in none of its sources.
 

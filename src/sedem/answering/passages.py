@@ -18,7 +18,7 @@ from sedem.bank.memory_bank import Snapshot
 from sedem.config import PASSAGES, PER_DOCUMENT
 from sedem.engine.interface import Engine
 from sedem.errors import ConfigError
-from sedem.guidance import matches_of
+from sedem.guidance import matches_of, total_weight
 from sedem.method.segments import sentences_of
 from sedem.method.selector import top_k
 from sedem.modules import SedemModules
@@ -146,8 +146,7 @@ def _widened(bank: Snapshot, block: int, scores: Scores) -> _Hit:
         matches = matches_of(text, {one.text: one.weight for one in words if block in one.blocks})
 
         def weight(first: int) -> float:
-            own = (one for one in matches if first <= one.start < first + LENGTH)
-            return sum({one.word: one.weight for one in own}.values())  # each word once
+            return total_weight(one for one in matches if first <= one.start < first + LENGTH)
 
         inside = (at for at in sentences if start < at < end - LENGTH // 2)
         start = max([start, *inside], key=weight)

@@ -44,6 +44,7 @@ from sedem.guidance import (
     same_stem,
     second_features,
     span_features,
+    total_weight,
     unsupported,
     with_range,
 )
@@ -399,7 +400,12 @@ class SpanSearch:
             sentences = one.passage.sentences
             number = bisect_right(sentences, one.at)
             first, last = sentences[number - 1], max(one.end, sentences[number])
-            shared = self._weight_within(one.passage, first, last, one.at, one.end)
+            shared = total_weight(
+                match
+                for match in self.matches[one.passage]
+                if first <= match.start < match.end <= last
+                and not one.at <= match.start < match.end <= one.end
+            )
             beside.append(shared / self.weight)
         columns = (
             [one.likelihood for one in spans],
@@ -408,18 +414,6 @@ class SpanSearch:
             beside,
         )
         return span_features(*map(torch.tensor, columns))
-
-    def _weight_within(
-        self, passage: Passage, first: int, last: int, start: int = 0, end: int = 0
-    ) -> float:
-        """Weight of the question's words in a part of a passage, but not in a span of it."""
-        weights = {
-            match.word: match.weight
-            for match in self.matches[passage]
-            if first <= match.start < match.end <= last
-            and not start <= match.start < match.end <= end
-        }
-        return sum(weights.values())
 
     def named_rows(self) -> list[Candidate]:
         """Return the first words of the rows of tables with most of the question's words."""
@@ -430,7 +424,8 @@ class SpanSearch:
                 first, last = passage.sentences[number - 1 : number + 1]
                 if not passage.text[first:begin].strip() and is_row(passage.text[first:last]):
                     one = Candidate(passage, begin, end, 1, LEAST, 0.0)
-                    shares[one] = self._weight_within(passage, first, last)
+                    own = (m for m in self.matches[passage] if first <= m.start < last)
+                    shares[one] = total_weight(own)
         most = max(shares.values(), default=0.0)
         return [one for one, share in shares.items() if 0 < share == most][:ROWS]
 
