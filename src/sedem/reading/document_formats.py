@@ -65,10 +65,11 @@ PACKED = 2
 PLAIN = ("", ".txt", ".text", ".md", ".markdown")
 """Endings of files that are only decoded, so they need no process of their own."""
 CODE = tuple(
-    ".asm .bash .bat .c .cc .cfg .clj .cmake .conf .cpp .cs .css .cxx .dart .erl .ex .f90 .fs .go "
-    ".gradle .groovy .h .hpp .hs .ini .java .jl .js .json .jsx .kt .less .lisp .log .lua .m .mjs "
-    ".ml .nix .pas .php .pl .proto .ps1 .py .pyi .r .rb .rs .rst .sass .scala .scss .sh .sql "
-    ".swift .tex .toml .ts .tsx .vb .vue .xml .yaml .yml .zig .zsh".split()
+    ".adoc .asciidoc .asm .bash .bat .c .cc .cfg .clj .cmake .conf .cpp .cs .css .cxx .dart "
+    ".erl .ex .f90 .fs .go .gradle .groovy .h .hpp .hs .ini .java .jl .js .json .jsx .kt "
+    ".less .lisp .log .lua .m .mjs .ml .nix .org .pas .php .pl .proto .ps1 .py .pyi .r .rb "
+    ".rs .rst .sass .scala .scss .sh .sql .swift .tex .toml .ts .tsx .vb .vue .xml .yaml "
+    ".yml .zig .zsh".split()
 )
 """Endings of source code and of other text that programs read too."""
 HEADS = ("From", "To", "Cc", "Date", "Subject")

@@ -238,7 +238,9 @@ def test_a_parser_that_is_not_installed_is_named(
     refused(name, content, rf"needs the library '{library}'; .* pip install 'sedem\[documents\]'")
 
 
-@pytest.mark.parametrize("name", ["a.md", "a.markdown", "a.text", "README"])
+@pytest.mark.parametrize(
+    "name", ["a.md", "a.markdown", "a.text", "README", "a.org", "a.adoc", "a.asciidoc"]
+)
 def test_text_is_read_as_it_is(name: str) -> None:
     assert read(name, "\ufeff# Café\n\n<b>".encode()) == "# Café\n\n<b>"
 
