@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sedem.answering.decoding import Decoding, Transcript, log_probabilities
+from sedem.backbone.decoder import Backbone
 from sedem.backbone.prompts import end_ids, with_texts
 from sedem.bank.memory_bank import BankReader
 from sedem.engine.device import in_pieces
@@ -549,7 +550,7 @@ def open_text(
         named: others whose sentences are read before theirs.
     """
     bank, chat = prepared.plan.bank, model.config.chat_template
-    places = sentences_of_spans(model, [*named, *spans])
+    places = sentences_of_spans(model.decoder, [*named, *spans])
     texts = [bank.documents.text(*place) for place in places]
     ids = with_texts(model.decoder, prepared.prompt, texts, chat=chat)
     inputs = AnswerInputs(bank, [], torch.zeros(0), torch.tensor(ids))
@@ -570,7 +571,7 @@ def open_text(
         yield search
 
 
-def sentences_of_spans(model: SedemModules, spans: Sequence[Candidate]) -> list[Place]:
+def sentences_of_spans(decoder: Backbone, spans: Sequence[Candidate]) -> list[Place]:
     """Return the sentences of the best spans with their neighbours, joined, in reading order."""
     kept: dict[Start, int] = {}
     used = 0
@@ -590,7 +591,7 @@ def sentences_of_spans(model: SedemModules, spans: Sequence[Candidate]) -> list[
         texts = [
             passage.text[at - passage.start : end - passage.start] for (_, at), end in new.items()
         ]
-        size = sum(map(len, model.decoder.tokenize(texts)["input_ids"])) if texts else 0
+        size = sum(map(len, decoder.tokenize(texts)["input_ids"])) if texts else 0
         if kept and used + size > TOKENS:
             break
         kept |= new

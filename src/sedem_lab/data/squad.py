@@ -22,6 +22,7 @@ from sedem_lab.data.examples import (
     distinct_answers,
     distinct_names,
 )
+from sedem_lab.data.invented import Split
 from sedem_lab.data.records import FromColumns, Id, Record, RecordModel, Records, Text, within
 from sedem_lab.data.swapping import NOTHING, swapped
 
@@ -60,13 +61,19 @@ _P = TypeVar("_P", bound=_Paragraph)
 
 
 def read(
-    records: Records, *, distractors: WholeFrom0 = 9, seed: Whole = 0, swap: Flag = False
+    records: Records,
+    *,
+    distractors: WholeFrom0 = 9,
+    seed: Whole = 0,
+    swap: Flag = False,
+    swap_split: Split = "evaluation",
 ) -> ExampleSet:
     """SQuAD, each gold paragraph among distractors.
 
     Args:
         distractors: paragraphs besides the gold one; (distractors + 1) // 2 from its own article.
         swap: replace every answer by an invented one; drop questions where that is not possible.
+        swap_split: the split of invented names.
     """
     result = ExampleSet("squad", [])
     articles: list[tuple[str, Any, dict[int, _Paragraph]]] = []
@@ -88,7 +95,7 @@ def read(
                 documents, gold = _among_distractors(pool, a, p, distractors, f"{seed}:{identity}")
                 evidence = Evidence(gold, start, start + len(answers[0]))
                 example = Example(identity, documents, question, answers, (evidence,))
-                if (own := swapped(example) if swap else example) is None:
+                if (own := swapped(example, swap_split) if swap else example) is None:
                     result.drop(NOTHING, identity)
                 else:
                     result.examples.append(own)

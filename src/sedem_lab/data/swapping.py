@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from sedem_lab.data.examples import Evidence, Example
 from sedem_lab.data.facts import make
+from sedem_lab.data.invented import Split
 
 NOTHING = "no name or number to swap"
 """The reason under which a question is dropped whose answer is neither, or is part of a word."""
@@ -21,10 +22,13 @@ _NUMBER = re.compile(r"\d[\d,.]*\d|\d")
 _NAME = re.compile(r"[A-Z][a-z]{2,}(?: [A-Z][a-z]{2,})*")
 
 
-def swapped(example: Example) -> Example | None:
+def swapped(example: Example, split: Split = "evaluation") -> Example | None:
     """A copy with an invented answer of the same kind; None if the answer has no such kind.
 
     Evidence must be the answer itself, as in SQuAD.
+
+    Args:
+        split: whose names are invented.
     """
     given, rng = example.answers[0], random.Random(f"swap:{example.id}")
     # What replaces each part of the answer.
@@ -37,7 +41,7 @@ def swapped(example: Example) -> Example | None:
             drawn = re.sub(r"\d", lambda _: str(rng.randrange(1, 10)), given)
         swaps = {given: drawn}
     elif _NAME.fullmatch(given):
-        swaps = {word: make("place", "evaluation", rng) for word in given.split()}
+        swaps = {word: make("place", split, rng) for word in given.split()}
     else:
         return None
     words = "|".join(map(re.escape, swaps))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NotRequired, TypedDict
@@ -19,9 +20,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from sedem.answering.spans import Candidate, Passage, sentences_of_spans
 from sedem.backbone.decoder import Backbone
 from sedem.config import Condition
 from sedem.errors import DataError
+from sedem.folding import folded
 from sedem.method.compressor import encode
 from sedem_lab.training.block_dataset import BlockDataset, BlockItem
 from sedem_lab.training.state_cache import StateCache
@@ -46,6 +49,7 @@ class BlockBatch(TypedDict):
     budget: int  # K
     condition: Condition  # form in which the decoder reads the selected blocks
     texts: list[list[str]]  # of each block, by example; empty if nothing reads them
+    sentences: list[list[str]]  # of each example, read instead of the texts; or empty
     states: NotRequired[Tensor]  # frozen states of the segments [X, S, T, E]
     question_states: NotRequired[Tensor]  # frozen states of the questions [X, B, Q, E]
 
@@ -68,6 +72,8 @@ class BlockCollator:
         conditions: weights with which a batch draws the form in which the decoder reads the
             selected blocks.
         texts: whether a batch has the texts of blocks that it reads as memory, too.
+        sentences: share of the batches that read text which have the sentences of a second reading
+            instead of whole blocks.
 
     Raises:
         DataError: the dataset is empty.
@@ -83,6 +89,7 @@ class BlockCollator:
         cache: Path | None,
         conditions: Mapping[Condition, float] = MappingProxyType({"memory": 1.0}),
         texts: bool = False,
+        sentences: float = 0.0,
     ) -> None:
         if not len(dataset):
             raise DataError("no example is left to train on; see what was dropped and why")
@@ -91,6 +98,7 @@ class BlockCollator:
         self.budgets = tuple(budgets)
         self.conditions = dict(conditions)
         self.texts = texts
+        self.sentences = sentences
         self.seed = seed
         self.states: tuple[StateCache, StateCache] | None = None
         if cache is not None:
@@ -149,9 +157,13 @@ class BlockCollator:
             "coins": torch.tensor([rng.random() for _ in items]),
             "condition": rng.choices([*self.conditions], [*self.conditions.values()])[0],
             "texts": [],
+            "sentences": [],
         }
         if self.texts or batch["condition"] != "memory":
             batch["texts"] = [[self.dataset.block_text(*pair) for pair in row] for row in blocks]
+        if batch["condition"] == "text" and rng.random() < self.sentences:
+            given = zip(items, batch["texts"], labels, strict=True)
+            batch["sentences"] = [self._read_again(*one, rng) for one in given]
         # Segments have whole slots.
         missing = slots * compression - max(map(len, rows))
         batch["segment_ids"], batch["segment_mask"] = (
@@ -166,6 +178,40 @@ class BlockCollator:
             batch["states"] = F.pad(states, (0, 0, 0, missing))
             batch["question_states"] = self.states[1].batch(questions)
         return {**batch, **targets([(item.prefix, item.answer) for item in items])}
+
+    def _read_again(
+        self, item: BlockItem, texts: Sequence[str], evidence_N: Tensor, rng: random.Random
+    ) -> list[str]:
+        """Draw the sentences of an example's blocks that a second reading could have, in order.
+
+        There the best spans of memory decide. Here the first are from the blocks with evidence: the
+        sentence with the answer, or else the likeliest. Then come the likeliest of the others. A
+        sentence is the likelier, the more words of the question it has.
+        """
+        model = self.dataset.model
+        question = self.dataset.questions[item.question].tolist()
+        asked, answer = (
+            folded(backbone.tokenizer.decode(ids, skip_special_tokens=True))
+            for backbone, ids in ((model.encoder, question), (model.decoder, item.answer))
+        )
+        right: list[Candidate] = []
+        wrong: list[tuple[float, Candidate]] = []
+        for block, text in enumerate(texts):
+            passage = Passage(block, block, 0, range(len(text)), text)
+            spans = []
+            for start, end in pairwise(passage.sentences):
+                own = folded(text[start:end])
+                likeness = len({*asked.split()} & {*own.split()}) + 2 * rng.random()
+                span = Candidate(passage, start, end, tokens=0, likelihood=0.0, gap=0.0)
+                spans.append((f" {answer} " in f" {own} ", likeness, span))
+            spans.sort(key=lambda one: one[:2])
+            if evidence_N[block] and spans:
+                right.append(spans.pop()[-1])
+            wrong += [(likeness, span) for _, likeness, span in spans]
+        wrong.sort(key=lambda one: one[0], reverse=True)
+        others = [span for _, span in wrong]
+        places = sentences_of_spans(model.decoder, [*right, *others])
+        return [texts[block][start:end] for block, start, end in places]
 
 
 def frozen_states(

@@ -135,12 +135,10 @@ def fit(
         CheckpointError: the last checkpoint has other weights than the model.
     """
     started, own, settings = time.time(), processes(), recipe.run
-    if torch.cuda.device_count() > own.num_processes == 1:
+    if (gpus := torch.cuda.device_count()) > own.num_processes == 1:
         logger.warning(
-            "%d GPUs are visible and one is used; to use all, start the command with "
-            "'torchrun --nproc-per-node %d --no-python'",
-            torch.cuda.device_count(),
-            torch.cuda.device_count(),
+            f"{gpus} GPUs are visible and one is used; to use all, start the command with "
+            f"'torchrun --nproc-per-node {gpus} --no-python'"
         )
     set_checkpointing(stage, recipe.optimization, training)
     run = Run(stage, recipe, training, shown)
@@ -209,6 +207,10 @@ def fit(
         metrics = run.lines[-1]
         if best and settings.eval_every and run.best[0] != run.step:
             metrics = run.load_best() or metrics
+    # Or what lies between them and the start.
+    if run.average_with_start() and evaluation is not None:
+        run.evaluate(evaluation)
+        metrics = run.lines[-1]
     final = run.output / FINAL
     run.count_tokens()
     if own.is_main_process:
@@ -330,6 +332,9 @@ class Run:
             )
         stage.to(own.device)
         self.trained = {name: p for name, p in stage.named_parameters() if p.requires_grad}
+        self.keep_start = optimization.keep_start
+        kept = self.trained.items() if self.keep_start else ()
+        self.start = {name: p.detach().clone() for name, p in kept}
         self.optimizer = torch.optim.AdamW(
             {"params": chosen, "lr": rates[name], "weight_decay": decay}
             for name, parameters in groups.items()
@@ -527,6 +532,13 @@ class Run:
         self._load(folder)
         evaluated = (line for line in self.lines if "eval_loss" in line)
         return next(line for line in evaluated if line["step"] == self.best[0])
+
+    @torch.no_grad()
+    def average_with_start(self) -> bool:
+        """Average the weights with those of the start, and return whether that changes them."""
+        for name, weights in self.start.items():
+            self.trained[name].lerp_(weights, self.keep_start)
+        return bool(self.start)
 
     def _load(self, folder: Path) -> None:
         weights = load_weights(folder / TRAINED)

@@ -57,6 +57,8 @@ class Optimization(Settings):
         schedule: name of a learning-rate schedule of transformers.
         warmup_ratio: the same as a share of all steps; give one of the two.
         max_grad_norm: gradients are clipped to this norm.
+        keep_start: share of the starting weights in those that are written at the end. A mean of
+            both forgets less (Wortsman et al., 2022).
         bf16: train with mixed precision. "auto" does so if the machine supports bfloat16 natively;
             other CPUs emulate it, two to four times slower than float32. A run records which was
             used.
@@ -83,6 +85,7 @@ class Optimization(Settings):
     warmup_ratio: ShareBelow1 = 0.0
     weight_decay: NumberFrom0 = 0.0
     max_grad_norm: NumberAbove0 = 1.0
+    keep_start: ShareBelow1 = 0.0
     bf16: Flag = Field(default="auto", validate_default=True)
     backbone_dtype: Literal["bfloat16", "float32"] = Field(default="auto", validate_default=True)
     logits_at_once: WholeAbove0 | None = None

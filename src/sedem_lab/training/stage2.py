@@ -171,6 +171,7 @@ class Stage2(Trainable):
                 [texts[n] for n in chosen if n < len(texts) and texts[n]] for texts, chosen in rows
             ]
             chat = model.config.chat_template
+            texts = batch["sentences"] or texts
             ids, valid = with_texts(model.decoder, ids, valid, texts, chat=chat)
         rows_B1 = torch.arange(len(chosen_BK), device=chosen_BK.device)[:, None]
         filled = condition(

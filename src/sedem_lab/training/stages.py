@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from sedem.backbone.decoder import check_compiler
 from sedem.checkpoint.folder import open_backbones, portable
-from sedem.config import FITTED, Condition, Flag, NumberAbove0, SedemConfig, WholeAbove0
+from sedem.config import FITTED, Condition, Flag, NumberAbove0, SedemConfig, Share, WholeAbove0
 from sedem.errors import ConfigError
 from sedem.guidance import Guidance
 from sedem.method.selector import SelectorStart, resolve_budget
@@ -69,6 +69,8 @@ class Stage2Data(Mixture):
         max_blocks: maximum blocks of one example in a training step, or "all".
         budgets: K of a batch is drawn from these; "all" restores every block.
         conditions: weights with which a batch reads its blocks as "memory", as "text" or as "both".
+        sentences: share of the batches that read text which have the sentences of a second reading,
+            as most answers have, instead of whole blocks.
         answer_limit: examples with more answer tokens are left out and counted.
         cache_states: cache frozen states on disk; much faster on a CPU, too large for big sets.
         calibration: questions that no step sees, for `sedem calibrate`.
@@ -81,6 +83,7 @@ class Stage2Data(Mixture):
     conditions: Annotated[dict[Condition, NumberAbove0], Field(min_length=1)] = Field(
         default={"memory": 1.0}
     )
+    sentences: Share = 0.0
     answer_limit: WholeAbove0 = 64
     cache_states: Flag = False
     calibration: tuple[DataSource, ...] = ()
@@ -182,6 +185,7 @@ def train_stage2(recipe: Stage2Recipe) -> Path:
         budgets=[resolve_budget(k, dataset.most_blocks) for k in recipe.data.budgets],
         conditions=recipe.data.conditions,
         texts=recipe.losses.distill > 0,
+        sentences=recipe.data.sentences,
         seed=recipe.optimization.seed,
         cache=Path(recipe.cache) if recipe.data.cache_states else None,
     )

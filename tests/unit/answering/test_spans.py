@@ -555,7 +555,7 @@ def test_sentences_come_with_their_neighbours(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(quoting, "TOKENS", 200)
-    places = sentences_of_spans(unsure, spans_at(start, *words))
+    places = sentences_of_spans(unsure.decoder, spans_at(start, *words))
     assert [(document, TEXT[a:b]) for document, a, b in places] == [(3, one) for one in expected]
 
 
@@ -563,11 +563,11 @@ def test_no_more_sentences_are_read_than_there_is_room_for(
     unsure: SeDeM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(quoting, "TOKENS", 30)
-    [place] = sentences_of_spans(unsure, spans_at(0, "May", "Ada", "end"))
+    [place] = sentences_of_spans(unsure.decoder, spans_at(0, "May", "Ada", "end"))
     assert TEXT[place[1] : place[2]] == "He paid 5. It was May. Nobody knew. "
     monkeypatch.setattr(quoting, "TOKENS", 200)
     monkeypatch.setattr(quoting, "SENTENCES", 2)
-    assert len(sentences_of_spans(unsure, spans_at(0, "Ada", "end"))) == 1
+    assert len(sentences_of_spans(unsure.decoder, spans_at(0, "Ada", "end"))) == 1
 
 
 def test_rivals_are_compared_by_gap_lead_and_share() -> None:

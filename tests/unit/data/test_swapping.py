@@ -8,6 +8,7 @@ import pytest
 
 from sedem.types import Document
 from sedem_lab.data.examples import Evidence, Example
+from sedem_lab.data.invented import split_of
 from sedem_lab.data.question_sets import open_examples
 from sedem_lab.data.swapping import NOTHING, swapped
 
@@ -45,10 +46,19 @@ def test_other_answers_and_parts_of_words_are_left_out() -> None:
 
 def test_squad_is_swapped_on_request() -> None:
     path = "tests/fixtures/squad.json"
-    plain, changed = open_examples(path, "squad"), open_examples(path, "squad", swap=True)
+    plain, changed, taught = (
+        open_examples(path, "squad", **options)
+        for options in ({}, {"swap": True}, {"swap": True, "swap_split": "train"})
+    )
     assert len(plain.examples) == len(changed.examples) + changed.dropped[NOTHING]
     assert changed.examples
     for one in changed.examples:
         (evidence,) = one.evidence
         text = one.documents[evidence.document].text
         assert text[evidence.start : evidence.end] == one.answers[0]
+    # Names that a model is trained with are never those it is measured with.
+    for split, found in (("evaluation", changed), ("train", taught)):
+        names = [
+            word for one in found.examples for word in re.findall(r"[A-Za-z]+", one.answers[0])
+        ]
+        assert names and all(split_of(name) == split for name in names)

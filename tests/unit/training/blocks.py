@@ -111,4 +111,5 @@ def full_batch(model: SeDeM, rows: int, blocks: int, budget: int = 2) -> dict[st
         "budget": budget,
         "condition": "memory",
         "texts": [],
+        "sentences": [],
     }

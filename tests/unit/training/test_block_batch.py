@@ -10,10 +10,11 @@ import torch
 from unit.training.blocks import block_dataset, collator, memory_of, model_of_shape
 
 from sedem import Document, SeDeM, SedemConfig
+from sedem.answering import spans
 from sedem.backbone.decoder import Backbone
 from sedem.method.compressor import encode
 from sedem.method.losses import IGNORED
-from sedem_lab.data.examples import Example, ExampleSet
+from sedem_lab.data.examples import Evidence, Example, ExampleSet
 from sedem_lab.training.block_dataset import BlockDataset, BlockItem
 from sedem_lab.training.targets import targets
 
@@ -142,6 +143,74 @@ def test_a_batch_of_one_draws_other_blocks_in_every_epoch(many: BlockDataset) ->
     # The first epoch, and batches of several, are drawn as they always were.
     assert alone[0] == collate(many.items[:1])["segment_ids"].tolist()
     assert all(ids == pairs[0] for ids in pairs)
+
+
+# The sentences of a second reading
+
+LETTER = "It rained all day. The lease of Ada Quist began in May. She pays 900 euros. Nobody came."
+ORDER = "Ms Bell sells tea. The shop is in Mill Lane. It opens at nine. The cat sleeps. It is old."
+DIARY = "We walked far. The sea was cold. Ada sang at night. The dog ran home. All was well."
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "evidence", "kept"),
+    [
+        ("What does Ada Quist pay?", "900 euros", [(0, "900")], ["She pays 900 euros."]),
+        # Not in the words of the texts: the likeliest sentence of every block with evidence.
+        (
+            "Do Ada Quist and Ms Bell of the shop in Mill Lane know each other?",
+            "no",
+            [(0, "Ada"), (1, "Bell")],
+            ["The lease of Ada Quist began in May.", "The shop is in Mill Lane."],
+        ),
+        (
+            "Where did the dog go after Ada sang at night by the sea?",
+            "home",
+            [(2, "home")],
+            ["The dog ran home."],
+        ),
+    ],
+)
+def test_sentences_of_a_second_reading_contain_the_evidence(
+    backbone: Backbone,
+    config: SedemConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    question: str,
+    answer: str,
+    evidence: list[tuple[int, str]],
+    kept: list[str],
+) -> None:
+    monkeypatch.setattr(spans, "TOKENS", 160)
+    model = model_of_shape(backbone, config, segment_length=128, segmentation="sentence")
+    texts = [LETTER, ORDER, DIARY]
+    marks = [(n, texts[n].index(words), words) for n, words in evidence]
+    example = Example(
+        "asked",
+        tuple(Document(f"{n}.txt", text) for n, text in enumerate(texts)),
+        question,
+        (answer,),
+        tuple(Evidence(n, start, start + len(words)) for n, start, words in marks),
+    )
+    dataset = block_dataset(model, ExampleSet("asked", [example]))
+    for seed in range(12):
+        batch = collator(dataset, conditions={"text": 1.0}, sentences=1.0, seed=seed)(dataset.items)
+        [found] = batch["sentences"]
+        joined = "\n".join(found)
+        assert all(sentence in joined for sentence in kept)
+        assert len(joined) < len("\n".join(texts)), "some sentences are left out"
+        # As they stand in the texts, in order.
+        places = [max((text.find(part), n) for n, text in enumerate(texts))[::-1] for part in found]
+        assert places == sorted(places) and all(at >= 0 for _, at in places)
+
+
+def test_only_batches_that_read_text_have_sentences_as_often_as_asked(many: BlockDataset) -> None:
+    count = {}
+    for condition in ("text", "memory", "both"):
+        options = {"conditions": {condition: 1.0}, "sentences": 0.5}
+        batches = [collator(many, seed=n, **options)(many.items) for n in range(40)]
+        count[condition] = sum(bool(batch["sentences"]) for batch in batches)
+    assert 10 < count["text"] < 30 and count["memory"] == count["both"] == 0
+    assert not collator(many, conditions={"text": 1.0})(many.items)["sentences"]
 
 
 def test_cached_states_equal_online_encoding(many: BlockDataset, tmp_path: Path) -> None:

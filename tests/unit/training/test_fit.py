@@ -508,6 +508,33 @@ def test_stage_2_continues_from_the_weights_and_adapters_of_a_checkpoint(
         assert torch.equal(after[name], tensor), name
 
 
+def test_the_final_weights_are_between_those_of_start_and_end(
+    finished_stage2: Stage2Recipe, stage2_recipe: Stage2Recipe
+) -> None:
+    start = Path(finished_stage2.run.output) / "final"
+    between = stage2_recipe.optimization.with_changes(keep_start=0.25, steps=2)
+    recipe = stage2_recipe.with_changes(optimization=between, start_from=str(start))
+    final = train(recipe)
+    ends = load_file(final.parent / "checkpoint-2" / TRAINED)
+    before, after = (
+        dict(SeDeM.from_pretrained(folder, engine="eager").named_parameters())
+        for folder in (start, final)
+    )
+    moved = 0
+    for name, end in ends.items():
+        own = name.removeprefix("model.")
+        torch.testing.assert_close(after[own], 0.75 * end + 0.25 * before[own])
+        moved += not torch.equal(end, before[own])
+    assert moved > len(ends) // 2
+    # The losses are those of what is written, and a second start changes nothing.
+    found = summary(recipe)
+    assert found["evaluation"] == found["log"][-1] and "eval_loss" in found["log"][-1]
+    assert found["evaluation"]["eval_loss"] != found["log"][-2].get("eval_loss")
+    weights = final_weights(recipe)
+    train(recipe)
+    assert all(torch.equal(weights[name], new) for name, new in final_weights(recipe).items())
+
+
 @pytest.mark.parametrize("lines", [False, True])
 def test_a_bar_has_the_name_of_its_run_and_the_loss_unless_lines_are_wanted(
     lines: bool,

@@ -13,9 +13,10 @@ from unit.training.blocks import block_dataset, collator
 from sedem import SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
-from sedem.backbone.prompts import answer_ids, question_ids
+from sedem.backbone.prompts import answer_ids, question_ids, with_texts
 from sedem.bank.blocks import partition
 from sedem.engine.eager import start_decoding
+from sedem.engine.interface import AnswerInputs
 from sedem.method.compressor import encode
 from sedem.method.injection import prefill
 from sedem.method.segments import segment_text
@@ -312,9 +313,15 @@ def answer_logits(
     start = prepare(model, plan, chosen, 1).inputs
     assert start is not None
     assert (258 in start.prefix) == chat
+    return logits_after(model, start, example, chat)
+
+
+def logits_after(
+    model: SeDeM, start: AnswerInputs, example: Example, chat: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Logits after every prefix of the answer, each prefilled on its own, and its tokens."""
     target = torch.tensor(answer_ids(model.decoder, example.answers[0], chat=chat))
     whole, before = torch.cat([start.prefix, target[:-1]]), len(start.prefix)
-    # Logits after every prefix of the answer, each prefilled on its own.
     rows = [
         start_decoding(model, [replace(start, prefix=whole[: before + n])])[0][0]
         for n in range(len(target))
@@ -345,6 +352,26 @@ def test_training_reads_as_answering_does(
         expected.append(float(F.cross_entropy(logits, target)))
     # A bank keeps bfloat16, training does not.
     assert float(found["answer"]) == pytest.approx(sum(expected) / len(expected), rel=5e-3)
+
+
+@torch.no_grad()
+def test_sentences_are_read_instead_of_the_blocks(
+    config: SedemConfig, backbone: Backbone, examples: ExampleSet
+) -> None:
+    model = guided(config, backbone)
+    losses = Stage2Losses(conditioning="selected", reconstruct=0.0, select=0.0)
+    dataset = block_dataset(model, examples)
+    collate = collator(dataset, budgets=(3,), conditions={"text": 1.0}, sentences=1.0)
+    stage = Stage2(model, losses, collate).train()
+    batch = stage.collate(dataset.items)
+    expected = []
+    for example, texts in zip(examples.examples, batch["sentences"], strict=True):
+        asked = question_ids(model.decoder, example.question)
+        prompt = torch.tensor(with_texts(model.decoder, asked, texts))
+        # No block is selected.
+        start = AnswerInputs(model.read(example.documents), [], torch.zeros(0), prompt)
+        expected.append(float(F.cross_entropy(*logits_after(model, start, example))))
+    assert float(stage(**batch)["answer"]) == pytest.approx(sum(expected) / len(expected), rel=1e-4)
 
 
 @torch.no_grad()
