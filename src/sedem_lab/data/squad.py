@@ -65,17 +65,17 @@ def read(
     *,
     distractors: WholeFrom0 = 9,
     seed: Whole = 0,
-    swap: Flag = False,
-    swap_split: Split = "evaluation",
+    swap: Flag | Split = False,
 ) -> ExampleSet:
     """SQuAD, each gold paragraph among distractors.
 
     Args:
         distractors: paragraphs besides the gold one; (distractors + 1) // 2 from its own article.
-        swap: replace every answer by an invented one; drop questions where that is not possible.
-        swap_split: the split of invented names.
+        swap: replace every answer by an invented one, with names of this split ("evaluation" if
+            true); drop questions where that is not possible.
     """
     result = ExampleSet("squad", [])
+    split: Split = "evaluation" if isinstance(swap, bool) else swap
     articles: list[tuple[str, Any, dict[int, _Paragraph]]] = []
     for place, record in records:
         article = _Article.from_record(record, place)
@@ -95,7 +95,7 @@ def read(
                 documents, gold = _among_distractors(pool, a, p, distractors, f"{seed}:{identity}")
                 evidence = Evidence(gold, start, start + len(answers[0]))
                 example = Example(identity, documents, question, answers, (evidence,))
-                if (own := swapped(example, swap_split) if swap else example) is None:
+                if (own := swapped(example, split) if swap else example) is None:
                     result.drop(NOTHING, identity)
                 else:
                     result.examples.append(own)

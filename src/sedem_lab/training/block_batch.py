@@ -194,6 +194,7 @@ class BlockCollator:
             folded(backbone.tokenizer.decode(ids, skip_special_tokens=True))
             for backbone, ids in ((model.encoder, question), (model.decoder, item.answer))
         )
+        words = {*asked.split()}
         right: list[Candidate] = []
         wrong: list[tuple[float, Candidate]] = []
         for block, text in enumerate(texts):
@@ -201,7 +202,7 @@ class BlockCollator:
             spans = []
             for start, end in pairwise(passage.sentences):
                 own = folded(text[start:end])
-                likeness = len({*asked.split()} & {*own.split()}) + 2 * rng.random()
+                likeness = len(words & {*own.split()}) + 2 * rng.random()
                 span = Candidate(passage, start, end, tokens=0, likelihood=0.0, gap=0.0)
                 spans.append((f" {answer} " in f" {own} ", likeness, span))
             spans.sort(key=lambda one: one[:2])

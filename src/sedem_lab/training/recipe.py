@@ -230,7 +230,7 @@ class Recipe(Settings):
         start_from: str | None
 
     @model_validator(mode="after")
-    def _evaluates_on_something(self) -> Self:
+    def _has_what_it_needs(self) -> Self:
         text, data = getattr(self, "text", None), getattr(self, "data", None)
         held_out = text.held_out if text else data and data.evaluation
         if self.run.eval_every and not held_out:
@@ -238,6 +238,11 @@ class Recipe(Settings):
                 f"run.eval_every is {self.run.eval_every}, but nothing is kept apart to evaluate "
                 f"on; give {'text.held_out' if text else 'data.evaluation'}, or set run.eval_every "
                 "to 0"
+            )
+        if (kept := self.optimization.keep_start) and self.start_from is None:
+            raise ValueError(
+                f"optimization.keep_start is {kept}, but nothing is trained at the start; give "
+                "start_from, or set it to 0"
             )
         return self
 

@@ -167,11 +167,10 @@ class Stage2(Trainable):
         if count:
             rows = zip(batch["texts"], texts_BK.tolist(), strict=True)
             # An example with fewer blocks than K has no block at the remaining places.
-            texts = [
+            texts = batch["sentences"] or [
                 [texts[n] for n in chosen if n < len(texts) and texts[n]] for texts, chosen in rows
             ]
             chat = model.config.chat_template
-            texts = batch["sentences"] or texts
             ids, valid = with_texts(model.decoder, ids, valid, texts, chat=chat)
         rows_B1 = torch.arange(len(chosen_BK), device=chosen_BK.device)[:, None]
         filled = condition(

@@ -123,6 +123,11 @@ class Stage2Recipe(Recipe):
                 "optimization.shard_backbone is true, so all processes must run the same layers, "
                 f"but with {names} each runs those of its own batch; leave one of the two out"
             )
+        if self.data.sentences and "text" not in self.data.conditions:
+            raise ValueError(
+                f"data.sentences is {self.data.sentences}, but data.conditions has no text, so no "
+                "batch would read them; add text, or set data.sentences to 0"
+            )
         if self.best and not self.run.eval_every:
             raise ValueError(
                 "best is true, but run.eval_every is 0, so only the last weights are evaluated; "

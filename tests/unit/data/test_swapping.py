@@ -48,7 +48,7 @@ def test_squad_is_swapped_on_request() -> None:
     path = "tests/fixtures/squad.json"
     plain, changed, taught = (
         open_examples(path, "squad", **options)
-        for options in ({}, {"swap": True}, {"swap": True, "swap_split": "train"})
+        for options in ({}, {"swap": True}, {"swap": "train"})
     )
     assert len(plain.examples) == len(changed.examples) + changed.dropped[NOTHING]
     assert changed.examples

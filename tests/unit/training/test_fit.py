@@ -529,7 +529,7 @@ def test_the_final_weights_are_between_those_of_start_and_end(
     # The losses are those of what is written, and a second start changes nothing.
     found = summary(recipe)
     assert found["evaluation"] == found["log"][-1] and "eval_loss" in found["log"][-1]
-    assert found["evaluation"]["eval_loss"] != found["log"][-2].get("eval_loss")
+    assert found["evaluation"]["eval_loss"] != found["log"][-2]["eval_loss"]
     weights = final_weights(recipe)
     train(recipe)
     assert all(torch.equal(weights[name], new) for name, new in final_weights(recipe).items())
