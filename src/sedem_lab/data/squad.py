@@ -9,9 +9,9 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from sedem.config import Flag, Whole, WholeFrom0
+from sedem.config import Whole, WholeFrom0
 from sedem.errors import DataError
 from sedem.types import Document
 from sedem_lab.data.examples import (
@@ -65,17 +65,17 @@ def read(
     *,
     distractors: WholeFrom0 = 9,
     seed: Whole = 0,
-    swap: Flag | Split = False,
+    swap: Literal[True, False, "train"] = False,
 ) -> ExampleSet:
     """SQuAD, each gold paragraph among distractors.
 
     Args:
         distractors: paragraphs besides the gold one; (distractors + 1) // 2 from its own article.
-        swap: replace every answer by an invented one, with names of this split ("evaluation" if
-            true); drop questions where that is not possible.
+        swap: replace every answer by an invented one, "train" with names of the training split;
+            drop questions where that is not possible.
     """
     result = ExampleSet("squad", [])
-    split: Split = "evaluation" if isinstance(swap, bool) else swap
+    split: Split = "train" if swap == "train" else "evaluation"
     articles: list[tuple[str, Any, dict[int, _Paragraph]]] = []
     for place, record in records:
         article = _Article.from_record(record, place)
