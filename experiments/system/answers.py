@@ -117,7 +117,7 @@ def ways(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
 
 
 HOUR = ROOT / "tests" / "hour"
-NEW_USER: dict[str, dict[str, Any]] = {"as set": {}, "K=4": {"k": 4}}
+NEW_USER: dict[str, dict[str, Any]] = {"as set": {}, "K=1": {"k": 1}}
 """Ways in which a new user's questions are asked, with options of `SeDeM.answer`."""
 
 

@@ -378,7 +378,7 @@ def confidence(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         examples = sample(chosen.examples(data), limit or most, 0)
         read = calibration.read_examples(model, examples)
         scored = calibration.score_examples(model, examples, read)
-        return calibration.with_and_without_evidence(scored)
+        return calibration.with_and_without_evidence(scored, model.config)
 
     part.fit(*features(fitted, DISTRACTORS[0], LIMITS[0]))
     measured = {

@@ -6,9 +6,9 @@ The paper discards the selector's scores after choosing K blocks, and always ans
                        bias carries gradient, so the answer loss trains the selector, with or
                        without labels.
     adaptive budgets   softmax(s / tau) determines how many blocks a question needs.
-    confidence         a logistic function of two features of s. If the evidence is missing, the
-                       best block matches each question token less well, and stands out less from
-                       the next ones.
+    confidence         a logistic function of two features of s and one of words. If the evidence
+                       is missing, the best block matches each question token less well, stands out
+                       less from the next ones, and has fewer words of the question.
 
 Queries come from other states than those that W_Q was trained on:
 
@@ -54,7 +54,9 @@ RIVALS = 7
 """Number of next-best blocks that the best one is compared with. Fixed, so that the features depend
 little on the size of a bank and the candidates of a large bank include all of them."""
 
-CONFIDENCE_FEATURES = ("best", "lead")
+CONFIDENCE_FEATURES = ("best", "lead", "covered")
+UNKNOWN = 0.35
+"""The last of them if words do not count: about the mean of questions it was fitted to."""
 
 READ_ONCE_RANK, HOP_RANK = 32, 8
 """Ranks of what is added to W_Q for the decoder's states, and for the second hop."""
@@ -205,26 +207,28 @@ def text_count(condition: Condition, count: int) -> int:
     return {"memory": 0, "text": count, "both": min(1, count)}[condition]
 
 
-def confidence_features(scores_N: Tensor, question_tokens: int) -> Tensor:
+def confidence_features(
+    scores_N: Tensor, question_tokens: int, covered: float | None = None
+) -> Tensor:
     """The features of one question.
 
-    A score is a sum of cosines over question tokens, so all features are divided by their count.
+    A score is a sum of cosines over question tokens, so scores are divided by their count.
 
     Args:
         scores_N: s_n of every block; -inf for non-candidates.
+        covered: share of the question's words in the block that is selected first, by their
+            weights; None if words do not count.
 
     Returns:
-        `[F]` in float32: the best score, and by how much it exceeds the mean of the next `RIVALS`
-        scores. With only one block the lead is 0, because there is nothing to compare it with.
+        `[F]` in float32: the best score, by how much it exceeds the mean of the next `RIVALS`
+        scores, and the share of words. With only one block the lead is 0, because there is nothing
+        to compare it with.
     """
     best_N = scores_N.float().topk(min(1 + RIVALS, len(scores_N))).values
     rivals_N = best_N[1:][best_N[1:] > -torch.inf]
     lead = best_N[0] - rivals_N.mean() if len(rivals_N) else torch.zeros_like(best_N[0])
-    return torch.stack([best_N[0], lead]) / question_tokens
-
-
-COVERED = 0.2
-"""Share of a question's words (`Words.covered`) that make a block worth an answer anyhow."""
+    words = best_N.new_tensor(UNKNOWN if covered is None else covered)
+    return torch.stack([best_N[0] / question_tokens, lead / question_tokens, words])
 
 
 class Confidence(nn.Module):

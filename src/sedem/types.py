@@ -232,7 +232,8 @@ def certainty_of(probability: float | None) -> str | None:
     """Return a probability in words: "sure", "likely" or "unsure"; None if there is none."""
     if probability is None:
         return None
-    return "sure" if probability >= SURE else "likely" if probability >= LIKELY else "unsure"
+    shown = round(probability, 2)  # as it stands beside the word
+    return "sure" if shown >= SURE else "likely" if shown >= LIKELY else "unsure"
 
 
 class DocumentReader(Protocol):

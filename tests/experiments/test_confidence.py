@@ -14,13 +14,13 @@ def test_figures_are_those_of_plain_loops(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(search, "RESAMPLES", 50)
     part = Confidence()
     with torch.no_grad():
-        part.weight.copy_(torch.tensor([4.0, 1.0]))
+        part.weight.copy_(torch.tensor([4.0, 1.0, 2.0]))
         part.bias.fill_(-2.0)
     generator = torch.Generator().manual_seed(0)
     present = torch.tensor([True, False]).repeat(40)
-    features = torch.rand(80, 2, generator=generator) + 0.2 * present[:, None]
+    features = torch.rand(80, 3, generator=generator) + 0.2 * present[:, None]
     found = measure_confidence(part, features, present)
-    logits = [4 * a + b - 2 for a, b in features.tolist()]
+    logits = [4 * a + b + 2 * c - 2 for a, b, c in features.tolist()]
     with_it, without = logits[::2], logits[1::2]
     wins = sum(a > b for a in with_it for b in without)
     assert found["auroc"]["mean"] == pytest.approx(wins / 1600, abs=1e-4)

@@ -28,6 +28,7 @@ from sedem.guidance import (
     LEAST,
     SECOND_FEATURES,
     SPAN_FEATURES,
+    UNKNOWN,
     Auto,
     Confidence,
     Guidance,
@@ -66,7 +67,10 @@ def naive_features(scores: list[float], tokens: int) -> list[float]:
 def test_the_features_are_the_best_score_and_its_lead_per_token(count: int, tokens: int) -> None:
     scores = torch.randn(count, generator=torch.Generator().manual_seed(count))
     expected = naive_features(scores.tolist(), tokens)
-    assert confidence_features(scores, tokens).tolist() == pytest.approx(expected, abs=1e-6)
+    for covered in (None, 0.0, 0.6):
+        found = confidence_features(scores, tokens, covered).tolist()
+        last = UNKNOWN if covered is None else covered
+        assert found == pytest.approx([*expected, last], abs=1e-6)
 
 
 def test_blocks_that_are_no_candidates_change_nothing() -> None:
@@ -77,19 +81,19 @@ def test_blocks_that_are_no_candidates_change_nothing() -> None:
 
 def test_confidence_is_a_logistic_function_and_one_half_before_it_is_fitted() -> None:
     part = Confidence()
-    assert part(torch.tensor([[0.7, 0.2]])).item() == 0.5
+    assert part(torch.tensor([[0.7, 0.2, 1.0]])).item() == 0.5
     with torch.no_grad():
-        part.weight.copy_(torch.tensor([2.0, -3.0]))
+        part.weight.copy_(torch.tensor([2.0, -3.0, 0.1]))
         part.bias.fill_(0.5)
-        (found,) = part(torch.tensor([[0.7, 0.2]])).tolist()
-    assert found == pytest.approx(1 / (1 + math.exp(-(2 * 0.7 - 3 * 0.2 + 0.5))))
+        (found,) = part(torch.tensor([[0.7, 0.2, 1.0]])).tolist()
+    assert found == pytest.approx(1 / (1 + math.exp(-(2 * 0.7 - 3 * 0.2 + 0.1 + 0.5))))
 
 
 def drawn(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Features, whether the evidence is there, and the probabilities that it was drawn with."""
     generator = torch.Generator().manual_seed(seed)
-    features = torch.randn(count, 2, generator=generator) * torch.tensor([0.1, 0.02]) + 0.5
-    logits = features @ torch.tensor([12.0, 40.0]) - 26.0
+    features = torch.randn(count, 3, generator=generator) * torch.tensor([0.1, 0.02, 0.3]) + 0.5
+    logits = features @ torch.tensor([12.0, 40.0, 2.0]) - 27.0
     chances = logits.sigmoid()
     return features, torch.rand(count, generator=generator) < chances, chances
 
@@ -106,9 +110,11 @@ def test_a_fit_finds_the_probabilities_that_labels_were_drawn_with() -> None:
 
 def test_a_fit_is_finite_where_the_features_tell_everything() -> None:
     part = Confidence()
-    part.fit(torch.tensor([[0.1, 0.5], [0.2, 0.5], [0.8, 0.5], [0.9, 0.5]]), torch.arange(4) > 1)
+    best_B = torch.tensor([0.1, 0.2, 0.8, 0.9])
+    rest_B = torch.full((4,), 0.5)
+    part.fit(torch.stack([best_B, rest_B, rest_B], 1), torch.arange(4) > 1)
     with torch.no_grad():
-        found = part(torch.tensor([[0.15, 0.5], [0.85, 0.5]]))
+        found = part(torch.tensor([[0.15, 0.5, 0.5], [0.85, 0.5, 0.5]]))
     assert torch.isfinite(part.weight).all()
     assert found[0] < 0.05 and found[1] > 0.95
 

@@ -377,6 +377,8 @@ ALIKE = 0.95
 """Share of the best score from which blocks have the words of a question alike."""
 COMMON = math.log(2)
 """Most weight of a word of grammar: that of a word in half of all blocks."""
+UNSEEN = 15
+"""Blocks without words of a question that are thought beside a bank, to weigh words by."""
 TELLING = 0.25
 """Least weight of a word that is shown with a block, as a share of the heaviest one's."""
 _FREQUENT: WeakKeyDictionary[View, set[tuple[str, int]]] = WeakKeyDictionary()
@@ -395,7 +397,8 @@ class Word:
         blocks: indices of the blocks with it, in order `[n]`.
         scores: BM25 of the word in each of them `[n]`.
         weight: its inverse document frequency; `COMMON` at most for a word of grammar.
-        parts: 2 for a number or code of several parts, which tells as much as two words.
+        parts: how much it counts beside others: 2 for a number or code of several parts, a share
+            for a word of what was said before.
         common: whether it is a word of grammar.
     """
 
@@ -403,7 +406,7 @@ class Word:
     blocks: NDArray[np.int64]
     scores: NDArray[np.float32]
     weight: float
-    parts: int = 1
+    parts: float = 1
     common: bool = False
 
 
@@ -426,17 +429,27 @@ class Words:
         """Share of the words that stand in a block; 1 if there are none.
 
         Each counts by its weight squared, so that a block with "is" and "of" has not much of a
-        question.
+        question; by its weight among `UNSEEN` more blocks, because in a bank of one block what it
+        says would weigh next to nothing.
         """
-        total = sum(word.weight**2 for word in self.words)
-        held = sum(word.weight**2 for word in self.words if block in word.blocks)
-        return held / total if total else 1.0
+        shares = [
+            (word.parts * word_weight(self.count + UNSEEN, len(word.blocks), word.common)) ** 2
+            for word in self.words
+        ]
+        pairs = zip(shares, self.words, strict=True)
+        held = sum(share for share, word in pairs if block in word.blocks)
+        return held / sum(shares) if shares else 1.0
 
     def beside(self, others: Words, share: float) -> Words:
         """Return these words and others of the same bank, which count for a share."""
         known = {folded(word.text) for word in self.words}
         added = (
-            replace(word, scores=share * word.scores, weight=share * word.weight)
+            replace(
+                word,
+                scores=share * word.scores,
+                weight=share * word.weight,
+                parts=share * word.parts,
+            )
             for word in others.words
             if folded(word.text) not in known
         )

@@ -77,8 +77,7 @@ class Request:
             quotes them unless the question seems to need other words. None means the model's
             default. Settings of sampling and stop strings apply to free answers alone.
         min_confidence: if the confidence is below it, the request is declined; with 0 it never is.
-            None means the model's default, which spares forced blocks and best blocks that have
-            `COVERED` of the question's words.
+            None means the model's default, which spares forced blocks.
         documents: use only blocks of these documents, given by name or index; None means all. With
             documents, every block of a large bank is scored, not only its candidates.
         context: what was said before, such as the last question and its answer. If the question
@@ -169,7 +168,6 @@ class Plan:
         bank: the bank as it was when the plan was made.
         k: the budget; it does not count if blocks are given.
         min_confidence: the confidence below which the request is declined.
-        spares_covered: whether best blocks that have much of the question are answered anyhow.
     """
 
     bank: Snapshot
@@ -182,7 +180,6 @@ class Plan:
     hops: Hops
     answer: AnswerBy
     min_confidence: float
-    spares_covered: bool
     documents: Sequence[int | str] | None
     context: str
     selected: Selection | None
@@ -213,7 +210,7 @@ def plan_of(model: SedemModules, request: Request) -> Plan:
             usual = "states"
         settled[name] = usual if given is None else given
         check_choice(name, settled[name], known)
-    settled["bank"], settled["spares_covered"] = bank, least is None
+    settled["bank"] = bank
     for name in ("reader", "turns", "rounds", "passed"):  # a reader has no plan
         del settled[name]
     settled["k"] = 0 if forced else budget_of(model, request.k)

@@ -32,7 +32,6 @@ from sedem.engine.interface import Engine
 from sedem.errors import BankError, ConfigError, DataError
 from sedem.folding import common_words, folded, words_of
 from sedem.guidance import (
-    COVERED,
     blocks_for_mass,
     combined_scores,
     confidence_features,
@@ -122,12 +121,13 @@ def select(
             states_N, words_N = states.get(row), None if (own := words[row]) is None else own.scores
             total_N = of_documents(plan, combined_scores(states_N, words_N, model.config))
             scores = Scores(total_N, states_N, words[row])
-            # Whether the bank has the evidence, by the states of the first hop alone: how much a
-            # word weighs depends on the size of the bank. Then the second hop, and the choice.
+            # Whether the bank has the evidence, by the states of the first hop and the words of its
+            # best block. Then the second hop, and the choice.
             confidence = None
             if model.confidence is not None and states_N is not None:
                 asked_N = states_N.masked_fill(total_N == -torch.inf, -torch.inf)
-                features_F = confidence_features(asked_N, tokens)
+                covered = None if own is None else own.covered(int(total_N.argmax()))
+                features_F = confidence_features(asked_N, tokens, covered)
                 confidence = float(model.confidence(features_F[None])[0])
             if plan.hops != 1 and plan.blocks is None and states_N is not None:
                 scores = hop_again(model, engine, plan, scores, tokens, scoring)
@@ -490,10 +490,6 @@ def choose(
         for part in ranked.tensor_split([text_count(plan.condition, len(ranked))])
     )
     declined = confidence is not None and confidence < plan.min_confidence
-    if declined and plan.spares_covered:
-        # Unless asked to, do not decline if the best block says much of what the question says.
-        best, words = ranked[:1].tolist(), scores.words
-        declined = bool(best) and (words is None or words.covered(best[0]) < COVERED)
     return Selection(ranked.tolist(), memory, texts, scores, confidence, declined)
 
 

@@ -27,8 +27,6 @@ from sedem.bank.memory_bank import BankReader, MemoryBank
 from sedem.config import AnswerBy, Hops, SedemConfig, SelectBy
 from sedem.errors import ConfigError, DataError
 from sedem.guidance import (
-    CONFIDENCE_FEATURES,
-    COVERED,
     Confidence,
     SecondReading,
     SpanScorer,
@@ -48,7 +46,7 @@ from sedem.selecting.select import (
     scores_of,
     select,
 )
-from sedem.types import LIKELY, Document
+from sedem.types import Document
 from sedem_lab.data.examples import Example
 from sedem_lab.data.labels import from_evidence
 from sedem_lab.data.question_sets import open_examples
@@ -137,23 +135,25 @@ class ScoredQuestion:
         words_N = None if config.selection == "states" else self.words.scores
         return combined_scores(states_N, words_N, config)
 
-    def features(self) -> Tensor:
-        """Features of the confidence with the evidence and without it `[2, F]`."""
-        return self._features(self.states, self.states[~self.evidence])
+    def features(self, config: SedemConfig) -> Tensor:
+        """Features of the confidence `[F]`."""
+        first = int(self.scores(config).argmax())
+        covered = None if config.selection == "states" else self.words.covered(first)
+        return confidence_features(self.states, self.tokens, covered)
 
-    def covered(self, config: SedemConfig) -> tuple[float, float]:
-        """Share of the question's words in its best block with the evidence, and without it."""
-        scores_N = self.scores(config)
-        rest_N = scores_N.masked_fill(self.evidence, -torch.inf)
-        return self.words.covered(int(scores_N.argmax())), self.words.covered(int(rest_N.argmax()))
+    def among(self, blocks_N: Tensor) -> ScoredQuestion:
+        """The same question in a bank of these blocks alone, which are given in order."""
+        words = self.words.among(blocks_N.tolist())
+        return ScoredQuestion(self.states[blocks_N], words, self.evidence[blocks_N], self.tokens)
 
-    def features_alone(self) -> Tensor:
-        """The same in a bank of one block, the best with evidence or the first without `[2, F]`."""
-        best = self.states.masked_fill(~self.evidence, -torch.inf).amax()
-        return self._features(best[None], self.states[~self.evidence][:1])
+    def without_evidence(self) -> ScoredQuestion:
+        """The same question in a bank of the other blocks."""
+        return self.among((~self.evidence).nonzero()[:, 0])
 
-    def _features(self, *scores: Tensor) -> Tensor:
-        return torch.stack([confidence_features(scores_N, self.tokens) for scores_N in scores])
+    def alone(self) -> tuple[ScoredQuestion, ScoredQuestion]:
+        """In a bank of one block: the best one with evidence, and the first without."""
+        best = self.states.masked_fill(~self.evidence, -torch.inf).argmax()
+        return self.among(best[None]), self.among((~self.evidence).nonzero()[:1, 0])
 
 
 def samples(
@@ -296,16 +296,13 @@ def fit_confidence(
 ) -> tuple[Confidence, float]:
     """Fit the probability that the evidence is among the blocks, and from which on to answer."""
     part = Confidence()
-    features_BF, present_B = with_and_without_evidence(questions)
+    features_BF, present_B = with_and_without_evidence(questions, config)
     # Also in the smallest bank, where nothing is left that a block could stand out from.
-    alone_BF = torch.cat([one.features_alone() for one in questions])
+    alone_BF = torch.stack([bank.features(config) for one in questions for bank in one.alone()])
     part.fit(torch.cat([features_BF, alone_BF]), present_B.repeat(2))
     with torch.no_grad():
-        confidence_B = part(features_BF[present_B]).tolist()
-    # Of the questions that may be declined, at most so many have their evidence.
-    pairs = zip(confidence_B, questions, strict=True)
-    low = sorted(value for value, one in pairs if one.covered(config)[0] < COVERED)
-    return part, round([*low, LIKELY][min(len(low), int(DECLINED * len(questions)))], 4)
+        confidence_B = part(features_BF[present_B]).sort().values
+    return part, round(confidence_B[int(DECLINED * len(confidence_B))].item(), 4)
 
 
 @torch.no_grad()
@@ -313,10 +310,9 @@ def measure_confidence(
     part: Confidence, least: float, questions: Sequence[ScoredQuestion], config: SedemConfig
 ) -> dict[str, Any]:
     """Measure a fitted confidence, as `Calibration` tells it."""
-    features_BF, present_B = with_and_without_evidence(questions)
+    features_BF, present_B = with_and_without_evidence(questions, config)
     confidence_B = part(features_BF)
-    covered_B = torch.tensor([share for one in questions for share in one.covered(config)])
-    declined_B = ((confidence_B < least) & (covered_B < COVERED)).float()
+    declined_B = (confidence_B < least).float()
     return {
         "auroc": auroc(confidence_B, present_B),
         "calibration_error": calibration_error(confidence_B, present_B),
@@ -351,10 +347,13 @@ def fit_word_weight(questions: Sequence[ScoredQuestion]) -> float:
     return round(logs[1].exp().item(), 4)
 
 
-def with_and_without_evidence(questions: Sequence[ScoredQuestion]) -> tuple[Tensor, Tensor]:
+def with_and_without_evidence(
+    questions: Sequence[ScoredQuestion], config: SedemConfig
+) -> tuple[Tensor, Tensor]:
     """Features `[B, F]`, and whether the evidence is present `[B]`: for each question, then not."""
-    features = [one.features() for one in questions] or [torch.zeros(0, len(CONFIDENCE_FEATURES))]
-    return torch.cat(features), torch.tensor([True, False]).repeat(len(questions))
+    banks = ((one, one.without_evidence()) for one in questions)
+    features = [bank.features(config) for pair in banks for bank in pair]
+    return torch.stack(features), torch.tensor([True, False]).repeat(len(questions))
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ def sure(config: SedemConfig, backbone: Backbone) -> SeDeM:
     model = build(config, backbone, confidence=True)
     assert model.confidence is not None
     with torch.no_grad():
-        model.confidence.weight.copy_(torch.tensor([30.0, 10.0]))
+        model.confidence.weight.copy_(torch.tensor([30.0, 10.0, 0.0]))
         model.confidence.bias.fill_(-12.0)
     return model
 
@@ -216,7 +216,11 @@ def test_nothing_is_decoded_for_a_declined_question(
 def test_a_model_declines_by_default_what_its_best_block_does_not_mention(
     sure: SeDeM, documents: list[Document]
 ) -> None:
-    sure.config = sure.config.with_changes(min_confidence=1.0, selection="both", word_weight=100.0)
+    sure.config = sure.config.with_changes(min_confidence=0.5, selection="both", word_weight=100.0)
+    assert sure.confidence is not None
+    with torch.no_grad():
+        sure.confidence.weight.copy_(torch.tensor([0.0, 0.0, 20.0]))
+        sure.confidence.bias.fill_(-10.0)
     bank = sure.read(documents)
 
     def declines(question: str, **options: Any) -> bool:

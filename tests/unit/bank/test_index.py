@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sedem import Document, MemoryBank, SeDeM
+from sedem import Answer, Document, MemoryBank, SeDeM
 from sedem.answering.decoding import Decoding
 from sedem.bank import index
 from sedem.bank.blocks import SCAN, Blocks
@@ -40,7 +40,7 @@ from sedem.bank.memory_bank import copy_to
 from sedem.bank.parts import PartFile, Parts
 from sedem.errors import BankError, ConfigError
 from sedem.folding import asked_words, common_words
-from sedem.guidance import Confidence
+from sedem.guidance import UNKNOWN, Confidence
 from sedem.method.selector import Selector, block_scores
 from sedem.selecting.plan import Request, plan_of
 from sedem.selecting.select import CONTEXT, CONTEXT_BESIDE_NAMES, encode_questions, find_words
@@ -369,6 +369,44 @@ def test_words_of_grammar_are_common_whatever_else_the_bank_has(
     assert max(weights.values()) > 4 * COMMON
 
 
+@pytest.mark.parametrize(
+    ("text", "question", "least", "most"),
+    [
+        # Nothing tells how rare the words of so small a bank are.
+        ("The rent is 1,240 crowns a month.", "What is the rent?", 0.9, 1.0),
+        ("The rent is 1,240 crowns a month.", "Who is the landlord of Elm Street?", 0.0, 0.1),
+        ("The rent is 1,240 crowns a month.", "What rent does Svensson pay?", 0.15, 0.35),
+        ("The rent is 1,240 crowns a month.", "...", 1.0, 1.0),
+    ],
+)
+def test_words_that_a_small_bank_lacks_do_not_outweigh_those_it_has(
+    text: str, question: str, least: float, most: float, model: SeDeM
+) -> None:
+    bank = model.read([Document("a", text)])
+    assert least <= score_words(bank, question).covered(0) <= most
+
+
+def test_the_share_of_words_weighs_them_as_if_there_were_fifteen_more_blocks(model: SeDeM) -> None:
+    bank = model.read(DOCUMENTS)
+    words, rows = score_words(bank, QUESTION), [name + " " + text for name, text in spans_of(bank)]
+    asked = dict.fromkeys(stems(QUESTION))
+    held = {word: [word in stems(row) for row in rows] for word in asked}
+    squares = {}
+    for word, has in held.items():
+        weight = math.log(1 + (len(rows) + 15 - sum(has) + 0.5) / (sum(has) + 0.5))
+        squares[word] = min(weight, math.log(2) if word in common_words(QUESTION) else weight) ** 2
+    for block in range(len(rows)):
+        share = sum(squares[word] for word in asked if held[word][block]) / sum(squares.values())
+        assert words.covered(block) == pytest.approx(share)
+    # A word of what was said before counts for a share, here half.
+    added, total = words.beside(score_words(bank, "garden"), 0.5), sum(squares.values())
+    has = ["garden" in stems(row) for row in rows]
+    square = (0.5 * math.log(1 + (len(rows) + 15 - sum(has) + 0.5) / (sum(has) + 0.5))) ** 2
+    for block in range(len(rows)):
+        share = (words.covered(block) * total + square * has[block]) / (total + square)
+        assert added.covered(block) == pytest.approx(share)
+
+
 def test_words_among_some_blocks_are_those_of_a_bank_of_them(model: SeDeM) -> None:
     bank = model.read(DOCUMENTS)
     kept = [n for n, b in enumerate(bank.blocks) if b.document != 1]
@@ -504,20 +542,26 @@ def test_citations_say_why_they_were_selected(by: str, model: SeDeM) -> None:
     assert scores == sorted(scores, reverse=True)
 
 
-def test_a_confidence_comes_from_states_and_not_from_words(model: SeDeM) -> None:
+def test_a_confidence_comes_from_states_and_from_the_words_of_the_best_block(model: SeDeM) -> None:
     bank = model.read(DOCUMENTS)
     model.confidence = Confidence()
     with torch.no_grad():
-        model.confidence.weight[:] = torch.tensor([2.0, 1.0])
-    by_states = model.answer(bank, QUESTION, decoding=ONE, selection="states").confidence
-    assert by_states is not None and by_states != 0.5
-    by_both = model.answer(bank, QUESTION, decoding=ONE, selection="both", min_confidence=0.0)
-    assert by_both.confidence == by_states
-    # The blocks of one document are as a bank of them.
-    alone = model.answer(model.read(DOCUMENTS[1:2]), QUESTION, decoding=ONE).confidence
+        model.confidence.weight[:] = torch.tensor([2.0, 1.0, 3.0])
+
+    def asked(of: MemoryBank = bank, by: str = "both", **more: Any) -> tuple[Answer, float]:
+        answer = model.answer(of, QUESTION, decoding=ONE, selection=by, min_confidence=0.0, **more)
+        assert answer.confidence is not None
+        return answer, math.log(answer.confidence / (1 - answer.confidence))
+
+    by_states = asked(by="states")[1]
+    answer, by_both = asked()
+    best = spans_of(bank).index((answer.citations[0].document, answer.citations[0].text))
+    covered = score_words(bank, QUESTION).covered(best)
+    assert by_both - by_states == pytest.approx(3 * (covered - UNKNOWN), abs=1e-4)
+    # The states of one document are as in a bank of it; words keep their weights of the whole bank.
     name = DOCUMENTS[1].name
-    among = model.answer(bank, QUESTION, decoding=ONE, selection="both", documents=[name])
-    assert among.confidence == pytest.approx(alone, abs=1e-5)
+    alone = asked(model.read(DOCUMENTS[1:2]), "states")[1]
+    assert asked(by="states", documents=[name])[1] == pytest.approx(alone, abs=1e-4)
     assert model.answer(bank, QUESTION, decoding=ONE, selection="words").confidence is None
     with pytest.raises(ConfigError, match="these would be selected by words alone"):
         model.answer(bank, QUESTION, selection="words", min_confidence=0.5)

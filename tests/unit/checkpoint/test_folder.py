@@ -420,7 +420,7 @@ def test_a_checkpoint_from_the_hub_is_named_after_its_id(
 def fitted() -> Confidence:
     part = Confidence()
     with torch.no_grad():
-        part.weight.copy_(torch.tensor([3.0, -2.0]))
+        part.weight.copy_(torch.tensor([3.0, -2.0, 1.0]))
         part.bias.fill_(0.25)
     return part
 

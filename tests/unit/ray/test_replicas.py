@@ -117,7 +117,7 @@ def stored(config: SedemConfig, backbone: Backbone, tmp_path: Path) -> tuple[SeD
     model = build(config, backbone, guidance=True, confidence=True)
     assert model.confidence is not None
     with torch.no_grad():
-        model.confidence.weight.copy_(torch.tensor([2.0, -3.0]))
+        model.confidence.weight.copy_(torch.tensor([2.0, -3.0, 1.0]))
     synthetic_bank(model, 30).save(tmp_path / "documents.bank")
     return model, MemoryBank.open(tmp_path / "documents.bank")
 

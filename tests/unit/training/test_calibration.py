@@ -13,11 +13,12 @@ import torch
 from unit.training.blocks import repeated
 
 from sedem import Document, SeDeM
-from sedem.bank.index import Word, Words
+from sedem.bank.index import Word, Words, score_words
 from sedem.errors import ConfigError, DataError
 from sedem.guidance import (
     SECOND_FEATURES,
     SPAN_FEATURES,
+    UNKNOWN,
     SecondReading,
     SpanScorer,
     confidence_features,
@@ -46,8 +47,10 @@ def scored(model: SeDeM, examples: Sequence[Example]) -> list[ScoredQuestion]:
 
 def features_of(model: SeDeM, documents: list[Document], question: str) -> torch.Tensor:
     """The features of a question to a bank of these documents alone."""
-    tokens = len(model.encoder.token_ids(question))
-    return confidence_features(model.scores(model.read(documents), question), tokens)
+    bank, tokens = model.read(documents), len(model.encoder.token_ids(question))
+    words, states = score_words(bank, question), model.scores(bank, question)
+    best = int((states + model.config.word_weight * words.scores).argmax())
+    return confidence_features(states, tokens, words.covered(best))
 
 
 def test_features_are_those_of_banks_with_and_without_the_documents_with_evidence(
@@ -61,8 +64,13 @@ def test_features_are_those_of_banks_with_and_without_the_documents_with_evidenc
             features_of(model, list(example.documents), example.question),
             features_of(model, others, example.question),
         ]
-        found = question.features()
-        torch.testing.assert_close(found, torch.stack(expected), atol=1e-5, rtol=1e-4)
+        by_both = model.config.with_changes(selection="both")
+        for bank, features in zip((question, question.without_evidence()), expected, strict=True):
+            torch.testing.assert_close(bank.features(by_both), features, atol=1e-5, rtol=1e-4)
+            states = bank.features(model.config.with_changes(selection="states"))
+            assert states[:2].equal(bank.features(by_both)[:2]) and float(
+                states[2]
+            ) == pytest.approx(UNKNOWN)
 
 
 def test_where_every_document_has_evidence_only_its_blocks_are_left_out(model: SeDeM) -> None:
@@ -75,12 +83,14 @@ def test_where_every_document_has_evidence_only_its_blocks_are_left_out(model: S
     kept = [n for n, block in enumerate(bank.blocks) if block.end <= 20 or block.start >= 40]
     assert 0 < len(kept) < len(bank)
     tokens = len(model.encoder.token_ids(example.question))
-    features = question.features()
-    torch.testing.assert_close(features[0], confidence_features(scores, tokens))
-    torch.testing.assert_close(features[1], confidence_features(scores[kept], tokens))
+    by_states = model.config.with_changes(selection="states")
+    rest = question.without_evidence().features(by_states)
+    torch.testing.assert_close(question.features(by_states), confidence_features(scores, tokens))
+    torch.testing.assert_close(rest, confidence_features(scores[kept], tokens))
     best = max(float(score) for n, score in enumerate(scores) if n not in kept)
-    expected = [[best / tokens, 0.0], [float(scores[kept[0]]) / tokens, 0.0]]
-    torch.testing.assert_close(question.features_alone(), torch.tensor(expected))
+    for one, score in zip(question.alone(), (best, float(scores[kept[0]])), strict=True):
+        expected = torch.tensor([score / tokens, 0.0, UNKNOWN])
+        torch.testing.assert_close(one.features(by_states), expected)
 
 
 def test_questions_without_evidence_or_with_nothing_else_are_left_out(
@@ -107,8 +117,10 @@ def test_a_confidence_is_fitted_to_the_first_questions_and_measured_on_the_last(
     found = calibrate(model, [*chosen, unlabelled], answer="free")
     assert (found.fitted, found.held_out, found.left_out) == (30, 10, 1)
     questions = scored(model, chosen)
-    features = torch.cat([one.features() for one in questions])
-    alone = torch.cat([one.features_alone() for one in questions[:30]])
+    config = model.config.with_changes(**found.settings)
+    pairs = [(one, one.without_evidence()) for one in questions]
+    features = torch.stack([bank.features(config) for pair in pairs for bank in pair])
+    alone = torch.stack([bank.features(config) for one in questions[:30] for bank in one.alone()])
     present = torch.tensor([True, False]).repeat(40)
     expected = calibration.Confidence()
     expected.fit(torch.cat([features[:60], alone]), present[:60].repeat(2))
