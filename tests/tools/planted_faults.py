@@ -38,7 +38,7 @@ FAULTS = (
     ("method", "self.next_position = self.next_position + 1", "self.next_position = self.next_position + 0"),
     ("method", "[:, 1:] for layer in layers", "[:, :-1] for layer in layers"),
     ("method", "range(length - min(shift, room), tokens, length)", "range(length - shift, tokens, length)"),
-    ("guidance", "[best_N[0], lead]) / question_tokens", "[best_N[0], lead]) / 1"),
+    ("guidance", "lead / question_tokens", "lead / 1"),
     ("guidance", "< mass).sum()) + 1", "< mass).sum())"),
     ("guidance", "min(max(count, least), len(best_K))", "min(max(count, 1), len(best_K))"),
     ("guidance", "scores_BK - best_B1", "scores_BK"),
