@@ -38,7 +38,13 @@ def train_small(name: str, tiny_folder: Callable[..., str], folder: Path) -> Non
     recipe, train = load_run(shipped_recipe(name))
     recipe = recipe.with_changes(
         optimization=recipe.optimization.with_changes(
-            steps=2, epochs=None, batch_size=2, accumulation=1, warmup=1, warmup_ratio=0.0
+            steps=2,
+            epochs=None,
+            batch_size=2,
+            accumulation=1,
+            warmup=1,
+            warmup_ratio=0.0,
+            keep_start=0.0,
         ),
         run=recipe.run.with_changes(
             output=str(folder / "out"), log_every=1, save_every=2, eval_every=0, workers=0
