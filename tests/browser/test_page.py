@@ -413,7 +413,7 @@ def test_everything_can_be_done_with_the_keyboard(visit: Opener) -> None:
     for _ in ("condition", "selection", "answer", "min-confidence"):
         page.keyboard.press("Tab")
     page.keyboard.press("ArrowRight")
-    expect(page.locator("#min-confidence-shown")).to_have_text("5 %")
+    expect(page.locator("#min-confidence-shown")).to_have_text("1 %")
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     page.locator(".timings").wait_for()

@@ -370,19 +370,18 @@ def test_words_of_grammar_are_common_whatever_else_the_bank_has(
 
 
 @pytest.mark.parametrize(
-    ("text", "question", "least", "most"),
+    ("question", "least", "most"),
     [
-        # Nothing tells how rare the words of so small a bank are.
-        ("The rent is 1,240 crowns a month.", "What is the rent?", 0.9, 1.0),
-        ("The rent is 1,240 crowns a month.", "Who is the landlord of Elm Street?", 0.0, 0.1),
-        ("The rent is 1,240 crowns a month.", "What rent does Svensson pay?", 0.15, 0.35),
-        ("The rent is 1,240 crowns a month.", "...", 1.0, 1.0),
+        ("What is the rent?", 0.9, 1.0),
+        ("Who is the landlord of Elm Street?", 0.0, 0.1),
+        ("What rent does Svensson pay?", 0.15, 0.35),
+        ("...", 1.0, 1.0),
     ],
 )
 def test_words_that_a_small_bank_lacks_do_not_outweigh_those_it_has(
-    text: str, question: str, least: float, most: float, model: SeDeM
+    question: str, least: float, most: float, model: SeDeM
 ) -> None:
-    bank = model.read([Document("a", text)])
+    bank = model.read([Document("a", "The rent is 1,240 crowns a month.")])
     assert least <= score_words(bank, question).covered(0) <= most
 
 

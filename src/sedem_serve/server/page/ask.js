@@ -56,7 +56,7 @@ export class Asking {
       document.querySelector("input[name=answer]").closest("fieldset").append(label);
     }
     if (own.confidence === false) by("min-confidence").disabled = true;
-    this.least = by("min-confidence").value = Math.round(20 * (own.min_confidence ?? 0)) * 5;
+    this.least = by("min-confidence").value = Math.round(100 * (own.min_confidence ?? 0));
     showSettings(); // a browser may have kept the minimum confidence
   }
 
